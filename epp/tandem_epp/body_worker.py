@@ -47,6 +47,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     is_stream: bool = False
     max_tokens: int | None = None
     form: PromptForm = PromptForm.OTHER
+    media_parts: int = 0
 
     def request(self) -> InferenceRequest | None:
         """The request, without its prompt; None if only the model was read."""
@@ -62,6 +63,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
             form=self.form,
             read_tokens=self.assumed_tokens,
             chain=Chain("Q", self.chain),
+            media_parts=self.media_parts,
         )
 
 
@@ -83,6 +85,7 @@ def read(kind: BodyKind | None, body: bytes) -> Reading:
         is_stream=request.is_stream,
         max_tokens=request.max_tokens,
         form=request.form,
+        media_parts=request.media_parts,
     )
 
 

@@ -34,7 +34,7 @@ class CountedRequest:
     __slots__ = (
         *("_computing", "_entries", "_hand_over", "_load", "_pods", "_prefill_in_flight"),
         *("assumed_tokens", "can_fall_back", "chain", "decode", "fleet", "is_judged", "is_own"),
-        *("model", "placed", "prefill", "size"),
+        *("media_parts", "model", "placed", "prefill", "size"),
     )
 
     def __init__(  # noqa: PLR0917 - what was placed, in its order
@@ -50,6 +50,7 @@ class CountedRequest:
         can_fall_back: bool = True,
         is_own: bool = True,
         is_judged: bool = False,
+        media_parts: int = 0,
     ) -> None:
         self.fleet, self.decode = fleet, decode
         self.prefill = prefill
@@ -63,8 +64,10 @@ class CountedRequest:
         self.model = model
         """The model or LoRA adapter that the client asked for."""
         self.assumed_tokens = assumed_tokens
-        """Length of a text at BYTES_PER_TOKEN, of which the engine's count tells the tokens; 0:
-        token ids, or media, or a request that is not read."""
+        """Length of the prompt's texts at BYTES_PER_TOKEN, of which the engine's count tells the
+        tokens; 0: token ids, or a request that is not read."""
+        self.media_parts = media_parts
+        """Media in the prompt, which have tokens too."""
         self.can_fall_back = can_fall_back
         """Whether the sidecar may serve a split request alone when the prefill fails."""
         self.is_own = is_own
@@ -135,7 +138,7 @@ class CountedRequest:
                 self._count_hits(computing, report)
         else:
             self._load.end(now)
-        if self.assumed_tokens and report.prompt_tokens is not None:
+        if (self.assumed_tokens or self.media_parts) and report.prompt_tokens is not None:
             self._learn_scale(report.prompt_tokens)
 
     def end(self, now: float) -> None:
@@ -177,8 +180,11 @@ class CountedRequest:
             self._hand_over.settle(prompt if is_handed_over else 0)
 
     def _learn_scale(self, prompt_tokens: int) -> None:
-        """Learn how many tokens texts have, from a prompt of `prompt_tokens` tokens."""
+        """Learn how many tokens texts or media have, from a prompt of `prompt_tokens` tokens."""
         scales = self.fleet.token_scales
+        if self.media_parts:
+            scales.learn_media(self.model, self.assumed_tokens, self.media_parts, prompt_tokens)
+            return
         scales.learn(self.model, self.assumed_tokens, prompt_tokens)
         for pod in (self.decode, *self.prefill[:1]):
             pod.token_scale = scales.scale(self.model)

@@ -66,7 +66,8 @@ class Conversation(NamedTuple):
     pieces: Pieces
     is_plain: bool
     """Whether every turn is a text, so that no rule about media can apply."""
-    has_media: bool = False
+    media_parts: int = 0
+    """Images, sounds and other media in it."""
 
 
 def read_conversation(raw: Raw, name: str = "messages") -> Conversation:
@@ -96,7 +97,7 @@ def read_conversation(raw: Raw, name: str = "messages") -> Conversation:
     pieces = _with_media_blocks(data, media[:_MAX_MEDIA])
     if len(media) < len(special):
         pieces = _without_cache_control(b"".join(pieces))
-    return Conversation(pieces, is_plain=False, has_media=bool(media))
+    return Conversation(pieces, is_plain=False, media_parts=len(media))
 
 
 def media_block(value: bytes) -> bytes:

@@ -195,7 +195,9 @@ class EndpointPicker:
             parsed, rewrite, decision.model = self._read(request, body)
             self._check_model(decision.model, decision.decided_at)
             if parsed is not None and parsed.form is not PromptForm.IDS:
-                parsed.token_scale = self._fleet.token_scales.scale(parsed.model)
+                parsed.token_scale = self._fleet.token_scales.prompt_scale(
+                    parsed.model, parsed.text_tokens, parsed.media_parts
+                )
             context = ScoringContext(
                 parsed,
                 self._fleet.prefixes,
@@ -274,6 +276,7 @@ class EndpointPicker:
             decision.model,
             parsed.text_tokens if parsed is not None else 0,
             self.routing.serving.fallback_to_unified,
+            media_parts=parsed.media_parts if parsed is not None else 0,
         )
         scheduling = self.routing.scheduling
         return Placement(

@@ -56,13 +56,23 @@ class PromptKey(NamedTuple):
     """Text as JSON writes it, or four bytes per token id."""
     salt: bytes
     form: PromptForm
+    media_parts: int = 0
+    """Media in a prompt of the form MEDIA."""
+
+
+class _Prompt(NamedTuple):
+    """A `PromptKey` without the salt."""
+
+    data: bytes
+    form: PromptForm
+    media_parts: int = 0
 
 
 def prompt_key(kind: RequestKind, model: str | None, members: Members) -> PromptKey:
     """The key of the request with these members. Raises BadBody, msgspec.DecodeError,
     UnicodeDecodeError or RecursionError for a prompt that cannot be decoded."""
-    data, form = _DATA[kind](members)
-    return PromptKey(data, _salt(model, members), form)
+    prompt = _DATA[kind](members)
+    return PromptKey(prompt.data, _salt(model, members), prompt.form, prompt.media_parts)
 
 
 def _salt(model: str | None, members: Members) -> bytes:
@@ -93,8 +103,8 @@ class _Features(Struct):
 _features: Final = msgspec.json.Decoder(_Features)
 
 
-def _completion_data(members: Members) -> tuple[bytes, PromptForm]:
-    return prompts_data(members, "prompt")
+def _completion_data(members: Members) -> _Prompt:
+    return _Prompt(*prompts_data(members, "prompt"))
 
 
 def prompts_data(members: Members, name: str) -> tuple[bytes, PromptForm]:
@@ -121,30 +131,30 @@ def _prompt_of_several(prompt: bytes, name: str, is_text: bool) -> bytes:
     return prompt[1:-1] if is_text else _token_bytes({name: Raw(prompt)}, name)
 
 
-def _conversation(*before: str, turns: str) -> Callable[[Members], tuple[bytes, PromptForm]]:
+def _conversation(*before: str, turns: str) -> Callable[[Members], _Prompt]:
     """Reads the members `before` the turns, in the order in which chat templates render them, and
     the turns."""
 
-    def data(members: Members) -> tuple[bytes, PromptForm]:
+    def data(members: Members) -> _Prompt:
         pieces: Pieces = [members[name] for name in before if name in members]
         if turns not in members:
-            return b"".join(pieces), PromptForm.TEXTS
+            return _Prompt(b"".join(pieces), PromptForm.TEXTS)
         conversation = read_conversation(members[turns], turns)
         form = PromptForm.TEXTS if conversation.is_plain else PromptForm.OTHER
-        if conversation.has_media:
+        if conversation.media_parts:
             form = PromptForm.MEDIA
-        return b"".join(pieces + conversation.pieces), form
+        return _Prompt(b"".join(pieces + conversation.pieces), form, conversation.media_parts)
 
     return data
 
 
-def _generate_data(members: Members) -> tuple[bytes, PromptForm]:
+def _generate_data(members: Members) -> _Prompt:
     if "token_ids" not in members:
-        return b"", PromptForm.OTHER
+        return _Prompt(b"", PromptForm.OTHER)
     data = _token_bytes(members, "token_ids")
     if "features" in members:
         data = _with_media(data, members["features"])
-    return data, PromptForm.IDS
+    return _Prompt(data, PromptForm.IDS)
 
 
 def _with_media(data: bytes, raw: Raw) -> bytes:
@@ -166,7 +176,7 @@ def _with_media(data: bytes, raw: Raw) -> bytes:
     return bytes(ids)
 
 
-_DATA: Final[Mapping[RequestKind, Callable[[Members], tuple[bytes, PromptForm]]]] = {
+_DATA: Final[Mapping[RequestKind, Callable[[Members], _Prompt]]] = {
     RequestKind.COMPLETIONS: _completion_data,
     RequestKind.CHAT: _conversation("tools", "documents", turns="messages"),
     RequestKind.RESPONSES: _conversation("instructions", "tools", turns="input"),

@@ -12,7 +12,13 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from tandem_contract.prefix import BYTES_PER_TOKEN, Chain, block_tokens_at, text_chain
+from tandem_contract.prefix import (
+    BYTES_PER_TOKEN,
+    FINE_TOKENS,
+    Chain,
+    block_tokens_at,
+    text_chain,
+)
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind
 from tandem_contract.single_engine import single_engine_reason
 from tandem_contract.transfer_params import CLIENT_FORBIDDEN
@@ -32,8 +38,8 @@ class InferenceRequest:
     """The properties of one request that the scheduler uses."""
 
     __slots__ = (
-        *("_chain", "exact_tokens", "form", "is_stream", "max_tokens", "model", "needs_sidecar"),
-        *("prompt", "read_tokens", "salt", "single_engine_reason", "token_scale"),
+        *("_chain", "exact_tokens", "form", "is_stream", "max_tokens", "media_parts", "model"),
+        *("needs_sidecar", "prompt", "read_tokens", "salt", "single_engine_reason", "token_scale"),
     )
 
     def __init__(  # noqa: PLR0917 - what was read, in its order
@@ -48,6 +54,7 @@ class InferenceRequest:
         form: PromptForm = PromptForm.OTHER,
         read_tokens: int | None = None,
         chain: Chain | None = None,
+        media_parts: int = 0,
     ) -> None:
         self.model = model
         """None when the body names none: any backend may serve it."""
@@ -72,6 +79,8 @@ class InferenceRequest:
         """`assumed_tokens` where the prompt is not here: another process read it, or only its
         length counts."""
         self._chain = chain
+        self.media_parts = media_parts
+        """Images, sounds and other media of a conversation."""
 
     @property
     def assumed_tokens(self) -> int:
@@ -82,8 +91,11 @@ class InferenceRequest:
 
     @property
     def text_tokens(self) -> int:
-        """`assumed_tokens` of a prompt of text; 0 for token ids, and where other things count."""
-        return 0 if self.form in _NOT_TEXT else self.assumed_tokens
+        """`assumed_tokens` of the texts in a prompt; 0 for token ids, and where only a length is
+        read."""
+        if self.form in _NOT_TEXT:
+            return 0
+        return max(0, self.assumed_tokens - self.media_parts * FINE_TOKENS)
 
     @property
     def prompt_tokens(self) -> int:
@@ -138,6 +150,7 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
             max_tokens=_max_tokens(members),
             salt=key.salt,
             form=key.form,
+            media_parts=key.media_parts,
         )
     except UNREADABLE as err:
         raise unreadable_body(body, err) from err
@@ -183,7 +196,7 @@ _name: Final = msgspec.json.Decoder(str | None)
 _SIDECAR_FIELDS: Final = CLIENT_FORBIDDEN | {"vllm_xargs", "extra_args"}
 """The sidecar removes the first, and kv_transfer_params from inside the last two, which vLLM copies
 into the same place."""
-_NOT_TEXT: Final = (PromptForm.IDS, PromptForm.MEDIA, PromptForm.POOLED)
+_NOT_TEXT: Final = (PromptForm.IDS, PromptForm.POOLED)
 _TURNS: Final = frozenset({"messages", "input"})
 _NONE: Final = Raw()
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")

@@ -301,7 +301,8 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
         age=max(0.0, now - decision.decided_at),
         chain=chain if len(chain) <= chain_bytes else b"",
         model=model if len(model) <= MAX_MODEL else "",
-        assumed_tokens=pods.assumed_tokens,
+        # Of what has media, the replica that placed it learns.
+        assumed_tokens=0 if pods.media_parts else pods.assumed_tokens,
     )
 
 

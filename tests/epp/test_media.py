@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem_contract import headers as wire
 from tandem_contract.request_kinds import RequestKind
+from tandem_contract.timing import Timing
+from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
+from tandem_epp.placement import Placement
 from tandem_epp.prompt_key import PromptForm
 from tandem_epp.request import InferenceRequest, parse_request
+
+from .test_picker import PickerSetup
 
 RANDOM = Random(5)
 PICTURES = [base64.b64encode(RANDOM.randbytes(60_000)).decode() for _ in range(2)]
@@ -184,3 +190,24 @@ def test_media_by_url_count_by_their_url() -> None:
     first, second = (parsed(RequestKind.CHAT, turn(part)) for part in parts)
     assert len(first.chain) - 3 <= shared(first, second) < len(first.chain)
     assert first.single_engine_reason == "media_by_url"
+
+
+@pytest.mark.parametrize("pictures", [1, 3])
+def test_media_have_as_many_tokens_as_the_engine_counted_before(pictures: int) -> None:
+    """The hash sees 16 tokens in place of each; this engine makes 1,000 of it."""
+    setup = PickerSetup(d="unified")
+
+    def place(number: int) -> Placement:
+        parts = [chat_part(f"{number}{i}{PICTURES[0]}") for i in range(pictures)]
+        content = [{"type": "text", "text": BEFORE}, *parts]
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]})
+        request = HttpRequest("POST", "/v1/chat/completions", {wire.REQUEST_ID: f"r{number}"})
+        return setup.picker.place(request, body.encode(), 1e9)
+
+    for number in range(40):
+        placement = place(number)
+        usage = Timing(leg=0.1, prompt=len(BEFORE) // 4 + 1000 * pictures).encode()
+        placement.on_response_headers(ResponseHeaders(usage, 200), 1e9)
+        placement.end(1e9)
+    # The rest are the messages' braces and names.
+    assert place(99).decision.prompt_tokens == pytest.approx(1000 * pictures + 220, abs=120)

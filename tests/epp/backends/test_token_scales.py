@@ -35,3 +35,26 @@ def test_models_are_bounded() -> None:
         scales.learn(str(number), 1000, 2000)
     assert len(list(scales)) == MAX_MODELS
     assert scales.scale("0") == 1.0
+
+
+def test_what_a_prompt_has_beyond_its_texts_are_its_medias_tokens() -> None:
+    scales = TokenScales()
+    for _ in range(300):
+        scales.learn("m", 1000, 2000)
+    for _ in range(30):
+        scales.learn_media("m", 500, 3, 1000 + 3 * 1200)
+    assert scales.media_tokens("m") == pytest.approx(1200, rel=0.02)
+    assert scales.scale("m") == pytest.approx(2.0, rel=0.01), "texts are not learned from media"
+    # 100 assumed tokens of texts, and two parts that the index counts as 16 each.
+    assert 132 * scales.prompt_scale("m", 100, 2) == pytest.approx(200 + 2 * 1200, rel=0.02)
+    assert scales.prompt_scale("m", 100, 0) == scales.scale("m")
+
+
+def test_media_of_a_model_that_was_not_counted_have_an_assumed_size() -> None:
+    scales = TokenScales()
+    assert 16 * scales.prompt_scale("m", 0, 1) == pytest.approx(500)
+    scales.learn_media("m", 100, 0, 900)
+    scales.learn_media("m", 100, 2, 0)
+    assert scales.media_tokens("m") == 500
+    scales.learn_media("m", 10_000, 1, 5)
+    assert 0 <= scales.media_tokens("m") < 500

@@ -15,6 +15,7 @@ class ConditionType(StrEnum):
     PEER_READY = "PeerReady"
     ROUTER_READY = "RouterReady"
     PROGRESSING = "Progressing"
+    RECONCILING = "Reconciling"
     STALLED = "Stalled"
     DRAINING = "Draining"
     SCALING_ACTIVE = "ScalingActive"

@@ -190,7 +190,7 @@ async def test_a_denied_admission_stalls_only_its_own_set(
 async def test_a_refused_template_removes_no_serving_pod(
     api: Api, operator: operating.Operator, namespace: str
 ) -> None:
-    one_by_one = {"maxSurge": 0, "maxUnavailable": 1}
+    one_by_one = {"maxSurge": 0, "maxUnavailable": 1, "progressDeadline": "1s"}
     await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=2, rollout=one_by_one))
 
     async def is_stalled(text: str) -> bool:

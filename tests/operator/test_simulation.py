@@ -37,8 +37,8 @@ def test_an_unreadable_pool_keeps_its_revision_and_blocks_no_other(broken: dict[
     cluster.settle()
     assert before <= set(cluster.pods)
     assert len(cluster.of("e")) == 3
-    assert cluster.condition("d", "Stalled")["reason"] in ("InvalidSpec", "Mismatch")
-    assert cluster.condition("d", "Stalled")["message"]
+    assert cluster.condition("d", "Compatible")["reason"] in ("InvalidSpec", "Mismatch")
+    assert cluster.condition("d", "Ready")["message"]
 
 
 @BROKEN

@@ -52,7 +52,8 @@ def test_a_ready_pair() -> None:
     assert status["accelerator"] == "1xgpu"
     assert {c["type"]: c["status"] for c in status["conditions"]} == {
         "Ready": "True", "PodsReady": "True", "Compatible": "True", "PeerReady": "True",
-        "RouterReady": "True", "Progressing": "False", "Stalled": "False", "Draining": "False",
+        "RouterReady": "True", "Progressing": "False", "Reconciling": "False", "Stalled": "False",
+        "Draining": "False",
         "ScalingActive": "False", "TransportVerified": "Unknown", "UpdateAvailable": "False",
     }  # fmt: skip
     prefill = {c["type"] for c in cluster.status("p", "PrefillPool")["conditions"]}
@@ -135,8 +136,13 @@ def test_a_refused_write_is_reported_with_the_api_servers_message() -> None:
     cluster.failures[key] = Failure("QuotaExceeded", "exceeded quota: gpus, requested: 1, used: 8")
     cluster.reconcile()
     assert status_and_reason(cluster, "PodsReady") == ("False", "QuotaExceeded")
-    assert status_and_reason(cluster, "Stalled") == ("True", "QuotaExceeded")
+    assert status_and_reason(cluster, "Reconciling") == ("True", "QuotaExceeded")
+    assert status_and_reason(cluster, "Stalled") == ("False", "NotStalled")
     assert "exceeded quota: gpus" in cluster.condition("d", "Ready")["message"]
+    cluster.now += 2400
+    cluster.reconcile()
+    assert status_and_reason(cluster, "Stalled") == ("True", "QuotaExceeded")
+    assert status_and_reason(cluster, "Reconciling") == ("False", "QuotaExceeded")
     cluster.failures.clear()
     cluster.settle()
     assert status_and_reason(cluster, "Stalled") == ("False", "NotStalled")
@@ -159,6 +165,9 @@ def test_a_replica_larger_than_any_node() -> None:
     cluster.reconcile()
     cluster.reconcile()
     assert status_and_reason(cluster, "PodsReady", "p", "PrefillPool") == ("False", "FitsNoNode")
+    assert status_and_reason(cluster, "Stalled", "p", "PrefillPool") == ("False", "NotStalled")
+    cluster.now += 2400
+    cluster.reconcile()
     assert status_and_reason(cluster, "Stalled", "p", "PrefillPool") == ("True", "FitsNoNode")
     message = cluster.condition("p", "Ready", "PrefillPool")["message"]
     assert "requests nvidia.com/gpu: 8" in message

@@ -59,10 +59,21 @@ def is_complete(plan: PoolPlan, counting: Sequence[PodState]) -> bool:
 
 
 def last_progress(
-    resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState], now: float
+    resource: PoolResource,
+    plan: PoolPlan,
+    counting: Sequence[PodState],
+    now: float,
+    *,
+    is_refused: bool = False,
 ) -> Progress | None:
-    """The progress up to now; None for a pool that has nothing to reach."""
-    if plan.mode is not Mode.ROLL or is_complete(plan, counting):
+    """The progress up to now; None for a pool that has nothing to reach, or that others hold up.
+
+    `is_refused`: the API server refused a write about the pool.
+    """
+    reason = progressing_reason_before_deadline(plan, counting)
+    if reason is Reason.COMPLETE and is_refused:
+        reason = Reason.HELD
+    if reason in (Reason.COMPLETE, Reason.PAUSED, Reason.WAITING_FOR_PEER):
         return None
     present = Progress(plan.generation, plan.update or "", _available(plan, counting), now)
     before = _stored_progress(resource.status)
@@ -79,14 +90,21 @@ def progressing_reason(
     resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState], now: float
 ) -> Reason:
     """The reason of condition Progressing."""
+    reason = progressing_reason_before_deadline(plan, counting)
+    is_moving = reason in (Reason.ROLLING_OUT, Reason.STARTING, Reason.SCALING)
+    if is_moving and now >= deadline(resource, plan, counting, now):
+        return Reason.PROGRESS_DEADLINE_EXCEEDED
+    return reason
+
+
+def progressing_reason_before_deadline(plan: PoolPlan, counting: Sequence[PodState]) -> Reason:
+    """The reason of condition Progressing for a pool that is not overdue."""
     if plan.mode is not Mode.ROLL:
         if plan.blocked_by:
             return Reason.WAITING_FOR_PEER
         return Reason.HELD if plan.validation.rejection or plan.refused else Reason.PAUSED
     if is_complete(plan, counting):
         return Reason.COMPLETE
-    if now >= deadline(resource, plan, counting, now):
-        return Reason.PROGRESS_DEADLINE_EXCEEDED
     if any(pod.revision != plan.update for pod in counting):
         return Reason.ROLLING_OUT
     return Reason.STARTING if plan.current is None else Reason.SCALING
@@ -97,17 +115,23 @@ def deadline(
 ) -> float:
     """Unix seconds from which a pool that is not complete counts as stalled."""
     record = last_progress(resource, plan, counting, now)
+    return (record.time if record else now) + allowed_time(plan)
+
+
+def allowed_time(plan: PoolPlan) -> float:
+    """Seconds without progress after which a pool counts as stalled."""
     seconds = plan.rollout.progress_deadline
-    return (record.time if record else now) + (PROGRESS_DEADLINE if seconds is None else seconds)
+    return PROGRESS_DEADLINE if seconds is None else seconds
 
 
 def requeue_times(
     resource: PoolResource, plan: PoolPlan, counting: Sequence[PodState], now: float
 ) -> Iterator[float]:
     """Unix seconds at which a pool's status changes although no object in the cluster changes."""
-    reason = progressing_reason(resource, plan, counting, now)
-    if reason in (Reason.STARTING, Reason.ROLLING_OUT, Reason.SCALING):
-        yield deadline(resource, plan, counting, now)
+    if last_progress(resource, plan, counting, now) is not None:
+        time = deadline(resource, plan, counting, now)
+        if time > now:
+            yield time
 
 
 def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

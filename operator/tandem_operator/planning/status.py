@@ -31,6 +31,8 @@ _EVENT_TYPES: Final[dict[tuple[str, str], Literal["Normal", "Warning"]]] = {
     (ConditionType.TRANSPORT_VERIFIED, "True"): _NORMAL,
     (ConditionType.PODS_READY, Reason.UNSCHEDULABLE): _WARNING,
     (ConditionType.PODS_READY, Reason.PODS_FAIL): _WARNING,
+    (ConditionType.PODS_READY, Reason.FITS_NO_NODE): _WARNING,
+    (ConditionType.COMPATIBLE, Reason.MISMATCH): _WARNING,
     (ConditionType.PEER_READY, Reason.PEER_MISSING): _WARNING,
     (ConditionType.PROGRESSING, Reason.ROLLING_OUT): _NORMAL,
     (ConditionType.PROGRESSING, Reason.WAITING_FOR_PEER): _NORMAL,
@@ -153,6 +155,10 @@ def _events(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Event]:
             event_type = _EVENT_TYPES.get((now["type"], now[part]))
             if event_type is not None and before.get(part) != now[part]:
                 yield Event(event_type, now["reason"], now["message"])
+        # A write that the API server refuses has a reason of its own.
+        is_refusal = now["type"] == ConditionType.RECONCILING and now["reason"] not in set(Reason)
+        if is_refusal and before.get("reason") != now["reason"]:
+            yield Event(_WARNING, now["reason"], now["message"])
         # A pool that is no longer ready: a warning, whatever the reason.
         if now["type"] == ConditionType.READY and before.get("status") == "True" != now["status"]:
             yield Event(_WARNING, now["reason"], now["message"])

@@ -51,6 +51,7 @@ def _all_but_ready(facts: Facts) -> Iterator[tuple[ConditionType, ConditionState
     if not facts.is_prefill:
         yield ConditionType.ROUTER_READY, _router_ready(facts)
     yield ConditionType.PROGRESSING, _progressing(facts)
+    yield ConditionType.RECONCILING, _reconciling(facts)
     yield ConditionType.STALLED, _stalled(facts)
     yield ConditionType.DRAINING, _draining(facts)
     yield ConditionType.SCALING_ACTIVE, _scaling_active(facts)
@@ -205,19 +206,39 @@ def _progressing(facts: Facts) -> ConditionState:
     return ConditionState(status, reason, messages.get(reason, pods))
 
 
-def _stalled(facts: Facts) -> ConditionState:
-    """Whether the pool stays as it is until a user or an administrator changes something."""
-    rejection = facts.plan.validation.rejection
-    if rejection is not None and rejection.reason in (Reason.INVALID_SPEC, Reason.MISMATCH):
-        return ConditionState("True", rejection.reason, rejection.message)
+def _reconciling(facts: Facts) -> ConditionState:
+    """Whether the operator still works on the present spec, as kstatus reads the condition.
+
+    Never True beside Stalled: of the two, kstatus would report the one that it finds first.
+    """
+    stalled, progressing = _stalled(facts), _progressing(facts)
+    if stalled.status == "True":
+        return ConditionState("False", stalled.reason, stalled.message)
     if facts.failure is not None:
         return ConditionState("True", facts.failure.reason, facts.failure.message)
+    is_done = facts.progress in (Reason.COMPLETE, Reason.PAUSED)
+    return ConditionState("False" if is_done else "True", progressing.reason, progressing.message)
+
+
+def _stalled(facts: Facts) -> ConditionState:
+    """Whether the pool stays as it is until a user or an administrator changes something.
+
+    An invalid spec does from the start. Everything else may pass by itself, as a node pool grows or
+    the peer's edit follows, and counts after the deadline.
+    """
+    rejection = facts.plan.validation.rejection
+    if rejection is not None and rejection.reason is Reason.INVALID_SPEC:
+        return ConditionState("True", rejection.reason, rejection.message)
+    if not facts.is_overdue:
+        return ConditionState("False", Reason.NOT_STALLED, "nothing blocks the pool permanently")
+    if facts.failure is not None:
+        return ConditionState("True", facts.failure.reason, facts.failure.message)
+    if rejection is not None:
+        return ConditionState("True", rejection.reason, rejection.message)
     if facts.no_fit_reason is not None:
         return ConditionState("True", Reason.FITS_NO_NODE, facts.no_fit_reason)
-    if facts.progress is Reason.PROGRESS_DEADLINE_EXCEEDED:
-        message = _missing_pods(facts, _progressing(facts).message).message
-        return ConditionState("True", facts.progress, message)
-    return ConditionState("False", Reason.NOT_STALLED, "nothing blocks the pool permanently")
+    message = _missing_pods(facts, _progressing(facts).message).message
+    return ConditionState("True", Reason.PROGRESS_DEADLINE_EXCEEDED, message)
 
 
 def _draining(facts: Facts) -> ConditionState:

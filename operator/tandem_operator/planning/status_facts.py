@@ -98,7 +98,16 @@ class Facts:
 
     @cached_property
     def last_progress(self) -> Progress | None:
-        return progress.last_progress(self.resource, self.plan, self.counting_pods, self.now)
+        return progress.last_progress(
+            self.resource, self.plan, self.counting_pods, self.now,
+            is_refused=self.failure is not None,
+        )  # fmt: skip
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the pool has made no progress for `rollout.progressDeadline`."""
+        record = self.last_progress
+        return record is not None and self.now >= record.time + progress.allowed_time(self.plan)
 
     @property
     def is_rolling(self) -> bool:

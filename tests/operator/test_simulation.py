@@ -156,6 +156,7 @@ def test_after_any_events_the_set_reaches_its_spec_and_stays_there(data: st.Data
     assert len({pod.compat for pod in cluster.pods.values()}) <= 1
 
 
+FULL_DECODE = next(pool for pool in FULL if pool["kind"] == "DecodePool")
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
     | st.sampled_from(["30s", "nixl", "multi", "torch", "vllm", "1", "0%", "/m"]),
@@ -172,7 +173,7 @@ def test_any_value_anywhere_in_one_pool_does_not_affect_the_others(
     data: st.DataObject,
 ) -> None:
     cluster = SimulatedCluster(
-        *(named(pool, pool["metadata"]["name"], paused=False) for pool in (FULL[0], FULL[4])),
+        *(named(pool, pool["metadata"]["name"], paused=False) for pool in (FULL[0], FULL_DECODE)),
         named(DECODE, "other"),
     )
     kind, name = data.draw(st.sampled_from([("PrefillPool", "p"), ("DecodePool", "d")]))

@@ -1,13 +1,12 @@
 """A list followed by a watch that resumes: the loop under `reflector` and the operator's cache.
 
     list ──► watch ──ended, broken, silent──► watch from the last version
-      ▲        ├──expired, or refused repeatedly──┐
-      │        └──the cluster was restored────────┤
-      └───────────────────────────────────────────┘
+      ▲        └──expired, or several errors in a row──┐
+      └────────────────────────────────────────────────┘
 
-A watch from a version that the cluster has not reached yet stays silent for as long. That is so
-after etcd was restored to an older state. So after every interruption the loop asks for the present
-version, and lists again when that is older than its own.
+A watch from a version that the cluster has not reached yet is not refused: it stays silent. That is
+so after etcd was restored to an older state, which comes with an outage of the API server. So after
+an outage the collection is listed again.
 """
 
 import asyncio
@@ -26,9 +25,9 @@ FIRST_PAUSE: Final = 0.2
 """Seconds before the first retry, at most; doubles with each further one."""
 MAX_PAUSE: Final = 10.0
 """Seconds between retries, at most: the API server's return goes unnoticed for as long."""
-RELIST_AFTER: Final = 3
-"""Errors in a row after which the version is dropped and the collection listed again. A version
-from before the cluster was restored from a backup may be refused for ever, but not as Expired."""
+RELIST_AFTER: Final = 2
+"""Errors in a row that count as an outage, and not as one broken connection: the version is dropped
+and the collection listed again. The cluster may have been restored to an older state meanwhile."""
 WATCH_SECONDS: Final = 300
 """Requested duration of a watch; varied by a fifth, so that watches of many clients spread out."""
 QUIET_SECONDS: Final = 90.0
@@ -92,8 +91,6 @@ class ListWatch(ABC, Generic[P]):
         """Keep the copy current until cancelled; retries every API error."""
         while True:
             try:
-                if self._failed_in_a_row and await self._is_older():
-                    self._version = None
                 version = self._version if self._version is not None else await self._list()
                 await self._watch(version)
             except ApiError as err:
@@ -102,16 +99,6 @@ class ListWatch(ABC, Generic[P]):
                 self.connected = False
             # Even a pause of 0 lets other tasks of the event loop run.
             await asyncio.sleep(self._pause())
-
-    async def _is_older(self) -> bool:
-        """Whether the cluster's version is older than that from which to watch."""
-        if self._version is None:
-            return False
-        async for page in self._api.pages(
-            self._resource, self._namespace, labels=self._labels, fields=self._fields, page=1
-        ):
-            return int(page.resource_version) < self._newest
-        return False
 
     async def _list(self) -> str:
         # Replace the copy only after the last page: an interrupted list must not remove anything.
@@ -169,10 +156,7 @@ class ListWatch(ABC, Generic[P]):
     def _on_error(self, err: ApiError) -> None:
         self.failures += 1
         self._failed_in_a_row += 1
-        has_response = err.status != 0
-        # Without a response the version may still be good. With repeated error responses it is
-        # dropped, in case the version is what the server refuses.
-        if isinstance(err, Expired) or (has_response and self._failed_in_a_row >= RELIST_AFTER):
+        if isinstance(err, Expired) or self._failed_in_a_row >= RELIST_AFTER:
             self._version = None
         # Connections break and versions expire in normal operation: do not log a single such error.
         is_routine = isinstance(err, Expired | Unreachable) and self._failed_in_a_row == 1

@@ -59,7 +59,12 @@ async def test_an_operator_killed_after_any_write_leaves_a_recoverable_state(
                 # What the garbage collector takes is gone a moment later.
                 return await state(api, namespace, "calm-") == await state(api, namespace, "shot-")
 
-            await until(same)
+            try:
+                await until(same)
+            except AssertionError:
+                # Shows the difference.
+                calm = await state(api, namespace, "calm-")
+                assert calm == await state(api, namespace, "shot-"), change.__name__
 
 
 @pytest.mark.timeout(600)

@@ -50,15 +50,18 @@ class Operator:
     def _ports(self) -> tuple[str, str]:
         return (f"--health=127.0.0.1:{self._health}", f"--metrics=127.0.0.1:{self._metrics}")
 
-    async def figure(self, name: str) -> float:
-        """The sum of a metric over its labels; 0 while it is missing or there is no answer."""
+    async def figure(self, name: str, label: str = "") -> float:
+        """The sum of a metric over its labels, or over those series that have `label`; 0 while it
+        is missing or there is no answer."""
         try:
             async with aiohttp.request("GET", f"http://127.0.0.1:{self._metrics}/metrics") as page:
                 lines = (await page.text()).splitlines()
         except aiohttp.ClientError:
             return 0.0
         return sum(
-            float(line.split()[-1]) for line in lines if line.startswith((name + "{", name + " "))
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith((name + "{", name + " ")) and label in line
         )
 
     async def ready(self) -> bool:

@@ -169,22 +169,36 @@ async def run(
 async def wait_until_quiet(
     operator: Operator, between: Proxy, api: Api, namespace: str, is_done: IsDone
 ) -> None:
-    """Wait until the operator has ended, or `is_done` and it has reconciled every set twice without
-    writing."""
+    """Wait until the operator has ended, or `is_done` and it has reconciled every set and endpoint
+    twice without writing."""
     quiet = number = 0
     while operator.running and quiet < 2:
         number += 1
-        pools = (await api.list(PREFILL_POOLS, namespace)).items
-        writes, passes = between.writes, await operator.figure(OPERATOR_RECONCILES)
-        for pool in pools:
-            note = {"metadata": {"annotations": {"example.com/note": f"{id(operator)}-{number}"}}}
-            await api.patch(PREFILL_POOLS, pool["metadata"]["name"], note, namespace)
+        writes, passes = between.writes, await reconciled(operator)
+        counts = []
+        for resource in (PREFILL_POOLS, DECODE_POOLS):
+            pools = (await api.list(resource, namespace)).items
+            counts.append(len(pools))
+            for pool in pools:
+                note = {"annotations": {"example.com/note": f"{id(operator)}-{number}"}}
+                name = pool["metadata"]["name"]
+                await api.patch(resource, name, {"metadata": note}, namespace)
 
-        async def passed(expected: float = passes + len(pools)) -> bool:
-            return not operator.running or await operator.figure(OPERATOR_RECONCILES) >= expected
+        # Each PrefillPool is a set here, and each DecodePool an endpoint.
+        async def passed(before: list[float] = passes, due: list[int] = counts) -> bool:
+            now = await reconciled(operator)
+            is_passed = all(n >= b + d for n, b, d in zip(now, before, due, strict=True))
+            return not operator.running or is_passed
 
         await until(passed, operator)
         quiet = quiet + 1 if between.writes == writes and await is_done(api, namespace) else 0
+
+
+async def reconciled(operator: Operator) -> list[float]:
+    """How many sets and how many endpoints the operator has reconciled."""
+    return [
+        await operator.figure(OPERATOR_RECONCILES, f'loop="{loop}"') for loop in ("set", "endpoint")
+    ]
 
 
 async def state(api: Api, namespace: str, prefix: str) -> State:

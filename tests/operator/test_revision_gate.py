@@ -110,7 +110,7 @@ def test_a_new_pool_with_a_mismatch_gets_no_pods_and_blocks_no_other() -> None:
     cluster.edit("PrefillPool", "p", model={"name": "org/other"})
     cluster.settle()
     assert cluster.of("e") == []
-    assert cluster.condition("e", "Stalled")["reason"] == "Mismatch"
+    assert cluster.condition("e", "Compatible")["reason"] == "Mismatch"
     assert cluster.condition("p", "Progressing", "PrefillPool")["reason"] == "Complete"
     assert cluster.status("p", "PrefillPool")["model"] == "org/other"
 

@@ -88,7 +88,10 @@ def test_vllm_flags_follow_the_spec() -> None:
     assert value_of("--lora-modules", container) == '{"name":"l","path":"/l"}'
     assert container["args"][-1] == "--enforce-eager"
     assert container["env"][-1] == {"name": "A", "value": "1"}
-    assert container["resources"] == {"limits": {"amd.com/gpu": "8"}}
+    assert container["resources"] == {
+        "requests": {"cpu": "8", "memory": "32Gi"},
+        "limits": {"amd.com/gpu": "8"},
+    }
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ def test_the_pools_of_a_set_change_their_model_together() -> None:
 
 
 def test_no_old_pod_is_removed_before_every_pool_has_a_ready_new_one() -> None:
-    cluster = settled()
+    surge = {"maxSurge": 1, "maxUnavailable": 0}
+    cluster = settled(PREFILL, named(DECODE, "d", rollout=surge))
     old = set(cluster.pods)
     cluster.edit("PrefillPool", "p", model={"name": "org/other"})
     cluster.reconcile()

@@ -63,6 +63,26 @@ def test_limits(
     assert (computed.surge, computed.unavailable) == expected
 
 
+@pytest.mark.parametrize(
+    ("surge", "unavailable", "desired", "expected"),
+    [
+        (None, None, 1, (1, 0)),
+        (None, None, 2, (0, 1)),
+        (None, None, 8, (0, 2)),
+        (None, 0, 4, (1, 0)),
+        (1, None, 3, (1, 1)),
+        (0, None, 1, (0, 1)),
+        (None, None, 0, (0, 0)),
+    ],
+)
+def test_limits_of_pods_with_accelerators(
+    surge: int | None, unavailable: int | None, desired: int, expected: tuple[int, int]
+) -> None:
+    rollout = Rollout(max_surge=surge, max_unavailable=unavailable)
+    computed = limits(rollout, desired, accelerators=1)
+    assert (computed.surge, computed.unavailable) == expected
+
+
 def test_a_first_rollout_creates_all_pods_at_once() -> None:
     assert roll([], Limits(3, 1, 0), None, "b") == PodChanges(add_update=3)
 

@@ -194,7 +194,7 @@ def test_failing_pods_are_reported_with_their_trouble() -> None:
 
 
 def test_progressing_says_why_new_pods_are_not_ready_while_old_ones_serve() -> None:
-    cluster = settled()
+    cluster = settled(PREFILL, decode_pool(rollout={"maxSurge": 1, "maxUnavailable": 0}))
     cluster.edit("DecodePool", "d", engine={"extraArgs": ["--no-such-flag"]})
     cluster.reconcile()
     # The first failure is replaced at once, the second waits.

@@ -8,7 +8,7 @@ from ..resources.pools import Pool
 from ..resources.resolve import Defaults
 from ..resources.spec import Rollout
 from . import pod_plan, revisions
-from .rollout import Limits, limits
+from .rollout import Limits, pool_limits
 from .validation import PoolValidation, check_renderable, validate_set
 
 
@@ -52,7 +52,7 @@ class PoolState:
 
     @property
     def limits(self) -> Limits:
-        return limits(self.rollout, self.desired)
+        return pool_limits(self.validation.pool, self.desired)
 
 
 def pool_states(

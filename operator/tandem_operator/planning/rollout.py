@@ -23,12 +23,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..observed import PodState
+from ..resources.pools import Pool
 from ..resources.spec import Rollout
 
 MAX_SURGE: Final = "25%"
 MAX_UNAVAILABLE: Final = "25%"
-"""The defaults of a Deployment. A single replica is replaced by surge; in a cluster without a spare
-accelerator set `maxSurge: 0, maxUnavailable: 1`."""
+"""The defaults of a Deployment. For pods with accelerators `limits` has others: few clusters have
+one to spare, and a rollout that asks for it stalls."""
 MIN_READY_SECONDS: Final = 10
 """An engine that answers /health and fails at its first requests does so within seconds. Zero would
 count it as available before it has served anything; each step of a rollout waits this long."""
@@ -75,14 +76,29 @@ class PodChanges:
 OPEN: Final = Gate()
 
 
-def limits(rollout: Rollout, desired: int) -> Limits:
+def pool_limits(pool: Pool | None, desired: int) -> Limits:
+    """The limits of a pool; None: a pool that cannot be read."""
+    if pool is None:
+        return limits(Rollout(), desired)
+    return limits(pool.spec.rollout, desired, accelerators=pool.spec.accelerator.count)
+
+
+def limits(rollout: Rollout, desired: int, *, accelerators: int = 0) -> Limits:
     """maxSurge and maxUnavailable in pods, of `desired` pods.
 
     A percentage is rounded up for surge and down for unavailable. One of the two is at least 1.
+    Pods with `accelerators` take no more of them by default: surge is 0 and at least one pod may be
+    missing. Only a single replica, which is the whole pool, is still replaced by surge.
     Raises ValueError for text that is no percentage.
     """
-    surge = _pod_count(rollout.max_surge, MAX_SURGE, desired, up=True)
     unavailable = _pod_count(rollout.max_unavailable, MAX_UNAVAILABLE, desired, up=False)
+    default_surge = MAX_SURGE
+    if accelerators and desired > 1:
+        if rollout.max_unavailable is None:
+            unavailable = max(1, unavailable)
+        if unavailable:
+            default_surge = "0%"
+    surge = _pod_count(rollout.max_surge, default_surge, desired, up=True)
     # Kubernetes' Deployments do the same: otherwise no pod could ever be replaced.
     if surge == 0 and unavailable == 0:
         unavailable = 1

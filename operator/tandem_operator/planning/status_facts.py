@@ -20,7 +20,7 @@ from . import pod_plan, progress
 from .actions import Mode, PoolPlan, SetPlan
 from .node_fit import no_fit_reason
 from .progress import Progress
-from .rollout import Limits, limits
+from .rollout import Limits, pool_limits
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Facts:
     @property
     def limits(self) -> Limits | None:
         pool = self.plan.pool
-        return limits(pool.spec.rollout, self.desired) if pool else None
+        return pool_limits(pool, self.desired) if pool else None
 
     @cached_property
     def active_pods(self) -> tuple[PodState, ...]:

@@ -32,11 +32,43 @@ PLAN_KEYS: Final = "plan-keys"
 _MESSAGE_POLICY: Final = "FallbackToLogsOnError"
 """terminationMessagePolicy: the end of a failed container's log goes into its status, from where
 the operator copies it into the pool's conditions."""
+_SIDECAR_REQUESTS: Final = {"cpu": "100m", "memory": "96Mi"}
+"""An idle sidecar's memory; CPU for some hundred requests per second."""
+_CPU_ENGINE_REQUESTS: Final = {"cpu": "200m", "memory": "512Mi"}
+"""The torch engine with a small model: the quickstart's engines, sidecars, router and operator fit
+two cores. A real model on CPUs needs `engine.resources`."""
+_MEMORY_PER_ACCELERATOR: Final = 4
+"""GiB of host memory, beside one CPU: less than vLLM uses while it loads weights, so that the
+request never keeps a pod from a node that has the accelerators."""
 _STARTUP: Final = 1800
 """Seconds an engine may take to load its weights and to compile: 400 GB from a slow disk."""
 _PLAN_KEY_DIR: Final = "/var/run/tandem/plan-keys"
 _USER: Final = 65532
 """A user id that no image assigns, so that the process owns no file of the image."""
+
+
+def default_requests(container: Container, accelerators: int) -> Container:
+    """The container with requests for CPU and memory, for each that it states neither a request nor
+    a limit for: a pod without any is evicted first and starves beside others."""
+    if container["name"] == SIDECAR:
+        defaults = _SIDECAR_REQUESTS
+    elif container["name"] != ENGINE:
+        return container
+    elif accelerators:
+        defaults = {
+            "cpu": str(accelerators),
+            "memory": f"{_MEMORY_PER_ACCELERATOR * accelerators}Gi",
+        }
+    else:
+        defaults = _CPU_ENGINE_REQUESTS
+    resources = container.get("resources") or {}
+    # A limit is the request where there is none, and a request must not be above its limit.
+    stated = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    missing = {name: amount for name, amount in defaults.items() if name not in stated}
+    if not missing:
+        return container
+    requests = {**missing, **(resources.get("requests") or {})}
+    return {**container, "resources": {**resources, "requests": requests}}
 
 
 def pod_security(*, assigned_user: bool) -> dict[str, Any]:

@@ -56,7 +56,15 @@ def template(pool: Pool, defaults: Defaults = DEFAULTS) -> PodTemplate:
     evictable = {"annotations": {labels.SAFE_TO_EVICT: "true"}}
     # Own labels are merged again over the user's: selectors and the EPP rely on them.
     metadata = merge(merge(evictable, user.metadata), own)
-    return {"metadata": metadata, "spec": merge({**_pod_spec(pool, defaults), **parts}, user.spec)}
+    spec = merge({**_pod_spec(pool, defaults), **parts}, user.spec)
+    # After the merge, because the user's part may state limits below the defaults.
+    for kind in ("initContainers", "containers"):
+        if kind in spec:
+            spec[kind] = [
+                containers.default_requests(container, pool.spec.accelerator.count)
+                for container in spec[kind]
+            ]
+    return {"metadata": metadata, "spec": spec}
 
 
 def pod(

@@ -291,4 +291,8 @@ async def routing(
 
 
 def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))
+    timeout = aiohttp.ClientTimeout(total=120)
+    # A connection each: an engine closes those that were idle for seconds, maybe just when it is
+    # used again.
+    connector = aiohttp.TCPConnector(force_close=True)
+    return aiohttp.ClientSession(timeout=timeout, connector=connector)

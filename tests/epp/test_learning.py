@@ -75,4 +75,6 @@ async def test_the_estimate_is_what_the_engine_declares(
 async def test_the_estimate_is_the_engines_own_prefill_time(
     real: Engine, tmp_path: Path, requests: Requests
 ) -> None:
-    (await learn(tmp_path, real.url, [backend(real)], requests)).check()
+    learned = await learn(tmp_path, real.url, [backend(real)], requests)
+    assert learned.reports == (len(learned.requests) if requests.has_timing else 0)
+    learned.check()

@@ -78,10 +78,15 @@ async def test_the_epp_learns_the_engines_own_prefill_times_from_a_sidecar(
     engine: SingleVllm, tmp_path: Path, is_stream: bool
 ) -> None:
     await engine.ready()
-    async with sidecar("--engine", engine.url) as before:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "k1").write_bytes(b"0123456789abcdef")
+    async with sidecar("--engine", engine.url, "--plan-key-dir", str(keys)) as before:
         backends = [unified(f"http://{before.listen}")]
-        requests = Requests(MODEL_NAME, is_stream=is_stream)
-        (await learn(tmp_path, engine.url, backends, requests)).check()
+        requests = Requests(MODEL_NAME, is_stream=is_stream, plan_keys=keys)
+        learned = await learn(tmp_path, engine.url, backends, requests)
+        assert learned.reports == len(learned.requests)
+        learned.check()
 
 
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
@@ -91,7 +96,9 @@ async def test_the_epp_learns_the_engines_own_prefill_times_without_a_sidecar(
     """vLLM sends the headers of a stream at once."""
     await engine.ready()
     requests = Requests(MODEL_NAME, is_stream=is_stream)
-    (await learn(tmp_path, engine.url, [unified(engine.url)], requests)).check()
+    learned = await learn(tmp_path, engine.url, [unified(engine.url)], requests)
+    assert learned.reports == 0
+    learned.check()
 
 
 async def test_the_epp_learns_the_engines_own_prefill_times_from_hand_offs(

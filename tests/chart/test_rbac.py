@@ -155,11 +155,19 @@ def _audited_grants(control_plane: ControlPlane, namespace: str) -> tuple[set[Gr
         if event["verb"] == "patch" and code == 201:
             verbs.add("create")
         grants = {(ref.get("apiGroup", ""), resource, verb) for verb in verbs}
-        if code == 403:
-            denied |= grants
-        else:
+        if code != 403:
             used |= grants
+        elif _lacks_a_right(event):
+            denied |= grants
     return used, denied
+
+
+def _lacks_a_right(event: dict[str, Any]) -> bool:
+    """Whether a request got 403 for want of a right. Admission answers with it, too, for instance
+    while it has not seen a new kind or the account of a new namespace; the operator tries again."""
+    decision = event.get("annotations", {}).get("authorization.k8s.io/decision")
+    owner = "blockOwnerDeletion" in (message := event["responseStatus"].get("message", ""))
+    return decision == "forbid" or (owner and "can't set finalizers" in message)
 
 
 def _is_for_users(role: dict[str, Any]) -> bool:

@@ -32,7 +32,7 @@ from .cluster_pods import ENDPOINT, Pods
 
 pytestmark = [pytest.mark.component, pytest.mark.control_plane]
 
-LONG = "word " * 400
+LONG = "word " * 1600
 CONFIG = "disaggregated_serving: {enabled: true}\n"
 
 

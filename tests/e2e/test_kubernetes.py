@@ -5,9 +5,11 @@ which removes it.
 """
 
 import json
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,14 @@ class Site:
         service = self.get("service", "quickstart")["spec"]
         return f"{service['clusterIP']}:{service['ports'][0]['port']}"
 
+    def is_reachable(self) -> bool:
+        """Whether kube-proxy has set up Envoy's Service: until then packets to it are lost, also
+        those that a connection begun too early sends again."""
+        host, port = self.address.split(":")
+        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+            return True
+        return False
+
     def prefill_address(self) -> str:
         (pod,) = self.get("pods", f"--selector={labels.ROLE}=prefill")["items"]
         return f"{pod['status']['podIP']}:8000"
@@ -129,6 +139,7 @@ def site(node: Node) -> Iterator[Site]:
         deployed.install()
         deployed.kubectl("apply", f"--filename={QUICKSTART}")
         deployed.ready()
+        until(deployed.is_reachable, "a connection to Envoy's Service")
         yield deployed
     finally:
         deployed.clear()

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(STARTS_WITHIN + 120)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm-cpu.yaml"
 TANDEM = Path(sys.executable).with_name("tandem")
-LONG = "once upon a time " * 40
+LONG = "once upon a time " * 120
 
 
 def example(directory: Path, model: Path) -> Path:

@@ -14,7 +14,7 @@ from .learned_cost import CostT, LearnedCost
 def share_costs(fits: Sequence[LearnedCost[CostT]]) -> list[bool]:
     """Let alike engines share, one of `fits` each; returns for each whether its `best` changed."""
     measured = [fit for fit in fits if fit.count and not fit.is_cold]
-    # An engine alone of its kind has nobody to share with.
+    # An engine alone of its kind shares with no other one.
     other = _middle(measured) if measured and len(fits) > 1 else None
     return [fit.share(other) for fit in fits]
 

@@ -146,7 +146,7 @@ def flags(kubeconfig: Path, namespace: str) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def edits(api: Api, namespace: str) -> AsyncIterator[None]:
-    """Change the number of replicas all the time, so that whoever leads has something to write."""
+    """Change the number of replicas all the time, so that each leader has something to write."""
 
     async def run() -> None:
         for number in itertools.count():

@@ -1,8 +1,8 @@
 """Forwards one request to this pod's engine and its answer back, without a hand-off.
 
-Forward ─┬─ SingleEngineGeneration   a generation that this engine serves alone
-         └─ Passthrough              a request that generates nothing; also websockets
-              └─ ProvenPrefill       see `proven_prefill`
+Forward ─┬─ PromptForward ─── SingleEngineGeneration   a generation that this engine serves alone
+         │        └───── ProvenPrefill                 see `proven_prefill`
+         └─ Passthrough ────┘                          generates nothing; also websockets
 """
 
 import asyncio
@@ -210,7 +210,23 @@ class Forward(ABC):
             send_error(self._client, self._request, status, message, lines, close=closing)
 
 
-class SingleEngineGeneration(Forward):
+class PromptForward(Forward):
+    """A request whose prompt this pod's engine computes, counted among those under way there."""
+
+    _overlap: Overlap
+
+    def start(
+        self, engine: HostPort, backend: str, body: bytes, *, rank: int | None = None
+    ) -> None:
+        self._overlap = self.context.overlaps.begin((engine, rank))
+        super().start(engine, backend, body, rank=rank)
+
+    def end(self, outcome: Outcome) -> None:
+        self._overlap.end()
+        super().end(outcome)
+
+
+class SingleEngineGeneration(PromptForward):
     """A generation that is not split: the engine's answer with the sidecar's headers."""
 
     def __init__(
@@ -225,17 +241,6 @@ class SingleEngineGeneration(Forward):
         """`routed`: a router sent the request and reads the timing from the answer."""
         super().__init__(context, client, request, record)
         self._routed = routed
-        self._overlap: Overlap
-
-    def start(
-        self, engine: HostPort, backend: str, body: bytes, *, rank: int | None = None
-    ) -> None:
-        self._overlap = self.context.overlaps.begin((engine, rank))
-        super().start(engine, backend, body, rank=rank)
-
-    def end(self, outcome: Outcome) -> None:
-        self._overlap.end()
-        super().end(outcome)
 
     def header_lines(self) -> bytes:
         leg, path = self.leg, self.record.path or RoutingPath.UNIFIED

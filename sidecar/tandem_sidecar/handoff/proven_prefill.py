@@ -9,15 +9,13 @@ import time
 from typing import Final
 
 from tandem_contract import headers
-from tandem_contract.commandline import HostPort
-from tandem_contract.overlaps import Overlap
 from tandem_contract.plan import CLOCK_SECONDS, Target, prove_prefill
 
 from ..http.messages import Headers
-from ..observability.record import Outcome, Phase
+from ..observability.record import Phase
 from ..security.route import Candidate
 from .context import GenerationRequest
-from .forward import Passthrough
+from .forward import Passthrough, PromptForward
 from .reply import encode_headers
 
 _PROOF: Final = headers.PREFILL_PROOF.encode()
@@ -38,7 +36,7 @@ def prefill_proof(generation: GenerationRequest, candidate: Candidate, attempt_i
     return [(_PROOF, proof.encode())]
 
 
-class ProvenPrefill(Passthrough):
+class ProvenPrefill(PromptForward, Passthrough):
     """The prefill leg of another pod's hand-off, with a proof that this pod may compute it.
 
     The other pod's sidecar made its body, so its transfer parameters stay; the answer, which names
@@ -46,22 +44,10 @@ class ProvenPrefill(Passthrough):
     """
 
     phase = Phase.PREFILL
-    _overlap: Overlap
 
     def attempt_id(self) -> str:
         """That of the other sidecar: connectors match both legs by it."""
         return self.record.request_id
-
-    def start(
-        self, engine: HostPort, backend: str, body: bytes, *, rank: int | None = None
-    ) -> None:
-        # The prompts of this pod's own clients are computed beside this one.
-        self._overlap = self.context.overlaps.begin((engine, rank))
-        super().start(engine, backend, body, rank=rank)
-
-    def end(self, outcome: Outcome) -> None:
-        self._overlap.end()
-        super().end(outcome)
 
     def header_lines(self) -> bytes:
         """The engine's own times, which the other sidecar reads."""

@@ -1,4 +1,4 @@
-"""NetworkPolicies of an endpoint: who may reach whom, of the pods that the operator renders."""
+"""NetworkPolicies of an endpoint: which of the rendered pods may reach which."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import trustme
 
 from tandem_contract.server_tls import CERTIFICATE, KEY
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_local.router import find_envoy, write_plan_key
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
 from tandem_operator.routing.envoy.clusters import EPP, TYPE, Json

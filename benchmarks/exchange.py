@@ -37,7 +37,7 @@ from tandem_epp.peers.frames import (
 from tandem_epp.peers.metrics import PeerMetrics
 from tandem_epp.peers.turns import Turns
 from tandem_epp.shared_fleet import encode_response
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 from .figures import Figure, at_most, report, without_target
 

@@ -24,7 +24,7 @@ import anyio
 import click
 
 from tandem_epp.ext_proc.messages import BodyMode
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 from .blocking_client import Client, body_message, head_message
 from .epp_stacks import PODS, router

@@ -28,7 +28,7 @@ from tandem_contract.metrics_page import MetricsPage
 from tandem_contract.trace import DecisionTrace
 from tandem_engine.tiny import make_tiny_model
 from tandem_local import router
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_local.state import read_state
 
 from . import paced_engine

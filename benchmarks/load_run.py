@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 from . import peers, process_tree
 from .load_reports import Reported

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 ENGINE = Path(sys.executable).with_name("tandem-engine")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_local.router import find_envoy, write_plan_key
 
 _HOST: Final = "127.0.0.1"

@@ -24,7 +24,7 @@ import click
 
 from tandem_contract import endpoints, headers, metrics
 from tandem_engine.tiny import make_tiny_model
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 from .figures import Figure, at_least, at_most, progress, report
 from .handoff import VOCAB, prompt

@@ -24,7 +24,7 @@ import uvloop
 import yaml
 
 from tandem_contract import metrics as names
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 from .figures import Figure, at_least, at_most, progress, report
 

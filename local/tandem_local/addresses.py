@@ -44,13 +44,6 @@ def is_free(host: str, port: int) -> bool:
     return _is_free(host, (port,))
 
 
-def free_port(host: str) -> int:
-    """A port of `host` that no process listens on."""
-    with closing(socket.socket()) as sock:
-        sock.bind((host, 0))
-        return int(sock.getsockname()[1])
-
-
 def _network(seed: str) -> str:
     digest = hashlib.sha256(seed.encode()).digest()
     # Never 127.0.x.y: that network holds 127.0.0.1 and the local resolvers of many systems.

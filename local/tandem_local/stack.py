@@ -31,6 +31,7 @@ from . import addresses, router
 from .errors import SetupError, StartFailed
 from .host import Host
 from .pod import RunningPod
+from .ports import free_port
 from .runner import Runner
 from .stack_metrics import scrape
 from .state import PodState, RunDir, State, default_run_dir
@@ -65,7 +66,7 @@ class Stack:
         """
         self.run_dir = (run_dir or default_run_dir()).absolute()
         self._pool_sets = pool_sets
-        self._port = port or addresses.free_port(HOST)
+        self._port = port or free_port(HOST)
         self._console = console or Console(quiet=True)
         self._start_timeout = start_timeout
         self._host = Host.detect(programs)

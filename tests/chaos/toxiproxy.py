@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from tandem_contract.commandline import HostPort
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 from ..cluster import tools
 from ..epp.real import process

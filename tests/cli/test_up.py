@@ -9,7 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tandem_local.addresses import free_port, is_free
+from tandem_local.addresses import is_free
+from tandem_local.ports import free_port
 
 from ..local.pods import group_is_gone, until
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tandem_local.ports import free_port
+
 from . import components, kubectl, pki, tools
 
 HOST = "127.0.0.1"
@@ -41,7 +43,7 @@ class ControlPlane:
         """`api_flags`: more flags of kube-apiserver, with `_` for `-`."""
         self._folder = folder
         self._more_api_flags = dict(api_flags or {})
-        self._ports = _free_ports(3)
+        self._ports = [free_port(HOST) for _ in range(3)]
         self._authority = pki.Authority(folder / "pki")
         self._servers: list[subprocess.Popen[bytes]] = []
         """etcd, then the API server."""
@@ -226,12 +228,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     """Kill the process; its state is thrown away, so no clean shutdown is needed."""
     process.kill()
     process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Different ports of HOST that are free now."""
-    with ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]

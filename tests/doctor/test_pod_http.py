@@ -7,7 +7,7 @@ import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tandem_doctor.pod_http import NoAnswer, direct
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 
 async def test_a_closed_port_is_named_in_plain_words() -> None:

@@ -18,7 +18,7 @@ from tandem_contract import headers as wire
 from tandem_contract import metrics as names
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.timing import Timing
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_local.router import find_envoy
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
 from tandem_operator.routing.envoy.clusters import EPP, Json, socket_address

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from tandem_contract.metrics import PromptSource
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings
 
 from ..sidecar.processes import sidecar

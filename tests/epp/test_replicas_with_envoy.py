@@ -14,7 +14,7 @@ import pytest
 
 from tandem_contract.endpoints import DEBUG_PODS
 from tandem_contract.pod_reports import PodReport
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_operator.routing.envoy.http_filters import BodyMode
 
 from .real import Backend, Epp, envoy, envoy_settings, epp, serving, until

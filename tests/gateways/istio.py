@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_local.router import find_envoy
 from tests.cluster import tools
 

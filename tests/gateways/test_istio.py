@@ -15,7 +15,7 @@ import pytest_asyncio
 from tandem_contract import headers as wire
 from tandem_contract import metrics
 from tandem_contract.paths import RoutingPath
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tests.cluster.control_plane import ControlPlane
 from tests.epp.real import Epp, until
 from tests.sidecar.real.engine import SERVED

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tandem_contract.commandline import HostPort
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 from ..cluster.fixtures import LEFT_OUT
 

@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from tandem_contract.custom_resources import DECODE_POOL, PLURALS, PREFILL_POOL
 from tandem_kube.client import Api, connect
 from tandem_kube.errors import NotFound
 from tandem_kube.resources import PODS, Object, Resource
+from tandem_local.ports import free_port
 
 DEADLINE = 60.0
 PREFILL_POOLS = Resource(labels.API_VERSION, PLURALS[PREFILL_POOL])
@@ -42,7 +42,7 @@ class Operator:
 
     def __init__(self, log: Path, *flags: str) -> None:
         self._log = log
-        self._health, self._metrics = free_ports(2)
+        self._health, self._metrics = free_port("127.0.0.1"), free_port("127.0.0.1")
         all_flags = [*flags, *self._ports()]
         self._process = _processes.Process(target=_main, args=(all_flags, log), daemon=True)
         self._process.start()
@@ -201,12 +201,3 @@ def writes(audit_log: Path, user: str) -> list[dict[str, Any]]:
         and event["verb"] not in ("get", "list", "watch")
         and event.get("objectRef", {}).get("resource") != "leases"
     ]
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports that are free now."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports

@@ -17,7 +17,7 @@ from tandem_contract import endpoints, labels
 from tandem_kube.client import Api, connect
 from tandem_kube.errors import Conflict
 from tandem_kube.resources import SERVICES, Resource, resource_of
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_operator.observed import Body, EndpointKey
 from tandem_operator.planning.drift import is_up_to_date
 from tandem_operator.routing.endpoint.observed import (

@@ -10,7 +10,7 @@ import pytest
 
 from tandem_contract import headers as wire
 from tandem_contract.api_paths import ApiPaths
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_local.router import find_envoy
 from tandem_operator.routing.envoy.bootstrap import READY, EnvoySettings, envoy_bootstrap
 from tandem_operator.routing.envoy.clusters import Json

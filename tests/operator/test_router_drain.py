@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_operator.routing.envoy.bootstrap import LIVE, READY, STATS, EnvoySettings
 from tandem_operator.routing.router_drain import drain
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tandem_contract import endpoints
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 from tandem_local.process import tail
 
 from .engines import MODEL_NAME, ON_A_CPU, STARTS_WITHIN, VENV, Spawned

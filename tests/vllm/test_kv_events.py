@@ -15,7 +15,7 @@ from tandem_epp.kv_events.collector import EventCollector, PodEngine
 from tandem_epp.kv_events.feed import Knowledge
 from tandem_epp.kv_events.subscriber import EngineAddress
 from tandem_epp.tokenization.tokenizer import PromptTokenizer, TokenizerSettings
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 from .engines import MODEL_NAME
 from .single import BLOCK, SingleVllm, single_vllm

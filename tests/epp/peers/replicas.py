@@ -11,7 +11,7 @@ from tandem_contract.commandline import HostPort
 from tandem_epp.peers.channel import PeerChannel, PeerSettings
 from tandem_epp.peers.frames import Event, RequestEnded, RequestStarted
 from tandem_epp.peers.metrics import PeerMetrics
-from tandem_local.addresses import free_port
+from tandem_local.ports import free_port
 
 KEYS = {"k1": b"first secret of sixteen bytes"}
 OTHER_KEYS = {"k2": b"second secret of sixteen bytes"}

@@ -1,8 +1,11 @@
-"""`kv_transfer_params` of connectors that run both legs at once and match them by a shared id.
+"""`kv_transfer_params` of hand-offs that run both legs at once and match them by a shared id.
 
-The sidecar writes them; vLLM's MooncakeConnector, and OffloadingConnector with its tier `p2p`, read
-them.
+The sidecar writes them. vLLM's MooncakeConnector, and OffloadingConnector with its tier `p2p`, read
+their own; the reference engine reads those of a streamed hand-off, in which the decode engine reads
+the KV while the prefill engine computes it.
 """
+
+from typing import Annotated, Final
 
 import msgspec
 
@@ -37,6 +40,38 @@ class MooncakeRank(msgspec.Struct, frozen=True):
 
 BOOTSTRAP_QUERY = b"/query"
 """Request target of the bootstrap server (port `ports.MOONCAKE_BOOTSTRAP`)."""
+
+
+STREAM: Final = "tandem_stream"
+"""Key of `PrefillStream` and of `DecodeStream` in the object of the legs. Engines that do not know
+it ignore it: a prefill engine then holds the KV as ever, a decode engine computes the prompt."""
+
+STREAM_ID_LIMIT: Final = 512
+"""Most characters of a stream's id."""
+
+_StreamId = Annotated[str, msgspec.Meta(min_length=1, max_length=STREAM_ID_LIMIT)]
+
+
+class PrefillStream(msgspec.Struct, frozen=True, gc=False):
+    """Prefill leg: the id under which a decode engine reads the KV while it is computed."""
+
+    id: _StreamId
+
+
+class StreamSource(msgspec.Struct, frozen=True, gc=False):
+    """Where a prefill engine serves streams; the sidecar takes it from an earlier answer."""
+
+    engine_id: Annotated[str, msgspec.Meta(min_length=1)]
+    """A restarted engine has another id and refuses the read."""
+    host: Annotated[str, msgspec.Meta(min_length=1)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class DecodeStream(msgspec.Struct, frozen=True, gc=False):
+    """Decode leg: the id of the prefill leg, and the engine that computes it."""
+
+    id: _StreamId
+    source: StreamSource
 
 
 class OffloadingPeerOfPrefill(msgspec.Struct, frozen=True):

@@ -23,6 +23,10 @@ TIMING: Final = "x-tandem-timing"
 The client does not receive it: the EPP removes it, or the sidecar if no EPP routed the request.
 """
 
+READS_STREAMS: Final = "x-tandem-reads-streams"
+"""decode engine → sidecar, `1`: the engine can read KV while a prefill engine computes it. Engines
+without it get the decode leg after the prefill's answer. The sidecar removes it."""
+
 ROUTING_PATH: Final = "x-continuum-routing-path"
 """sidecar → client: a `RoutingPath` value, on errors too."""
 

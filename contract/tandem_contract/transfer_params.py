@@ -5,7 +5,7 @@
     decode request    sidecar → engine   the same object, byte for byte
     inside an engine                     TransferParams, from `transfer_params_from_object`
 
-Connectors that run both legs at once are in `concurrent_params`.
+Hand-offs that run both legs at once are in `concurrent_params`.
 
 Errors: `ParamsUnusable`: these parameters name no KV that can be read. The sidecar then has the
 decode engine compute the prompt itself.
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import msgspec
+
+from .concurrent_params import STREAM, DecodeStream
 
 T = TypeVar("T")
 
@@ -69,6 +71,11 @@ class TransferParams:
     checks it; vLLM ignores it."""
     transfer_mode: str | None = None
     """`pull` or `push`; None: an engine older than vLLM 0.32 that does not say."""
+    tandem_serves_streams: bool = False
+    """Whether the producer's KV can be read while it is computed (`concurrent_params`)."""
+    is_stream: bool = False
+    """Never in an answer: these are a decode leg's own, which is sent before the prefill's answer.
+    `remote_request_id` is the stream's id, and the blocks are not known."""
 
     def encode(self, **extra: object) -> dict[str, object]:
         """The object of a prefill answer; `extra` adds the producer's own fields."""
@@ -84,6 +91,7 @@ class TransferParams:
             "remote_prefill_cached_tokens": self.remote_prefill_cached_tokens,
             "tp_size": self.tp_size or 1,
             "tandem_prompt_hash": self.tandem_prompt_hash,
+            "tandem_serves_streams": self.tandem_serves_streams,
             **extra,
         }
 
@@ -102,6 +110,7 @@ class _WireParams(msgspec.Struct):
     tp_size: int | None = None
     tandem_prompt_hash: str | None = None
     transfer_mode: str | None = None
+    tandem_serves_streams: bool = False
 
 
 _decoder: Final[msgspec.json.Decoder[_WireParams | None]] = msgspec.json.Decoder(_WireParams | None)
@@ -123,11 +132,22 @@ def read_transfer_params(raw: bytes) -> TransferParams:
 
 def transfer_params_from_object(value: Mapping[str, Any]) -> TransferParams:
     """The parameters in a decoded request body. Raises ParamsUnusable as `read_transfer_params`."""
+    if STREAM in value:
+        return _stream_params(value[STREAM])
     try:
         wire = msgspec.convert(value, type=_WireParams)
     except msgspec.MsgspecError as err:
         raise ParamsUnusable(f"{FIELD}: {err}") from err
     return _checked(wire)
+
+
+def _stream_params(value: object) -> TransferParams:
+    try:
+        stream = msgspec.convert(value, type=DecodeStream)
+    except msgspec.MsgspecError as err:
+        raise ParamsUnusable(f"{FIELD}.{STREAM}: {err}") from err
+    source = stream.source
+    return TransferParams(source.engine_id, stream.id, source.host, source.port, (), is_stream=True)
 
 
 def _checked(wire: _WireParams) -> TransferParams:
@@ -150,6 +170,7 @@ def _checked(wire: _WireParams) -> TransferParams:
         tp_size=wire.tp_size,
         tandem_prompt_hash=wire.tandem_prompt_hash,
         transfer_mode=wire.transfer_mode,
+        tandem_serves_streams=wire.tandem_serves_streams,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from tandem_contract.concurrent_params import STREAM, PrefillStream
 from tandem_contract.transfer_params import (
     FIELD,
     PROMPT_TOKEN_IDS,
@@ -96,8 +97,9 @@ def parse_kv_transfer(body: Mapping[str, Any]) -> KvTransfer:
             param=FIELD,
         )
     if keep:
-        return RemoteDecode()
-    if not pull:
+        return RemoteDecode(_stream_id(value))
+    # A decode leg that is sent before the prefill's answer does not ask for `do_remote_prefill`.
+    if not pull and STREAM not in value:
         return None
     try:
         params = transfer_params_from_object(value)
@@ -110,6 +112,12 @@ def parse_kv_transfer(body: Mapping[str, Any]) -> KvTransfer:
             param=FIELD,
         )
     return params
+
+
+def _stream_id(value: Mapping[str, Any]) -> str | None:
+    if STREAM not in value:
+        return None
+    return convert(value[STREAM], PrefillStream, f"{FIELD}.{STREAM}").id
 
 
 def tokenized(body: Mapping[str, Any], kv: KvTransfer) -> tuple[int, ...]:

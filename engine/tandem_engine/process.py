@@ -56,7 +56,14 @@ async def run_engine(
             # Only now: the gauges read the scheduler, which `start` creates.
             metrics.watch(engine.stats, block_size=size, num_blocks=blocks)
             model = _served_model(settings, engine, tokenizer, template)
-            server = EngineServer(engine, model, metrics, body_limit=settings.body_limit)
+            transfer = settings.engine.kv_transfer
+            server = EngineServer(
+                engine,
+                model,
+                metrics,
+                body_limit=settings.body_limit,
+                reads_streams=transfer is not None and transfer.role.consumes,
+            )
             description = f"{', '.join(model.names)}, {blocks} KV blocks of {size} tokens"
             await _serve_http(server, listener, stop, description, settings.shutdown_timeout)
         finally:

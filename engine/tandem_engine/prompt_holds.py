@@ -15,7 +15,8 @@ from .cache import KvCache
 from .config import ConfigError, KvTransferConfig
 from .observer import EngineObserver
 from .step import Chunk, Sequence
-from .transfer.producer import FreeReason, Producer
+from .transfer.producer import FreeReason, Producer, Stream
+from .types import RemoteDecode, RequestRejected
 
 _log = logging.getLogger(__name__)
 
@@ -65,8 +66,14 @@ class PromptHolds:
         await self._producer.close()
 
     def open(self, seq: Sequence) -> None:
-        """Let a reader connect from now on; it waits for the prefill."""
-        self._producer.open(seq.id)
+        """Let a reader connect from now on; it waits for the prefill.
+
+        Raises RequestRejected when another prompt has the same stream.
+        """
+        stream = _stream(seq)
+        if stream is not None and self._producer.has_stream(stream.id):
+            raise RequestRejected("kv_transfer_params name the stream of another request")
+        self._producer.open(seq.id, stream)
 
     def discard(self, seq: Sequence) -> None:
         """Refuse readers of a prompt that will not be completed; its blocks may be reused."""
@@ -76,7 +83,7 @@ class PromptHolds:
         """Restart a preempted prompt: it gets other blocks, so its present reader is refused."""
         # The old blocks may be overwritten from now on: the new hold knows none of them.
         self._producer.discard(seq.id)
-        self._producer.open(seq.id)
+        self._producer.open(seq.id, _stream(seq))
 
     def layer_publisher(self, chunks: list[Chunk]) -> Callable[[int], None] | None:
         """A function that publishes each layer once it is written; None without readers.
@@ -89,7 +96,7 @@ class PromptHolds:
         read_chunks = [
             (chunk.sequence.id, chunk.blocks, chunk.end)
             for chunk in chunks
-            if chunk.sequence.is_remote_decode and producer.has_reader(chunk.sequence.id)
+            if chunk.sequence.is_remote_decode and producer.is_read_early(chunk.sequence.id)
         ]
         # Saves a call for each layer when all KV is published after the step anyway.
         if not read_chunks:
@@ -126,6 +133,7 @@ class PromptHolds:
             remote_num_tokens=seq.prompt_tokens,
             remote_prefill_cached_tokens=seq.cached_tokens,
             tandem_prompt_hash=prompt_hash(seq.request.prompt_token_ids),
+            tandem_serves_streams=True,
         ).encode()
 
     def _on_hold_end(self, request_id: str, reason: FreeReason) -> None:
@@ -136,3 +144,11 @@ class PromptHolds:
             _log.warning("%s: the lease ended before a decode engine read the KV", request_id)
             self._observer.record_kv_expiry()
         self._on_release()
+
+
+def _stream(seq: Sequence) -> Stream | None:
+    """The stream under which a decode engine reads this prompt's KV while it is computed."""
+    kv = seq.request.kv
+    if not isinstance(kv, RemoteDecode) or kv.stream_id is None:
+        return None
+    return Stream(kv.stream_id, prompt_hash(seq.request.prompt_token_ids))

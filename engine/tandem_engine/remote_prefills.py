@@ -11,6 +11,7 @@ into its blocks any more.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from tandem_contract.prefix import prompt_hash
@@ -38,6 +39,9 @@ def unusable_reason(
     Another length or hash means that the prefill engine computed another prompt (a differing chat
     template, a mixed-up batch), so its KV must not be read.
     """
+    # Of a stream nothing is known yet: the producer compares the prompts' hashes.
+    if params.is_stream:
+        return None
     remote_tokens, prompt_tokens = params.remote_num_tokens, len(prompt_token_ids)
     # Fields that older or other producers do not send are not compared.
     if remote_tokens is not None and remote_tokens != prompt_tokens:
@@ -86,6 +90,8 @@ class RemotePrefills:
         reason = unusable_reason(params, prompt, self._blocks.block_size)
         # Not pulled yet: it waits for blocks, which `apply` reports in `step.pulls`.
         if reason is None:
+            if params.is_stream:
+                seq.transfer_params = replace(params, tandem_prompt_hash=prompt_hash(prompt))
             self._new.append(seq)
             return None
         self.release(seq.id, params)

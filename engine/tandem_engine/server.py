@@ -55,11 +55,14 @@ class EngineServer:
         metrics: EngineMetrics,
         *,
         body_limit: int = DEFAULT_BODY_LIMIT,
+        reads_streams: bool = False,
     ) -> None:
+        """`reads_streams`: the engine can read KV while a prefill engine computes it."""
         self._engine = engine
         self._model = model
         self._metrics = metrics
         self._body_limit = body_limit
+        self._reads_streams = reads_streams
         self._active: set[RunningSequence] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -224,7 +227,9 @@ class EngineServer:
             _usage(call, sequences),
             sequences[0].kv_transfer_params,
         )
-        return web.Response(body=body, content_type="application/json", headers=_timing(sequences))
+        return web.Response(
+            body=body, content_type="application/json", headers=self._internal_headers(sequences)
+        )
 
     async def _stream(
         self, http: web.Request, call: Call, answer: Answer, sequences: Sequence[RunningSequence]
@@ -235,7 +240,7 @@ class EngineServer:
             async with aclosing(merge_pieces(sequences)) as pieces:
                 async for sequence, piece in pieces:
                     if not response.prepared:
-                        response.headers.update(_timing(sequences))
+                        response.headers.update(self._internal_headers(sequences))
                         await response.prepare(http)
                     usage = _usage(call, [sequence]) if call.continuous_usage else None
                     first = not sequence.started
@@ -259,6 +264,12 @@ class EngineServer:
         if self._draining:
             raise ApiError(503, "the engine is shutting down")
         return web.Response()
+
+    def _internal_headers(self, sequences: Sequence[RunningSequence]) -> dict[str, str]:
+        """What a sidecar wants to know of the engine, and the EPP of the answer."""
+        if not self._reads_streams:
+            return _timing(sequences)
+        return {**_timing(sequences), headers.READS_STREAMS: "1"}
 
     def _start_release(self, params: TransferParams) -> None:
         """Release in a task of its own: a client does not wait for a producer that may be down."""

@@ -69,6 +69,9 @@ class SamplingParams:
 class RemoteDecode:
     """A prefill for a remote decode (`do_remote_decode`): its blocks are held for a reader."""
 
+    stream_id: str | None = None
+    """Id under which a decode engine reads the KV while it is computed; None: afterwards."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -143,4 +146,5 @@ class PullResult:
     bytes: int
     """Bytes of KV."""
     seconds: float
-    """Seconds from the first byte of the request to the last block written."""
+    """Seconds from the first byte of the request to the last block written. Of a stream, only the
+    time in which blocks arrived: the rest is the prefill's."""

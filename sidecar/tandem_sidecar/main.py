@@ -229,6 +229,11 @@ def settings_from(flags: Flags) -> Settings:
     help="Port for queries to prefill pods; default: mooncake 8998, offloading 7777.",
 )
 @click.option(
+    "--stream-kv/--no-stream-kv",
+    default=_DEFAULTS.stream_kv,
+    help="Send both legs at once where both engines can: KV moves while the prefill computes.",
+)
+@click.option(
     "--tokenize-once/--no-tokenize-once",
     default=_DEFAULTS.tokenize_once,
     help="Pass the token ids of a chat from the prefill's answer to the decode engine.",

@@ -97,6 +97,9 @@ class Settings:
     tokenize_once: bool = True
     """Pass the token ids of a chat from the prefill's answer to the decode engine, if both engines
     can."""
+    stream_kv: bool = False
+    """Send both legs at once where both engines can, so that KV moves while the prefill computes.
+    A decode engine keeps blocks for the prompt from then on."""
     workers: int = 1
     """Processes that serve. With more than one, another process supervises them."""
     history: int = 2048

@@ -2,8 +2,8 @@
 
     engine ──open, publish, complete──► producer ◄──wire──► puller ◄──pull, release── engine
 
-Read `wire` first: it describes the protocol. `producer` keeps the KvHolds (`holds`) with their
-leases and serves reads (`listener`, `read_session`). `puller` fills local blocks (`pull_progress`).
-`blockio` turns blocks into bytes, `threads` runs the copying in worker threads. Which blocks a
-request has, and what follows a failed load, is decided by the engine, not here.
+Read `wire` first: it describes the protocol. `producer` keeps the KvHolds (`holds`, `hold_table`)
+with their leases and serves reads (`listener`, `read_session`). `puller` fills local blocks
+(`pull_progress`). `blockio` turns blocks into bytes, `threads` runs the copying in worker threads.
+Which blocks a request has, and what follows a failed load, is decided by the engine, not here.
 """

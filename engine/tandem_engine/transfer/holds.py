@@ -3,8 +3,9 @@
     opened ── publish … ── complete ──► leased ──► read │ released │ expired │ aborted
        └─── discard ──► forgotten; the engine frees the blocks itself
 
-A reader may be connected while the request is opened or leased. Bookkeeping only: no sockets are
-read or written here, and no timers run.
+A reader may be connected while the request is opened or leased. The reader of a stream may come
+before the request: its hold has no request id until the request is opened. Bookkeeping only: no
+sockets are read or written here, and no timers run.
 """
 
 import asyncio
@@ -28,6 +29,15 @@ class FreeReason(StrEnum):
     """The lease ran out before a reader had every block."""
     ABORTED = "aborted"
     """The producer was closed, or the request was discarded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A prompt that a reader may name before the prefill has answered."""
+
+    id: str
+    prompt_hash: str
+    """`prefix.prompt_hash` of the prompt, which the reader's must equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +83,14 @@ class PrefillProgress:
 class KvHold:
     """One opened request. Only `progress` and `deadline` may be used off the event loop."""
 
-    request_id: str
+    request_id: str | None
+    """None: the reader of a stream waits for a request that was not opened yet."""
     lease: float
     """Seconds that the blocks are held after the prefill, or after the last renewal."""
+    stream_id: str | None = None
+    """Id under which the KV can be read while it is computed; None: afterwards only."""
+    prompt_hash: str | None = None
+    """`prefix.prompt_hash` of a stream's prompt; None before the request is opened."""
     progress: PrefillProgress = field(default_factory=PrefillProgress)
     """Replaced as a whole and never changed in place, so that any thread may read it."""
     deadline: float = 0.0
@@ -97,7 +112,11 @@ class KvHold:
     def check(self, read: Read) -> None:
         """Raise KvRefused when this read can never be served."""
         if self.end_reason is not None:
-            raise KvRefused(f"request {self.request_id!r} is gone: {self.end_reason}")
+            raise KvRefused(
+                f"request {self.request_id or self.stream_id!r} is gone: {self.end_reason}"
+            )
+        if read.prompt_hash is not None and self.prompt_hash not in (None, read.prompt_hash):
+            raise KvRefused("prompt_hash differs: the KV is of a prompt with other tokens")
         # Read once: the event loop or the worker thread may replace it meanwhile.
         progress = self.progress
         # Checked only when complete: a running prefill may still reach the number of tokens.

@@ -22,14 +22,14 @@ import torch
 
 from ..types import KvLayout, KvLoadError, KvRefused
 from .blockio import block_memory
-from .holds import FreeReason, KvHold
+from .hold_table import HoldTable
+from .holds import FreeReason, KvHold, Stream
 from .listener import Connection, Listener
 from .read_session import ReadSession
 from .threads import shut_down
 from .wire import (
     DEFAULT_LIMITS,
     MAX_FRAME,
-    MAX_ID,
     MAX_SECONDS,
     Done,
     Hello,
@@ -47,7 +47,7 @@ from .wire import (
     to_producer,
 )
 
-__all__ = ["FreeReason", "Producer"]
+__all__ = ["FreeReason", "Producer", "Stream"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ _log = logging.getLogger(__name__)
 class Producer:
     """Holds requests' blocks and serves reads.
 
-    Only `publish` and `has_reader` may be called off the event loop that ran `start`. `on_release`
-    is called on that loop, exactly once for each completed request; until then the request's
-    blocks must not change.
+    Only `publish`, `is_read_early` and `has_reader` may be called off the event loop of `start`.
+    `on_release` is called on that loop, exactly once for each completed request; until then the
+    request's blocks must not change.
     """
 
     def __init__(  # noqa: PLR0917 - every caller gives each of them
@@ -87,7 +87,7 @@ class Producer:
         self._lease = lease
         self._on_release = on_release
         self._limits = limits
-        self._holds: dict[str, KvHold] = {}
+        self._holds = HoldTable(lease)
         # One thread for each reader at the limit: a slow reader never delays another one.
         self._threads = ThreadPoolExecutor(limits.connections, "kv-send")
         self._listener = Listener(self._serve, limits)
@@ -113,23 +113,30 @@ class Producer:
         # First, so that no reader is left: the holds below are released at once.
         await self._listener.close()
         self._threads.shutdown()
-        # A copy: releasing a hold deletes it from the dict.
-        for hold in list(self._holds.values()):
+        for hold in self._holds:
             self._end(hold, FreeReason.ABORTED)
         # What is left are unfinished prompts; `on_release` is for completed ones only.
         self._holds.clear()
 
-    def open(self, request_id: str) -> None:
+    def open(self, request_id: str, stream: Stream | None = None) -> None:
         """Announce a prompt that will be prefilled for a reader, which may connect from now on.
 
-        Raises ValueError when the id is open already, empty or too long.
+        The reader of a `stream` may wait for it already. Raises ValueError when the id, or the
+        stream's, is open already, empty or too long.
         """
-        if request_id in self._holds or not 0 < len(request_id) <= MAX_ID:
-            raise ValueError(f"request id {request_id[:MAX_ID]!r} is open, empty or too long")
-        self._holds[request_id] = KvHold(request_id, self._lease)
+        self._holds.open(request_id, stream)
+
+    def has_stream(self, stream_id: str) -> bool:
+        """Whether a request with this stream is open."""
+        return self._holds.has_stream(stream_id)
+
+    def is_read_early(self, request_id: str) -> bool:
+        """Whether publishing early is of use: a reader is there, or will be. From any thread."""
+        hold = self._holds.get(request_id)
+        return (hold is not None and hold.stream_id is not None) or self.has_reader(request_id)
 
     def has_reader(self, request_id: str) -> bool:
-        """Whether a reader is connected, so that publishing early is of use. From any thread."""
+        """Whether a reader is connected. From any thread."""
         hold = self._holds.get(request_id)
         return hold is not None and hold.reader is not None
 
@@ -161,13 +168,18 @@ class Producer:
         A request that was read or released meanwhile is released before this returns. Raises
         KeyError when it is not open, ValueError when its blocks were never published.
         """
-        hold = self._holds[request_id]
+        hold = self._holds.get(request_id)
+        if hold is None:
+            raise KeyError(request_id)
         if len(hold.progress.block_ids) * self._layout.block_size < tokens:
             raise ValueError(f"{request_id!r}: the blocks of {tokens} tokens were never published")
         # Before the lease starts: an ended hold is released only once it is complete.
         hold.progress = hold.progress.complete(tokens)
         hold.changed.set()
         hold.renew()
+        # A reader that came before the request left a timer, which has no effect by now.
+        if hold.timer is not None:
+            hold.timer.cancel()
         # Starts the only timer of this hold; it reschedules itself until the lease has expired.
         self._check_lease(hold)
         self._release_when_idle(hold)
@@ -183,7 +195,7 @@ class Producer:
         if hold is not None and not hold.progress.is_complete:
             self._end(hold, FreeReason.ABORTED)
             # Without `on_release`: the engine frees the blocks of a discarded prompt itself.
-            del self._holds[request_id]
+            self._holds.remove(hold)
 
     def release(self, request_id: str) -> None:
         """Release a completed request that will not be read. No effect on any other request."""
@@ -214,9 +226,7 @@ class Producer:
         """Release an ending hold, unless a reader or the prefill still uses its blocks."""
         if hold.end_reason is None or hold.reader is not None or not hold.progress.is_complete:
             return
-        # Identity, not the id: after a discard, the same id may have been opened again.
-        if self._holds.get(hold.request_id) is hold:
-            del self._holds[hold.request_id]
+        if self._holds.remove(hold) and hold.request_id is not None:
             if hold.timer is not None:
                 hold.timer.cancel()
             self._on_release(hold.request_id, hold.end_reason)
@@ -271,12 +281,31 @@ class Producer:
     def _find(self, command: ToProducer) -> KvHold:
         if isinstance(command, Hello | Done):
             raise KvRefused("the second frame is not Read, Renew or Release")
-        hold = self._holds.get(command.request_id)
+        request_id = command.request_id
+        hold = self._holds.find(request_id)
+        if isinstance(command, Read) and command.prompt_hash is not None and hold is None:
+            hold = self._await_stream(request_id)
         if hold is None or hold.end_reason is not None:
             raise KvRefused(
                 f"request {command.request_id!r} is not held: "
                 "never opened, already read, released or expired"
             )
+        return hold
+
+    def _await_stream(self, stream_id: str) -> KvHold:
+        """A hold for the reader of a stream that came before the prefill's request.
+
+        Both legs are sent at once, and the prefill's may arrive later. It is refused if the
+        request does not come within `limits.idle`: the prefill leg was refused, or its pod died.
+        """
+        hold = self._holds.await_stream(stream_id)
+
+        def expire() -> None:
+            if hold.request_id is None:
+                self._end(hold, FreeReason.EXPIRED)
+
+        if self._loop is not None:
+            hold.timer = self._loop.call_later(self._limits.idle, expire)
         return hold
 
     def _apply(self, command: Renew | Release, hold: KvHold) -> None:
@@ -303,6 +332,9 @@ class Producer:
         finally:
             # After a failed read the hold stays: a reader may try again until the lease ends.
             hold.reader = None
+            if hold.request_id is None:
+                # Its request was never opened, and nobody waits for it any more.
+                self._holds.remove(hold)
             self._release_when_idle(hold)
         # Released before Ok is sent: a reader that has Ok knows that the blocks are free.
         self._end(hold, FreeReason.READ)

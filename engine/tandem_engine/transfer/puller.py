@@ -99,7 +99,9 @@ class Puller:
         self._threads.shutdown()
 
     def renew_lease(self, params: TransferParams) -> LeaseRenewal:
-        """Renew the lease now and after every sixth of it, while the request is queued."""
+        """Renew the lease now and after every sixth of it, while the request is queued.
+
+        It ends when the producer refuses; that of a stream goes on until it is cancelled."""
         task = asyncio.create_task(self._renew(params))
         self._renewals.add(task)
         task.add_done_callback(self._renewals.discard)
@@ -148,10 +150,15 @@ class Puller:
         sock.settimeout(self._limits.idle)
         started = time.perf_counter()
         read = Read(
-            params.remote_request_id, progress.skip_blocks, progress.tokens, self._limits.idle
+            params.remote_request_id,
+            progress.skip_blocks,
+            progress.tokens,
+            self._limits.idle,
+            params.tandem_prompt_hash if params.is_stream else None,
         )
         sock.sendall(pack(self._hello(params), read))
         _expect(receive_frame(sock, to_reader), Welcome)
+        receiving = 0.0
         while progress.missing:
             frame = receive_frame(sock, to_reader)
             # Its arrival has restarted the socket's time limit: the producer is alive.
@@ -160,11 +167,14 @@ class Puller:
             segment = _expect(frame, Segment)
             # Checks the segment before a byte of it is written into the cache.
             plan = progress.accept(segment)
+            began = time.perf_counter()
             receive_segment(sock, self._memory.incoming(segment.layer, plan))
+            receiving += time.perf_counter() - began
         # Before Done: the producer's confirmation is not part of the transfer.
         seconds = time.perf_counter() - started
         self._confirm(sock, params)
-        return seconds
+        # A stream waits for the prefill between its segments.
+        return receiving if params.is_stream else seconds
 
     def _confirm(self, sock: socket.socket, params: TransferParams) -> None:
         """Send Done. A failure is only logged: every block here is verified already."""
@@ -185,7 +195,9 @@ class Puller:
                 pause = lease / 6
             except KvRefused as err:
                 _log.warning("lease of %s not renewed: %s", params.remote_request_id, err)
-                return
+                # The prefill leg of a stream may arrive after its decode leg.
+                if not params.is_stream:
+                    return
             except KvBroken as err:
                 # The producer may be reachable again before the lease ends.
                 _log.warning("lease of %s not renewed: %s", params.remote_request_id, err)

@@ -89,6 +89,9 @@ class Read(Frame, frozen=True):
     tokens: _Count
     patience: Annotated[float, msgspec.Meta(ge=0.01, le=MAX_SECONDS)]
     """Seconds of silence after which the reader gives up; Waiting comes three times as often."""
+    prompt_hash: str | None = None
+    """`prefix.prompt_hash` of the reader's prompt: `request_id` is a stream's, whose prompt may not
+    have been submitted yet. None: the reader has the request's parameters."""
 
 
 class Renew(Frame, frozen=True):

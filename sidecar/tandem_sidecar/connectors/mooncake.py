@@ -97,6 +97,12 @@ class Mooncake:
         )
         return KvHold(msgspec.json.encode(params))
 
+    def stream_source(self, _prefill: HostPort) -> None:
+        """These legs need no engine's stream."""
+
+    def forget_source(self, _prefill: HostPort) -> None:
+        """No source is remembered."""
+
     # PeerDiscovery
 
     def peer_query(self, attempt: HandoffAttempt) -> PeerQuery | None:

@@ -10,6 +10,13 @@ carries them as `prompt_token_ids` of the object, so that the decode engine does
 messages again. vLLM checks only that they are ids of its vocabulary. That is enough: the engine
 reads as much KV as there are ids, and the KV was computed from these ids, so both legs have the
 same prompt even if their chat templates differ.
+
+Streamed hand-offs: if both engines say that they can (the prefill in an earlier answer, the decode
+engine in the head of one), both legs are sent at once, and the decode engine reads the KV while the
+prefill computes it. Both legs name the attempt's id, and the decode leg the prefill engine's id, as
+that earlier answer gave it. A restarted prefill engine refuses the read; its answer tells the new
+id, and the decode leg is then sent once more, as in 2. vLLM 0.32 does neither, so with it every
+hand-off is sequential.
 """
 
 from typing import Any, Final
@@ -17,6 +24,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
+from tandem_contract.commandline import HostPort
+from tandem_contract.concurrent_params import STREAM, DecodeStream, PrefillStream, StreamSource
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import (
     FIELD,
@@ -44,10 +53,13 @@ RELEASE_MODEL: Final = "tandem-release-kv"
 
 _RELEASE_TARGET: Final = PATHS[RequestKind.COMPLETIONS].encode()
 _PREFILL_LEG: Final = Raw(PREFILL_LEG)
+_MAX_SOURCES: Final = 1024
+"""Prefill pods whose engine is remembered: without signed plans any address of the allow-list may
+be named."""
 
 
 class Nixl:
-    """The connector for pulled KV. It holds no state."""
+    """The connector for pulled KV. It remembers which prefill engines serve streams."""
 
     release_is_notification = True
     decode_may_wait_forever = False
@@ -55,22 +67,30 @@ class Nixl:
 
     def __init__(self, options: ConnectorOptions | None = None) -> None:
         self._options = options or ConnectorOptions()
+        self._sources: dict[HostPort, StreamSource] = {}
 
-    def prefill_body(self, kind: RequestKind, body: Body, _attempt: HandoffAttempt) -> bytes:
-        return cap_to_one_token(kind, body, self._prefill_members(kind, body))
+    def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
+        members = self._prefill_members(kind, body)
+        if attempt.source is not None:
+            stream = msgspec.json.encode(PrefillStream(attempt.attempt_id))
+            members[FIELD] = Raw(add_member_to_object(PREFILL_LEG, STREAM, stream))
+        return cap_to_one_token(kind, body, members)
 
     def kv_hold(self, attempt: HandoffAttempt, answer: bytes) -> KvHold:
         fields = read_answer(answer)
         raw = bytes(fields.kv_transfer_params)
         params = read_transfer_params(raw)
         self._check(params)
-        # vLLM from 0.32 on: the decode engine reports the count that it reads in this object.
-        reported = params.remote_prefill_cached_tokens is not None
+        # vLLM from 0.32 on: the decode engine reports the count that it reads in this object. The
+        # decode leg of a stream had no such object yet.
+        reported = params.remote_prefill_cached_tokens is not None and attempt.source is None
+        source = self._remember(attempt.prefill, params)
         return KvHold(
             raw,
             cached_tokens=None if reported else read_cached_tokens(answer),
             prompt_token_ids=_token_ids(fields),
             attempt_id=attempt.attempt_id,
+            is_unexpected=attempt.source not in (None, source),
         )
 
     def decode_body(self, _kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
@@ -83,6 +103,32 @@ class Nixl:
         self, _kind: RequestKind, _body: Body, kv_hold: KvHold
     ) -> ReleaseRequest | None:
         return refused_request(kv_hold)
+
+    # ConcurrentLegs
+
+    def expected_kv_hold(self, attempt: HandoffAttempt) -> KvHold | None:
+        if attempt.source is None:
+            return None
+        stream = DecodeStream(attempt.attempt_id, attempt.source)
+        return KvHold(msgspec.json.encode({STREAM: stream}), attempt_id=attempt.attempt_id)
+
+    def stream_source(self, prefill: HostPort) -> StreamSource | None:
+        return self._sources.get(prefill)
+
+    def forget_source(self, prefill: HostPort) -> None:
+        self._sources.pop(prefill, None)
+
+    def _remember(self, prefill: HostPort, params: TransferParams) -> StreamSource | None:
+        """Keep the engine that computed this KV, if it serves streams."""
+        self._sources.pop(prefill, None)
+        if not params.tandem_serves_streams or self.transfer_mode != Nixl.transfer_mode:
+            return None
+        source = StreamSource(params.remote_engine_id, params.remote_host, params.remote_port)
+        self._sources[prefill] = source
+        # The pod that answered longest ago comes first.
+        if len(self._sources) > _MAX_SOURCES:
+            del self._sources[next(iter(self._sources))]
+        return source
 
     def _check(self, params: TransferParams) -> None:
         """Raise ParamsUnusable if the decode engine could not read the KV these name."""

@@ -11,6 +11,7 @@ cancelled decode leg tells it so.
 import msgspec
 
 from tandem_contract import ports
+from tandem_contract.commandline import HostPort
 from tandem_contract.concurrent_params import (
     OffloadingDecode,
     OffloadingPeerOfDecode,
@@ -57,3 +58,9 @@ class Offloading:
     def expected_kv_hold(self, attempt: HandoffAttempt) -> KvHold:
         peer = OffloadingPeerOfDecode(attempt.attempt_id, attempt.prefill.host, self._port)
         return KvHold(msgspec.json.encode(OffloadingDecode(peer)))
+
+    def stream_source(self, _prefill: HostPort) -> None:
+        """These legs need no engine's stream."""
+
+    def forget_source(self, _prefill: HostPort) -> None:
+        """No source is remembered."""

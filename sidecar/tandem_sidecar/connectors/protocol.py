@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.concurrent_params import StreamSource
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import ParamsUnusable
 
@@ -24,6 +25,9 @@ class HandoffAttempt(msgspec.Struct, frozen=True, gc=False):
     """`X-Request-Id` of both legs and of the release, unique to this attempt. vLLM's connectors
     match the legs by it."""
     prefill: HostPort
+    source: StreamSource | None = None
+    """The prefill engine whose KV the decode engine reads while it is computed; None: afterwards,
+    or by a connector of its own kind."""
 
 
 class KvHold(msgspec.Struct, frozen=True, gc=False):
@@ -38,6 +42,9 @@ class KvHold(msgspec.Struct, frozen=True, gc=False):
     """The prompt's token ids from the prefill, an encoded JSON list; empty: decode tokenizes."""
     attempt_id: str = ""
     """The attempt's, for connectors that repeat it in the decode leg's body."""
+    is_unexpected: bool = False
+    """A decode leg that was sent before the prefill's answer cannot read this KV: another engine
+    than the expected one computed it."""
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, gc=False):
@@ -92,8 +99,15 @@ class Connector(Protocol):
 class ConcurrentLegs(Protocol):
     """Optional: the decode leg is sent with the prefill leg, without waiting for its answer."""
 
-    def expected_kv_hold(self, attempt: HandoffAttempt) -> KvHold:
-        """The KV that the prefill leg, which was just sent, will hold. Raises ParamsUnusable."""
+    def expected_kv_hold(self, attempt: HandoffAttempt) -> KvHold | None:
+        """The KV that the prefill leg, which is being sent, will hold; None: this attempt's decode
+        leg has to wait for the answer. Raises ParamsUnusable."""
+
+    def stream_source(self, prefill: HostPort) -> StreamSource | None:
+        """The pod's engine, if it is known to serve KV while it is computed."""
+
+    def forget_source(self, prefill: HostPort) -> None:
+        """A hand-off with the pod failed: what is known of its engine may be outdated."""
 
 
 @runtime_checkable

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import msgspec
 
+from tandem_contract.commandline import HostPort
+from tandem_contract.concurrent_params import StreamSource
 from tandem_contract.overlaps import Overlaps
 from tandem_contract.request_kinds import RequestKind
 
@@ -110,6 +112,23 @@ class SidecarContext:
     transfers: TransferMonitor
     overlaps: Overlaps = field(default_factory=Overlaps)
     """The prompts that engines compute for this process, by engine address and rank."""
+    stream_readers: set[HostPort] = field(default_factory=set)
+    """Decode engines whose last answer said that they can read KV while it is computed."""
+
+    def stream_source(
+        self, settings: Settings, decode: HostPort, prefill: HostPort
+    ) -> StreamSource | None:
+        """The engine from which `decode` reads KV that `prefill` computes meanwhile; None: after
+        the prefill's answer, as one of the three cannot or may not do so."""
+        concurrent = self.connector.concurrent
+        if not settings.stream_kv or concurrent is None or decode not in self.stream_readers:
+            return None
+        return concurrent.stream_source(prefill)
+
+    def forget_source(self, prefill: HostPort) -> None:
+        """The next hand-off with the pod waits for its answer, which tells its engine anew."""
+        if self.connector.concurrent is not None:
+            self.connector.concurrent.forget_source(prefill)
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Final, Protocol
 
+from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlap
 from tandem_contract.request_kinds import RequestKind
@@ -19,6 +20,7 @@ from .context import SidecarContext
 from .events_actions import DecodeEnded, DecodeErrored, DecodeEvent, DecodeLost, DecodeStarted
 from .timing import measure_leg, read_timing
 
+_READS_STREAMS: Final = headers.READS_STREAMS.encode()
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
@@ -153,6 +155,11 @@ class DecodeLeg:
         self._reads_kv = reads_kv
         self._call = self._context.pool.send(self._engine, method, request, self, once=reads_kv)
 
+    def limit_transfer(self, timeout: float) -> None:
+        """Give the KV `timeout` seconds from now to arrive, unless the answer has begun."""
+        if self._call is not None and self.answer is None:
+            self._context.transfers.watch(self._engine, self, timeout)
+
     def pause(self) -> None:
         """Stop reading from the engine."""
         if self._call is not None:
@@ -221,6 +228,9 @@ class DecodeLeg:
 
     def head(self, head: ResponseHead) -> None:
         self.answer = head
+        if head.status < 300:
+            readers = self._context.stream_readers
+            (readers.add if head.value(_READS_STREAMS) else readers.discard)(self._engine)
         self.timing = read_timing(head)
         leg = self._leg
         leg.first_byte, leg.status, leg.timing = self._loop.time(), head.status, self.timing

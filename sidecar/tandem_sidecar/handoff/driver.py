@@ -8,6 +8,7 @@ alone performs the actions it returns.
 
 import asyncio
 import logging
+from math import inf
 from typing import Final
 
 from tandem_contract.commandline import HostPort
@@ -70,7 +71,7 @@ class HandoffDriver:
         self._relay = Relay(client, generation.request)
         # The relay's own method, bound once, because every piece of the answer passes through it.
         self.write_answer = self._relay.body
-        self._attempts = PrefillAttempts(context, generation, self)
+        self._attempts = PrefillAttempts(context, generation, self, engine)
         self._decode: DecodeLeg | None = None
         self._decode_id = ""
         # Whether the client reads too slowly. A decode leg that starts meanwhile begins paused.
@@ -116,6 +117,9 @@ class HandoffDriver:
         # Concurrent legs: the decode leg was sent before the prefill knew its cached tokens.
         if isinstance(event, events_actions.PrefillAnswered) and self._decode is not None:
             self._decode.cached = event.kv_hold.cached_tokens
+            if self._reads_stream:
+                # Only from now on the transfer is all that the decode engine waits for.
+                self._decode.limit_transfer(self._generation.settings.kv_transfer_timeout)
         self._handle(event)
 
     def on_decode_event(self, event: events_actions.DecodeEvent) -> None:
@@ -132,6 +136,8 @@ class HandoffDriver:
             # By type, because a failing isinstance check of a Struct is slow.
             if type(event) in _FAILURES:
                 self._log_failure(event)
+                if self._reads_stream and self._attempts.leg is not None:
+                    self._context.forget_source(self._attempts.leg.attempt.prefill)
             self._perform(machine.step(self._state, event))
 
     def _perform(self, step: machine.Step) -> None:
@@ -203,7 +209,7 @@ class HandoffDriver:
             body = connector.core.decode_body(generation.kind, generation.body, kv_hold)
             cached = kv_hold.cached_tokens
             # With concurrent legs only the prefill's answer, which comes later, tells the count.
-            rewrite_usage = cached is not None or connector.concurrent is not None
+            rewrite_usage = cached is not None or type(self._state) is machine.BothLegs
         self._decode_id = attempt_id
         leg = record.leg(Phase.DECODE, self._decode_name, attempt_id, self._loop.time())
         self._decode = DecodeLeg(
@@ -221,18 +227,31 @@ class HandoffDriver:
         reads_kv = kv_hold is not None
         may_wait = reads_kv and connector.core.decode_may_wait_forever
         timeout = generation.settings.push_timeout if may_wait else None
-        # The KV of concurrent legs does not exist before the prefill has ended.
-        is_transfer = reads_kv and connector.concurrent is None
         self._decode.send(
             generation.request.method,
             request,
             reads_kv=reads_kv,
             rank=rank,
             first_byte_timeout=timeout,
-            transfer_timeout=generation.settings.kv_transfer_timeout if is_transfer else None,
+            transfer_timeout=self._transfer_timeout if reads_kv else None,
         )
         if self._client_is_slow:
             self._decode.pause()
+
+    @property
+    def _reads_stream(self) -> bool:
+        """Whether the decode engine reads KV that the prefill engine computes meanwhile."""
+        leg, both = self._attempts.leg, type(self._state) is machine.BothLegs
+        return both and leg is not None and leg.attempt.source is not None
+
+    @property
+    def _transfer_timeout(self) -> float | None:
+        """Seconds that the KV of a decode leg which is being sent may take to arrive."""
+        if type(self._state) is not machine.BothLegs:
+            return self._generation.settings.kv_transfer_timeout
+        # The KV does not exist before the prefill has ended. Only of a stream the engine counts it
+        # among that which is being loaded.
+        return inf if self._reads_stream else None
 
     # The answer.
 

@@ -255,10 +255,15 @@ def _step_both_legs(state: BothLegs, event: Event) -> Step:
 
 
 def _after_concurrent_prefill(state: BothLegs, kv_hold: KvHold) -> Step:
-    """The prefill answered 2xx: go on as if the decode leg had been started only now."""
+    """The prefill answered 2xx: go on as if the decode leg had been started only now, or, if it
+    cannot read the KV and the engine has not computed the prompt itself by now, send it again."""
     if state.started:
-        return Answering(state.path), (ForwardDecodeAnswer(),)
-    return Decoding(state.prefilling.policy, state.path, kv_hold, state.admitted), ()
+        release = (ReleaseKv(kv_hold),) if kv_hold.is_unexpected else ()
+        return Answering(state.path), (*release, ForwardDecodeAnswer())
+    decoding = Decoding(state.prefilling.policy, state.path, kv_hold)
+    if kv_hold.is_unexpected:
+        return decoding, (AbortDecode(), StartDecode(kv_hold))
+    return replace(decoding, admitted=state.admitted), ()
 
 
 def _step_decoding(state: Decoding, event: Event) -> Step:

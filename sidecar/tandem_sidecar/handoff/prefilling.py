@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import Protocol
 
+from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlap
 from tandem_contract.timing import Timing
 from tandem_contract.transfer_params import ParamsUnusable
@@ -28,7 +29,7 @@ from .events_actions import (
 )
 from .outbound import engine_request, new_attempt_id
 from .proven_prefill import prefill_proof
-from .timing import measure_leg, read_timing
+from .timing import measure_prefill, read_timing
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +48,14 @@ class PrefillAttempts:
     """The attempts of one hand-off."""
 
     def __init__(
-        self, context: SidecarContext, generation: GenerationRequest, listener: PrefillListener
+        self,
+        context: SidecarContext,
+        generation: GenerationRequest,
+        listener: PrefillListener,
+        decode_engine: HostPort,
     ) -> None:
         self.context = context
+        self.stream_source = partial(context.stream_source, generation.settings, decode_engine)
         self.generation = generation
         self.listener = listener
         self.backend = ""
@@ -71,8 +77,7 @@ class PrefillAttempts:
         generation, now = self.generation, self._loop.time()
         # One timer, started with the first attempt: a retry must not extend the client's wait.
         if self.deadline is None:
-            timeout = generation.settings.prefill_timeout
-            self.deadline = self._loop.call_later(timeout, self._expire)
+            self.deadline = self._loop.call_later(generation.settings.prefill_timeout, self._expire)
         candidate = generation.route.candidates[index]
         self.backend = candidate.name
         # A request that is admitted may be the probe of a half-open circuit, so each way in which
@@ -119,7 +124,9 @@ class PrefillLeg:
     def __init__(self, attempts: PrefillAttempts, candidate: Candidate, now: float) -> None:
         generation = attempts.generation
         attempt_id = new_attempt_id(generation.request_id)
-        self.attempt = HandoffAttempt(attempt_id, candidate.address)
+        address = candidate.address
+        self.attempt = HandoffAttempt(attempt_id, address, attempts.stream_source(address))
+        self.is_concurrent = False  # Whether the decode leg does not wait for the answer.
         self._attempts = attempts
         self._context = attempts.context
         self._loop = asyncio.get_running_loop()
@@ -178,11 +185,10 @@ class PrefillLeg:
         self._leg_record.end(Result.ABORTED, self._loop.time())
         if not self._reported:
             self._context.breakers.cancel(self.attempt.prefill)
-        # There is no answer to wait for in three cases: a peer query makes no KV, the driver has
-        # released the KV of concurrent legs already, and a request that was not sent yet (its
-        # connection is being made) makes none.
+        # A peer query and a request that was not sent make no KV; the driver has released that of
+        # concurrent legs.
         connector = self._context.connector
-        if self._querying or connector.concurrent is not None or not self._call.forbid_resend():
+        if self._querying or self.is_concurrent or not self._call.forbid_resend():
             self._call.abort()
             self._call = None
             self._end_overlap()
@@ -265,12 +271,14 @@ class PrefillLeg:
             engine_request(generation.request, address, leg, body, proof, rank=rank, prefill=True),
             Collector(self._take_answer),
             connect_timeout=connect_timeout,
+            # A second prefill would hold KV that has been read already, for its whole lease.
+            once=self.attempt.source is not None,
         )
-        # Without concurrent legs only the prefill's answer names the KV, so the decode leg waits
-        # for it.
-        if connector.concurrent is None:
-            return None
-        return PrefillSent(connector.concurrent.expected_kv_hold(self.attempt))
+        # Else only the prefill's answer names the KV, so the decode leg waits for it.
+        concurrent = connector.concurrent
+        kv_hold = None if concurrent is None else concurrent.expected_kv_hold(self.attempt)
+        self.is_concurrent = kv_hold is not None
+        return PrefillSent(kv_hold) if kv_hold is not None else None
 
     def _take_answer(self, answer: Answer | NoAnswer) -> None:
         self._call = None
@@ -290,14 +298,8 @@ class PrefillLeg:
             # Kept before the event: within it the driver may forward this very answer.
             self._attempts.answer = answer
             self._leg_record.timing = engine = read_timing(answer.head)
-            self._attempts.timing = self._measure(engine, answer, inflight)
+            self._attempts.timing = measure_prefill(self._leg_record, engine, answer, inflight)
         self._attempts.listener.on_prefill_event(event)
-
-    def _measure(self, engine: Timing, answer: Answer, inflight: int | None) -> Timing:
-        leg = self._leg_record
-        is_answered = leg.result is Result.ANSWERED and leg.ended is not None
-        seconds = leg.ended - leg.started if is_answered and leg.ended is not None else None
-        return measure_leg(engine, seconds, answer.body, inflight=inflight, prefill=True)
 
     def _end_overlap(self) -> int | None:
         """The pod computes no longer; returns how many other prompts it was given meanwhile."""
@@ -331,6 +333,7 @@ class PrefillLeg:
         discovery = self._context.connector.discovery
         if discovery is not None:
             discovery.forget_peer(address)
+        self._context.forget_source(address)
         if wait > 0:
             log.warning(
                 "prefill pod %s (%s): no requests for %.3gs (circuit breaker)",

@@ -18,7 +18,9 @@ from tandem_contract import headers
 from tandem_contract.timing import UNKNOWN, Timing, parse_timing
 
 from ..bodies.usage import TokenCounts, read_token_counts
+from ..http.answers import Answer
 from ..http.messages import ResponseHead
+from ..observability.record import Leg, Result
 
 _TIMING: Final = headers.TIMING.encode()
 
@@ -59,6 +61,13 @@ def measure_leg(
         generated=None if prefill else counts.generated,
         inflight=inflight,
     )
+
+
+def measure_prefill(leg: Leg, engine: Timing, answer: Answer, inflight: int | None) -> Timing:
+    """The timing of a prefill leg, by its record, which has ended, and its complete answer."""
+    is_answered = leg.result is Result.ANSWERED and leg.ended is not None
+    seconds = leg.ended - leg.started if is_answered and leg.ended is not None else None
+    return measure_leg(engine, seconds, answer.body, inflight=inflight, prefill=True)
 
 
 def complete_timing(timing: Timing, end: bytes) -> Timing:

@@ -41,6 +41,7 @@ LIVE: Final = frozenset(
         "breaker_failures",
         "breaker_cooldown",
         "tokenize_once",
+        "stream_kv",
         "history",
         "log_format",
         "log_level",

@@ -20,7 +20,11 @@ from .bodies import ATTEMPT, chat
 def test_each_name_makes_a_connector_with_its_optional_protocols(name: str) -> None:
     connector = make_connector(name, ConnectorOptions())
     assert check_name(name) == name
-    assert (connector.concurrent is not None) is (name in ("mooncake", "offloading"))
+    assert connector.concurrent is not None
+    # Those of NIXL are concurrent only in hand-offs whose prefill engine is known to serve streams.
+    always = connector.concurrent.stream_source(ATTEMPT.prefill) is None and name != "mooncake"
+    expected = connector.concurrent.expected_kv_hold(ATTEMPT) if always else None
+    assert (expected is not None) is (name == "offloading")
     assert (connector.discovery is not None) is (name == "mooncake")
 
 

@@ -67,6 +67,7 @@ def requests_of(kind: str, **spec: Any) -> dict[str, Any]:
 def test_engine_and_sidecar_have_requests_unless_the_user_states_them() -> None:
     assert requests_of("sidecar") == {"cpu": "100m", "memory": "96Mi"}
     assert requests_of("engine") == {"cpu": "1", "memory": "4Gi"}
+    assert requests_of("sidecar", accelerator={"count": 0})["cpu"] == "50m"
     stated = {"resources": {"requests": {"cpu": 8}, "limits": {"memory": "1Gi"}}}
     assert requests_of("engine", engine=stated) == {"cpu": 8}
     own = {"name": "sidecar", "resources": {"limits": {"memory": "50Mi"}}}

@@ -34,9 +34,11 @@ _MESSAGE_POLICY: Final = "FallbackToLogsOnError"
 the operator copies it into the pool's conditions."""
 _SIDECAR_REQUESTS: Final = {"cpu": "100m", "memory": "96Mi"}
 """An idle sidecar's memory; CPU for some hundred requests per second."""
-_CPU_ENGINE_REQUESTS: Final = {"cpu": "200m", "memory": "512Mi"}
+_CPU_SIDECAR_REQUESTS: Final = {**_SIDECAR_REQUESTS, "cpu": "50m"}
+"""A sidecar beside an engine without accelerators, which serves a few requests per second."""
+_CPU_ENGINE_REQUESTS: Final = {"cpu": "100m", "memory": "512Mi"}
 """The torch engine with a small model: the quickstart's engines, sidecars, router and operator fit
-two cores. A real model on CPUs needs `engine.resources`."""
+two cores beside kube-system. A real model on CPUs needs `engine.resources`."""
 _MEMORY_PER_ACCELERATOR: Final = 4
 """GiB of host memory, beside one CPU: less than vLLM uses while it loads weights, so that the
 request never keeps a pod from a node that has the accelerators."""
@@ -51,7 +53,7 @@ def default_requests(container: Container, accelerators: int) -> Container:
     """The container with requests for CPU and memory, for each that it states neither a request nor
     a limit for: a pod without any is evicted first and starves beside others."""
     if container["name"] == SIDECAR:
-        defaults = _SIDECAR_REQUESTS
+        defaults = _SIDECAR_REQUESTS if accelerators else _CPU_SIDECAR_REQUESTS
     elif container["name"] != ENGINE:
         return container
     elif accelerators:

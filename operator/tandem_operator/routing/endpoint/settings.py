@@ -77,18 +77,20 @@ class RouterSettings:
     other what they place. With one, Envoy balances over the decode pods while it restarts."""
     envoy_resources: Mapping[str, Any] = field(
         default_factory=lambda: {
+            "requests": {"cpu": "50m", "memory": "128Mi"},
+            "limits": {"memory": "1Gi"},
+        }
+    )
+    """Envoy buffers request bodies of up to 16 MiB while the EPP chooses a pod. CPU for some
+    hundred requests per second, small enough for the quickstart on two cores."""
+    epp_resources: Mapping[str, Any] = field(
+        default_factory=lambda: {
             "requests": {"cpu": "100m", "memory": "128Mi"},
             "limits": {"memory": "1Gi"},
         }
     )
-    """Envoy buffers request bodies of up to 16 MiB while the EPP chooses a pod."""
-    epp_resources: Mapping[str, Any] = field(
-        default_factory=lambda: {
-            "requests": {"cpu": "250m", "memory": "128Mi"},
-            "limits": {"memory": "1Gi"},
-        }
-    )
-    """No CPU limit: CPU throttling of the EPP delays the first token."""
+    """CPU for some hundred requests per second, small enough for the quickstart on two cores. No
+    CPU limit: CPU throttling of the EPP delays the first token."""
     envoy_env: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)
     """`env` and `envFrom` of Envoy's container, as in a container."""
     epp_env: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)

@@ -65,6 +65,11 @@ class Overlaps:
         if not engine.open:
             del self._engines[key]
 
+    def under_way(self, key: Hashable) -> int:
+        """Prompts under way at the engine `key`."""
+        engine = self._engines.get(key)
+        return engine.open if engine is not None else 0
+
     def __len__(self) -> int:
         """Engines with a prompt under way."""
         return len(self._engines)

@@ -7,7 +7,7 @@ it refuses new work, waits for the rest, and ends what is left when the drain ti
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -21,11 +21,16 @@ from ..connectors import ResolvedConnector
 from ..http.messages import Request
 from ..http.upstream import Pool
 from ..observability.record import Leg, Record
-from ..security.route import Route
+from ..security.route import Candidate, Route
 from ..settings import Settings
 from .breaker import Breakers
 from .liveness import LivenessMonitor
 from .transfer_monitor import TransferMonitor
+
+STREAMS_PER_POD: Final = 2
+"""Prompts under way at a prefill pod with which the next decode leg waits for the prefill's answer:
+a prompt that is queued has no KV to read yet. Too many: prompts in the queues of prefill pods hold
+the decode engine's blocks; too few: no KV moves while the pod computes several prompts at once."""
 
 
 class RecordObserver(Protocol):
@@ -116,14 +121,16 @@ class SidecarContext:
     """Decode engines whose last answer said that they can read KV while it is computed."""
 
     def stream_source(
-        self, settings: Settings, decode: HostPort, prefill: HostPort
+        self, settings: Settings, decode: HostPort, prefill: Candidate
     ) -> StreamSource | None:
         """The engine from which `decode` reads KV that `prefill` computes meanwhile; None: after
-        the prefill's answer, as one of the three cannot or may not do so."""
+        the prefill's answer, as one of the three cannot or may not do so, or the pod is busy."""
         concurrent = self.connector.concurrent
         if not settings.stream_kv or concurrent is None or decode not in self.stream_readers:
             return None
-        return concurrent.stream_source(prefill)
+        if self.overlaps.under_way((prefill.address, prefill.rank)) >= STREAMS_PER_POD:
+            return None
+        return concurrent.stream_source(prefill.address)
 
     def forget_source(self, prefill: HostPort) -> None:
         """The next hand-off with the pod waits for its answer, which tells its engine anew."""

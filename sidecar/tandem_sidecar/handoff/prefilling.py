@@ -125,7 +125,7 @@ class PrefillLeg:
         generation = attempts.generation
         attempt_id = new_attempt_id(generation.request_id)
         address = candidate.address
-        self.attempt = HandoffAttempt(attempt_id, address, attempts.stream_source(address))
+        self.attempt = HandoffAttempt(attempt_id, address, attempts.stream_source(candidate))
         self.is_concurrent = False  # Whether the decode leg does not wait for the answer.
         self._attempts = attempts
         self._context = attempts.context

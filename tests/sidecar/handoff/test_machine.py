@@ -190,6 +190,18 @@ def test_concurrent_legs_the_prefill_may_answer_first() -> None:
     assert h.step(pairing(), m.PrefillAnswered(P)) == (reading(), ())
 
 
+def test_concurrent_legs_kv_of_another_engine_is_read_by_a_second_decode_leg() -> None:
+    other = KvHold(PARAMS, is_unexpected=True)
+    step = h.step(pairing(), m.PrefillAnswered(other))
+    assert step == (h.Decoding(YES, SPLIT, other), (m.AbortDecode(), m.StartDecode(other)))
+
+
+def test_concurrent_legs_kv_of_another_engine_is_released_if_decode_computed_the_prompt() -> None:
+    other = KvHold(PARAMS, is_unexpected=True)
+    forwarded = (h.Answering(SPLIT), (m.ReleaseKv(other), m.ForwardDecodeAnswer()))
+    assert h.step(pairing(started=True), m.PrefillAnswered(other)) == forwarded
+
+
 def test_concurrent_legs_a_failed_prefill_aborts_decode_and_tries_the_next() -> None:
     state, actions = h.step(pairing(started=True, of=2), m.PrefillFailed(Cause.ERROR, "why"))
     assert state == prefilling(attempt=1, of=2)

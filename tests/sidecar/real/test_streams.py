@@ -83,6 +83,23 @@ async def test_without_the_flag_or_knowledge_the_legs_are_sequential(
         assert [STREAM.encode() in r.body for r in pod.requests] == [False] * 3
 
 
+async def test_a_busy_pod_gets_the_next_decode_leg_after_its_answer(
+    decode: Engine, prefill: Engine
+) -> None:
+    """A prompt in the pod's queue would only hold the decode engine's blocks."""
+    async with forwarding_pod(prefill, send) as pod, streaming(decode, pod.address) as pair:
+        prefill.stop()
+        asked = []
+        for seed in (1, 2, 3):
+            asked.append(asyncio.create_task(check(pair, seed, SPLIT, pod.address)))
+            await pod.received(1 + seed)
+        prefill.signal(signal.SIGCONT)
+        await asyncio.gather(*asked)
+        streamed = [STREAM.encode() in request.body for request in pod.requests]
+        assert streamed == [False, True, True, False]
+        await pair.wait_until_idle(decode, prefill)
+
+
 @pytest.mark.parametrize(
     "script", [respond_with(500), respond_with(429), respond_with(503), drop_connection]
 )

@@ -47,6 +47,15 @@ PROGRAMS = (*tools.CONTROL_PLANE, "kube-scheduler", "kwok")
 LEASES = "--node-lease-duration-seconds=40"
 """kwok renews node leases; without them the control plane marks the nodes as lost."""
 STAGES = Path(__file__).parent / "kwok.yaml"
+API_FLAGS = {
+    # A new node has a taint until the node-lifecycle-controller removes it, and that controller
+    # does not run in this control plane.
+    "disable_admission_plugins": "TaintNodesByCondition",
+    # kwok's client lists by a watch, to which the API server answers with an error where etcd is
+    # older than 3.4.31, as Debian's is. With the gate off, the client falls back to a plain list.
+    "feature_gates": "WatchList=false",
+}
+"""Flags of kube-apiserver without which kwok makes no pod ready."""
 PREFILL_POOLS = Resource(labels.API_VERSION, PLURALS[PREFILL_POOL])
 DECODE_POOLS = Resource(labels.API_VERSION, PLURALS[DECODE_POOL])
 
@@ -148,7 +157,7 @@ def main(file: Path | None, sets: int, pod_count: int) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # The stack ends in reverse order: the control plane outlives all its clients.
-        cluster = stack.enter_context(ControlPlane.running(folder))
+        cluster = stack.enter_context(ControlPlane.running(folder, API_FLAGS))
         install(cluster)
         kubeconfig = f"--kubeconfig={cluster.kubeconfig}"
         scheduler = (tools.path("kube-scheduler"), kubeconfig, "--leader-elect=false")
@@ -202,7 +211,7 @@ async def measure(kubeconfig: Path, operator: Operator, fleet: Fleet) -> list[Fi
         large_fleet = await bring_up(api, operator, range(FEW, sets), fleet)
         change = await scale_one(api, operator, fleet)
         progress(f"watching {sets} sets at rest for {REST:.0f} s")
-        await quiet(operator)
+        await quiet(api, operator, range(sets))
         # Once the operator is idle: rollout work would count as work at rest.
         calls, cpu, started = operator.calls(), operator.cpu(), time.monotonic()
         await asyncio.sleep(REST)
@@ -240,10 +249,10 @@ async def bring_up(api: Api, operator: Operator, numbers: range, fleet: Fleet) -
         await api.create(PREFILL_POOLS, pool(PREFILL_POOL, f"p{number}", MODEL, fleet.prefills))
         reference = {"prefillRef": {"name": f"p{number}"}}
         await api.create(DECODE_POOLS, pool(DECODE_POOL, f"d{number}", reference, fleet.decodes))
-    await all_ready(api, numbers)
+    await all_have(api, numbers, "Ready", "True")
     # Before `quiet`, which waits for the last status writes.
     took = time.monotonic() - started
-    await quiet(operator)
+    await quiet(api, operator, numbers)
     # After it: the work of the last status writes counts as well.
     spent = operator.cpu() - cpu
     return Cost(len(numbers), took, spent, operator.calls().total() - calls)
@@ -255,8 +264,7 @@ async def scale_one(api: Api, operator: Operator, fleet: Fleet) -> int:
     await api.patch(DECODE_POOLS, "d0", {"spec": {"replicas": fleet.decodes + 1}}, NAMESPACE)
     while not await has_pods(api, fleet.decodes + 1):  # noqa: ASYNC110 - another process makes them
         await asyncio.sleep(0.2)
-    await all_ready(api, range(1))
-    await quiet(operator)
+    await quiet(api, operator, range(1))
     spent = operator.calls() - calls
     progress(", ".join(f"{count} {call}" for call, count in sorted(spent.items())))
     return spent.total()
@@ -266,7 +274,8 @@ async def has_pods(api: Api, count: int) -> bool:
     return len((await api.list(PODS, NAMESPACE, labels=f"{labels.POOL}=d0")).items) == count
 
 
-async def all_ready(api: Api, numbers: range) -> None:
+async def all_have(api: Api, numbers: range, condition: str, status: str) -> None:
+    """Wait until every pool of these sets has the condition, for its present spec."""
     expected = {f"{kind}{number}" for kind in "pd" for number in numbers}
     async with asyncio.timeout(DEADLINE):
         while True:
@@ -274,22 +283,24 @@ async def all_ready(api: Api, numbers: range) -> None:
                 *(await api.list(PREFILL_POOLS, NAMESPACE)).items,
                 *(await api.list(DECODE_POOLS, NAMESPACE)).items,
             ]
-            if expected <= {pool["metadata"]["name"] for pool in pools if is_ready(pool)}:
+            having = {p["metadata"]["name"] for p in pools if has(p, condition, status)}
+            if expected <= having:
                 return
             await asyncio.sleep(0.5)
 
 
-def is_ready(pool: dict[str, Any]) -> bool:
-    status = pool.get("status", {})
+def has(pool: dict[str, Any], condition: str, status: str) -> bool:
+    stored = pool.get("status", {})
     # Conditions of an older generation say nothing about the present spec.
-    return status.get("observedGeneration") == pool["metadata"]["generation"] and any(
-        condition["type"] == "Ready" and condition["status"] == "True"
-        for condition in status["conditions"]
+    return stored.get("observedGeneration") == pool["metadata"]["generation"] and any(
+        entry["type"] == condition and entry["status"] == status for entry in stored["conditions"]
     )
 
 
-async def quiet(operator: Operator) -> None:
-    """Wait until the operator has made no call for three seconds."""
+async def quiet(api: Api, operator: Operator, numbers: range) -> None:
+    """Wait until the rollouts are complete and the operator has made no call for three seconds."""
+    # Ready pods become available only `minReadySeconds` later, and then the statuses change.
+    await all_have(api, numbers, "Reconciling", "False")
     before = -1
     while (now := operator.calls().total()) != before:
         before = now

@@ -11,12 +11,21 @@ CHUNK: Final = 62 * 1024
 
 
 def answer_body(
-    mode: BodyMode, model: AnsweredModel | None, body: bytes, end: bool
+    mode: BodyMode,
+    model: AnsweredModel | None,
+    body: bytes,
+    end: bool,
+    *,
+    has_no_trailers: bool = False,
 ) -> Sequence[Answer]:
-    """The answers to a part of a response, which ends if `end`; `model` changes it."""
+    """The answers to a part of a response, which ends if `end`; `model` changes it.
+    `has_no_trailers`: a last part will come, so that the end of this one may wait for it: Tandem's
+    Envoy, which alone sends bodies that are asked for, drops trailers of HTTP/1."""
     if mode is not BodyMode.FULL_DUPLEX_STREAMED:
-        # Each message gets one answer, so nothing can be held back until the next one.
-        changed = model.replace(body) if model is not None else body
+        changed = body
+        if model is not None:
+            # Otherwise trailers may come, whose answer carries no body.
+            changed = model.feed(body, is_last=end) if has_no_trailers else model.replace(body)
         return (Continue(Part.RESPONSE_BODY, body=changed if changed != body else None),)
     # In full duplex Envoy forwards only what the EPP sends back.
     if model is not None:

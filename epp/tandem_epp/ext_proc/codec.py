@@ -43,6 +43,8 @@ def write_answer(answer: messages.Answer) -> pb.ProcessingResponse:
             _write_mutation(message, part.response, answer.mutation)
         if answer.body is not None:
             part.response.body_mutation.body = answer.body
+        if answer.asks_for_body:
+            message.mode_override.CopyFrom(_STREAMED_RESPONSE)
         return message
     streamed = part.response.body_mutation.streamed_response
     streamed.body, streamed.end_of_stream = answer.body, answer.end_of_stream
@@ -50,6 +52,18 @@ def write_answer(answer: messages.Answer) -> pb.ProcessingResponse:
 
 
 _TRAILERS: Final = (messages.Part.REQUEST_TRAILERS, messages.Part.RESPONSE_TRAILERS)
+_SEND: Final = 1
+"""`HeaderSendMode.SEND`."""
+_STREAMED_RESPONSE: Final = pb.ProcessingMode(
+    request_header_mode=_SEND,
+    response_header_mode=_SEND,
+    # An override names all modes: the request's may still be under way.
+    request_body_mode=messages.BodyMode.BUFFERED,
+    response_body_mode=messages.BodyMode.STREAMED,
+    request_trailer_mode=_SEND,
+    response_trailer_mode=_SEND,
+)
+"""The modes of Tandem's Envoy, and response bodies."""
 
 
 def _write_mutation(

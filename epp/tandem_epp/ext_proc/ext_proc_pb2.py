@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tandem_epp/ext_proc/ext_proc.proto\x12\x0ftandem.ext_proc\x1a\x1cgoogle/protobuf/struct.proto\"\xf9\x04\n\x11ProcessingRequest\x12\x37\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x1c.tandem.ext_proc.HttpHeadersH\x00\x12\x38\n\x10response_headers\x18\x03 \x01(\x0b\x32\x1c.tandem.ext_proc.HttpHeadersH\x00\x12\x31\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x19.tandem.ext_proc.HttpBodyH\x00\x12\x32\n\rresponse_body\x18\x05 \x01(\x0b\x32\x19.tandem.ext_proc.HttpBodyH\x00\x12\x39\n\x10request_trailers\x18\x06 \x01(\x0b\x32\x1d.tandem.ext_proc.HttpTrailersH\x00\x12:\n\x11response_trailers\x18\x07 \x01(\x0b\x32\x1d.tandem.ext_proc.HttpTrailersH\x00\x12\x33\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x19.tandem.ext_proc.Metadata\x12\x46\n\nattributes\x18\t \x03(\x0b\x32\x32.tandem.ext_proc.ProcessingRequest.AttributesEntry\x12?\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32&.tandem.ext_proc.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\xfe\x03\n\x12ProcessingResponse\x12;\n\x0frequest_headers\x18\x01 \x01(\x0b\x32 .tandem.ext_proc.HeadersResponseH\x00\x12<\n\x10response_headers\x18\x02 \x01(\x0b\x32 .tandem.ext_proc.HeadersResponseH\x00\x12\x35\n\x0crequest_body\x18\x03 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyResponseH\x00\x12\x36\n\rresponse_body\x18\x04 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyResponseH\x00\x12=\n\x10request_trailers\x18\x05 \x01(\x0b\x32!.tandem.ext_proc.TrailersResponseH\x00\x12>\n\x11response_trailers\x18\x06 \x01(\x0b\x32!.tandem.ext_proc.TrailersResponseH\x00\x12@\n\x12immediate_response\x18\x07 \x01(\x0b\x32\".tandem.ext_proc.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.StructB\n\n\x08response\"N\n\x15ProtocolConfiguration\x12\x19\n\x11request_body_mode\x18\x01 \x01(\x05\x12\x1a\n\x12response_body_mode\x18\x02 \x01(\x05\"\xa2\x01\n\x08Metadata\x12\x46\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32-.tandem.ext_proc.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"Q\n\x0bHttpHeaders\x12+\n\x07headers\x18\x01 \x01(\x0b\x32\x1a.tandem.ext_proc.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x0e\n\x0cHttpTrailers\"D\n\x0fHeadersResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.tandem.ext_proc.CommonResponse\"A\n\x0c\x42odyResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.tandem.ext_proc.CommonResponse\"\x12\n\x10TrailersResponse\"\x9b\x01\n\x0e\x43ommonResponse\x12\x38\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32\x1f.tandem.ext_proc.HeaderMutation\x12\x34\n\rbody_mutation\x18\x03 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"n\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x42\n\x11streamed_response\x18\x03 \x01(\x0b\x32%.tandem.ext_proc.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x80\x01\n\x11ImmediateResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.tandem.ext_proc.HttpStatus\x12\x30\n\x07headers\x18\x02 \x01(\x0b\x32\x1f.tandem.ext_proc.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\"a\n\x0eHeaderMutation\x12\x37\n\x0bset_headers\x18\x01 \x03(\x0b\x32\".tandem.ext_proc.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\":\n\tHeaderMap\x12-\n\x07headers\x18\x01 \x03(\x0b\x32\x1c.tandem.ext_proc.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"X\n\x11HeaderValueOption\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.tandem.ext_proc.HeaderValue\x12\x15\n\rappend_action\x18\x03 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"tandem_epp/ext_proc/ext_proc.proto\x12\x0ftandem.ext_proc\x1a\x1cgoogle/protobuf/struct.proto\"\xf9\x04\n\x11ProcessingRequest\x12\x37\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x1c.tandem.ext_proc.HttpHeadersH\x00\x12\x38\n\x10response_headers\x18\x03 \x01(\x0b\x32\x1c.tandem.ext_proc.HttpHeadersH\x00\x12\x31\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x19.tandem.ext_proc.HttpBodyH\x00\x12\x32\n\rresponse_body\x18\x05 \x01(\x0b\x32\x19.tandem.ext_proc.HttpBodyH\x00\x12\x39\n\x10request_trailers\x18\x06 \x01(\x0b\x32\x1d.tandem.ext_proc.HttpTrailersH\x00\x12:\n\x11response_trailers\x18\x07 \x01(\x0b\x32\x1d.tandem.ext_proc.HttpTrailersH\x00\x12\x33\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x19.tandem.ext_proc.Metadata\x12\x46\n\nattributes\x18\t \x03(\x0b\x32\x32.tandem.ext_proc.ProcessingRequest.AttributesEntry\x12?\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32&.tandem.ext_proc.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\xb6\x04\n\x12ProcessingResponse\x12;\n\x0frequest_headers\x18\x01 \x01(\x0b\x32 .tandem.ext_proc.HeadersResponseH\x00\x12<\n\x10response_headers\x18\x02 \x01(\x0b\x32 .tandem.ext_proc.HeadersResponseH\x00\x12\x35\n\x0crequest_body\x18\x03 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyResponseH\x00\x12\x36\n\rresponse_body\x18\x04 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyResponseH\x00\x12=\n\x10request_trailers\x18\x05 \x01(\x0b\x32!.tandem.ext_proc.TrailersResponseH\x00\x12>\n\x11response_trailers\x18\x06 \x01(\x0b\x32!.tandem.ext_proc.TrailersResponseH\x00\x12@\n\x12immediate_response\x18\x07 \x01(\x0b\x32\".tandem.ext_proc.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x36\n\rmode_override\x18\t \x01(\x0b\x32\x1f.tandem.ext_proc.ProcessingModeB\n\n\x08response\"\xbf\x01\n\x0eProcessingMode\x12\x1b\n\x13request_header_mode\x18\x01 \x01(\x05\x12\x1c\n\x14response_header_mode\x18\x02 \x01(\x05\x12\x19\n\x11request_body_mode\x18\x03 \x01(\x05\x12\x1a\n\x12response_body_mode\x18\x04 \x01(\x05\x12\x1c\n\x14request_trailer_mode\x18\x05 \x01(\x05\x12\x1d\n\x15response_trailer_mode\x18\x06 \x01(\x05\"N\n\x15ProtocolConfiguration\x12\x19\n\x11request_body_mode\x18\x01 \x01(\x05\x12\x1a\n\x12response_body_mode\x18\x02 \x01(\x05\"\xa2\x01\n\x08Metadata\x12\x46\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32-.tandem.ext_proc.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"Q\n\x0bHttpHeaders\x12+\n\x07headers\x18\x01 \x01(\x0b\x32\x1a.tandem.ext_proc.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x0e\n\x0cHttpTrailers\"D\n\x0fHeadersResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.tandem.ext_proc.CommonResponse\"A\n\x0c\x42odyResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.tandem.ext_proc.CommonResponse\"\x12\n\x10TrailersResponse\"\x9b\x01\n\x0e\x43ommonResponse\x12\x38\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32\x1f.tandem.ext_proc.HeaderMutation\x12\x34\n\rbody_mutation\x18\x03 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"n\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x42\n\x11streamed_response\x18\x03 \x01(\x0b\x32%.tandem.ext_proc.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x80\x01\n\x11ImmediateResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.tandem.ext_proc.HttpStatus\x12\x30\n\x07headers\x18\x02 \x01(\x0b\x32\x1f.tandem.ext_proc.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\"a\n\x0eHeaderMutation\x12\x37\n\x0bset_headers\x18\x01 \x03(\x0b\x32\".tandem.ext_proc.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\":\n\tHeaderMap\x12-\n\x07headers\x18\x01 \x03(\x0b\x32\x1c.tandem.ext_proc.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"X\n\x11HeaderValueOption\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.tandem.ext_proc.HeaderValue\x12\x15\n\rappend_action\x18\x03 \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,41 +41,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_start=634
   _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_end=708
   _globals['_PROCESSINGRESPONSE']._serialized_start=722
-  _globals['_PROCESSINGRESPONSE']._serialized_end=1232
-  _globals['_PROTOCOLCONFIGURATION']._serialized_start=1234
-  _globals['_PROTOCOLCONFIGURATION']._serialized_end=1312
-  _globals['_METADATA']._serialized_start=1315
-  _globals['_METADATA']._serialized_end=1477
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=1399
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=1477
-  _globals['_HTTPHEADERS']._serialized_start=1479
-  _globals['_HTTPHEADERS']._serialized_end=1560
-  _globals['_HTTPBODY']._serialized_start=1562
-  _globals['_HTTPBODY']._serialized_end=1609
-  _globals['_HTTPTRAILERS']._serialized_start=1611
-  _globals['_HTTPTRAILERS']._serialized_end=1625
-  _globals['_HEADERSRESPONSE']._serialized_start=1627
-  _globals['_HEADERSRESPONSE']._serialized_end=1695
-  _globals['_BODYRESPONSE']._serialized_start=1697
-  _globals['_BODYRESPONSE']._serialized_end=1762
-  _globals['_TRAILERSRESPONSE']._serialized_start=1764
-  _globals['_TRAILERSRESPONSE']._serialized_end=1782
-  _globals['_COMMONRESPONSE']._serialized_start=1785
-  _globals['_COMMONRESPONSE']._serialized_end=1940
-  _globals['_BODYMUTATION']._serialized_start=1942
-  _globals['_BODYMUTATION']._serialized_end=2052
-  _globals['_STREAMEDBODYRESPONSE']._serialized_start=2054
-  _globals['_STREAMEDBODYRESPONSE']._serialized_end=2113
-  _globals['_IMMEDIATERESPONSE']._serialized_start=2116
-  _globals['_IMMEDIATERESPONSE']._serialized_end=2244
-  _globals['_HTTPSTATUS']._serialized_start=2246
-  _globals['_HTTPSTATUS']._serialized_end=2272
-  _globals['_HEADERMUTATION']._serialized_start=2274
-  _globals['_HEADERMUTATION']._serialized_end=2371
-  _globals['_HEADERMAP']._serialized_start=2373
-  _globals['_HEADERMAP']._serialized_end=2431
-  _globals['_HEADERVALUE']._serialized_start=2433
-  _globals['_HEADERVALUE']._serialized_end=2493
-  _globals['_HEADERVALUEOPTION']._serialized_start=2495
-  _globals['_HEADERVALUEOPTION']._serialized_end=2583
+  _globals['_PROCESSINGRESPONSE']._serialized_end=1288
+  _globals['_PROCESSINGMODE']._serialized_start=1291
+  _globals['_PROCESSINGMODE']._serialized_end=1482
+  _globals['_PROTOCOLCONFIGURATION']._serialized_start=1484
+  _globals['_PROTOCOLCONFIGURATION']._serialized_end=1562
+  _globals['_METADATA']._serialized_start=1565
+  _globals['_METADATA']._serialized_end=1727
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=1649
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=1727
+  _globals['_HTTPHEADERS']._serialized_start=1729
+  _globals['_HTTPHEADERS']._serialized_end=1810
+  _globals['_HTTPBODY']._serialized_start=1812
+  _globals['_HTTPBODY']._serialized_end=1859
+  _globals['_HTTPTRAILERS']._serialized_start=1861
+  _globals['_HTTPTRAILERS']._serialized_end=1875
+  _globals['_HEADERSRESPONSE']._serialized_start=1877
+  _globals['_HEADERSRESPONSE']._serialized_end=1945
+  _globals['_BODYRESPONSE']._serialized_start=1947
+  _globals['_BODYRESPONSE']._serialized_end=2012
+  _globals['_TRAILERSRESPONSE']._serialized_start=2014
+  _globals['_TRAILERSRESPONSE']._serialized_end=2032
+  _globals['_COMMONRESPONSE']._serialized_start=2035
+  _globals['_COMMONRESPONSE']._serialized_end=2190
+  _globals['_BODYMUTATION']._serialized_start=2192
+  _globals['_BODYMUTATION']._serialized_end=2302
+  _globals['_STREAMEDBODYRESPONSE']._serialized_start=2304
+  _globals['_STREAMEDBODYRESPONSE']._serialized_end=2363
+  _globals['_IMMEDIATERESPONSE']._serialized_start=2366
+  _globals['_IMMEDIATERESPONSE']._serialized_end=2494
+  _globals['_HTTPSTATUS']._serialized_start=2496
+  _globals['_HTTPSTATUS']._serialized_end=2522
+  _globals['_HEADERMUTATION']._serialized_start=2524
+  _globals['_HEADERMUTATION']._serialized_end=2621
+  _globals['_HEADERMAP']._serialized_start=2623
+  _globals['_HEADERMAP']._serialized_end=2681
+  _globals['_HEADERVALUE']._serialized_start=2683
+  _globals['_HEADERVALUE']._serialized_end=2743
+  _globals['_HEADERVALUEOPTION']._serialized_start=2745
+  _globals['_HEADERVALUEOPTION']._serialized_end=2833
 # @@protoc_insertion_point(module_scope)

@@ -37,7 +37,7 @@ class ProcessingRequest(_message.Message):
     def __init__(self, request_headers: _Optional[_Union[HttpHeaders, _Mapping]] = ..., response_headers: _Optional[_Union[HttpHeaders, _Mapping]] = ..., request_body: _Optional[_Union[HttpBody, _Mapping]] = ..., response_body: _Optional[_Union[HttpBody, _Mapping]] = ..., request_trailers: _Optional[_Union[HttpTrailers, _Mapping]] = ..., response_trailers: _Optional[_Union[HttpTrailers, _Mapping]] = ..., metadata_context: _Optional[_Union[Metadata, _Mapping]] = ..., attributes: _Optional[_Mapping[str, _struct_pb2.Struct]] = ..., protocol_config: _Optional[_Union[ProtocolConfiguration, _Mapping]] = ...) -> None: ...
 
 class ProcessingResponse(_message.Message):
-    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "immediate_response", "dynamic_metadata")
+    __slots__ = ("request_headers", "response_headers", "request_body", "response_body", "request_trailers", "response_trailers", "immediate_response", "dynamic_metadata", "mode_override")
     REQUEST_HEADERS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_HEADERS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_BODY_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class ProcessingResponse(_message.Message):
     RESPONSE_TRAILERS_FIELD_NUMBER: _ClassVar[int]
     IMMEDIATE_RESPONSE_FIELD_NUMBER: _ClassVar[int]
     DYNAMIC_METADATA_FIELD_NUMBER: _ClassVar[int]
+    MODE_OVERRIDE_FIELD_NUMBER: _ClassVar[int]
     request_headers: HeadersResponse
     response_headers: HeadersResponse
     request_body: BodyResponse
@@ -54,7 +55,24 @@ class ProcessingResponse(_message.Message):
     response_trailers: TrailersResponse
     immediate_response: ImmediateResponse
     dynamic_metadata: _struct_pb2.Struct
-    def __init__(self, request_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ..., response_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ..., request_body: _Optional[_Union[BodyResponse, _Mapping]] = ..., response_body: _Optional[_Union[BodyResponse, _Mapping]] = ..., request_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ..., response_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ..., immediate_response: _Optional[_Union[ImmediateResponse, _Mapping]] = ..., dynamic_metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ...) -> None: ...
+    mode_override: ProcessingMode
+    def __init__(self, request_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ..., response_headers: _Optional[_Union[HeadersResponse, _Mapping]] = ..., request_body: _Optional[_Union[BodyResponse, _Mapping]] = ..., response_body: _Optional[_Union[BodyResponse, _Mapping]] = ..., request_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ..., response_trailers: _Optional[_Union[TrailersResponse, _Mapping]] = ..., immediate_response: _Optional[_Union[ImmediateResponse, _Mapping]] = ..., dynamic_metadata: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., mode_override: _Optional[_Union[ProcessingMode, _Mapping]] = ...) -> None: ...
+
+class ProcessingMode(_message.Message):
+    __slots__ = ("request_header_mode", "response_header_mode", "request_body_mode", "response_body_mode", "request_trailer_mode", "response_trailer_mode")
+    REQUEST_HEADER_MODE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_HEADER_MODE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_BODY_MODE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_BODY_MODE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_TRAILER_MODE_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_TRAILER_MODE_FIELD_NUMBER: _ClassVar[int]
+    request_header_mode: int
+    response_header_mode: int
+    request_body_mode: int
+    response_body_mode: int
+    request_trailer_mode: int
+    response_trailer_mode: int
+    def __init__(self, request_header_mode: _Optional[int] = ..., response_header_mode: _Optional[int] = ..., request_body_mode: _Optional[int] = ..., response_body_mode: _Optional[int] = ..., request_trailer_mode: _Optional[int] = ..., response_trailer_mode: _Optional[int] = ...) -> None: ...
 
 class ProtocolConfiguration(_message.Message):
     __slots__ = ("request_body_mode", "response_body_mode")

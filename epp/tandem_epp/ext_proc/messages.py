@@ -135,6 +135,10 @@ class Continue(Struct, frozen=True):
     mutation: HeaderMutation | None = None
     body: bytes | None = None
     """The body that takes the place of the one in the message; not for FULL_DUPLEX_STREAMED."""
+    asks_for_body: bool = False
+    """In the answer to response headers: whether Envoy, which sends request bodies in the mode
+    BUFFERED and no response bodies, is to send the body of this response in the mode STREAMED.
+    Without `allow_mode_override` in its configuration Envoy ignores it."""
 
 
 class StreamedChunk(Struct, frozen=True):

@@ -134,6 +134,7 @@ class ExtProcStream:
         """Bytes that are counted in `held`."""
         self._state = _State.OPEN
         self._request_mode = self._response_mode = BodyMode.NONE
+        self._has_asked_for_body = False
         self._request: HttpRequest | None = None
         # Set from `_place` to `close`. Owning it means that the request counts on its pods.
         self._placed_request: PlacedRequest | None = None
@@ -227,7 +228,8 @@ class ExtProcStream:
             case ResponseHeaders():
                 return (self._response_headers(message, now),)
             case ResponseBody(body=body, end_of_stream=end):
-                return answer_body(self._response_mode, self._answered_model, body, end)
+                mode, asked = self._response_mode, self._has_asked_for_body
+                return answer_body(mode, self._answered_model, body, end, has_no_trailers=asked)
             case ResponseTrailers():
                 return answer_trailers(self._response_mode, self._answered_model)
 
@@ -238,6 +240,7 @@ class ExtProcStream:
     def _response_headers(self, message: ResponseHeaders, now: float) -> Answer:
         # The timing header is internal: it must not reach the client.
         mutation = None if message.timing is None else _REMOVE_TIMING
+        self._ask_for_body()
         if self._placed_request is not None:
             self._placed_request.on_response_headers(message, now)
             if headers := self._placed_request.response_headers:
@@ -246,7 +249,14 @@ class ExtProcStream:
                 # The body may become longer or shorter.
                 mutation = mutation or HeaderMutation()
                 mutation = HeaderMutation(mutation.set, (*mutation.remove, _LENGTH))
-        return Continue(Part.RESPONSE_HEADERS, mutation)
+        return Continue(Part.RESPONSE_HEADERS, mutation, asks_for_body=self._has_asked_for_body)
+
+    def _ask_for_body(self) -> None:
+        """Ask for the response's body, if the model in it must change and none is sent unasked."""
+        # Envoy takes no other modes in a stream with bodies in full duplex.
+        can_ask = self._request_mode is BodyMode.BUFFERED and not self._response_mode
+        if can_ask and self._answered_model is not None:
+            self._response_mode, self._has_asked_for_body = BodyMode.STREAMED, True
 
     def _request_headers(self, message: RequestHeaders, now: float) -> Sequence[Answer]:
         if self._state is not _State.OPEN:

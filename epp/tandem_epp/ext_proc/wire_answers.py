@@ -34,7 +34,7 @@ def encode_answer(answer: Answer) -> bytes:
     or an encoding that protobuf reads as the same message."""
     if isinstance(answer, StreamedChunk):
         return _chunk(answer.part, answer.body, answer.end_of_stream)
-    if isinstance(answer, Continue) and answer.body is None:
+    if isinstance(answer, Continue) and answer.body is None and not answer.asks_for_body:
         if answer.mutation is None:
             return _CONTINUE[answer.part]
         if answer.part not in _TRAILERS:

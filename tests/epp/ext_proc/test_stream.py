@@ -324,3 +324,27 @@ def test_an_answer_that_does_not_pass_keeps_its_length() -> None:
     stream, _ = changing(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.NONE)
     assert stream.receive(ResponseHeaders(None), 1.0) == (Continue(Part.RESPONSE_HEADERS),)
     stream.close(2.0)
+
+
+def test_a_gateway_that_sends_no_bodies_is_asked_for_those_that_change() -> None:
+    stream, _ = changing(BodyMode.BUFFERED, BodyMode.NONE)
+    (headers,) = stream.receive(ResponseHeaders(None), 1.0)
+    assert isinstance(headers, Continue)
+    assert headers.asks_for_body
+    assert headers.mutation is not None
+    assert "content-length" in headers.mutation.remove
+    chunks = ((b'{"mod', False), (b'el": "t"', False), (b"}", True))
+    sent = b""
+    for body, end in chunks:
+        (answer,) = stream.receive(ResponseBody(body, end), 1.0)
+        assert isinstance(answer, Continue)
+        sent += body if answer.body is None else answer.body
+    assert sent == b'{"model": "asked"}'
+
+
+@pytest.mark.parametrize("mode", [BodyMode.FULL_DUPLEX_STREAMED, BodyMode.NONE])
+def test_no_other_gateway_is_asked_for_a_body(mode: BodyMode) -> None:
+    stream, _ = changing(mode, BodyMode.NONE)
+    (headers,) = stream.receive(ResponseHeaders(None), 1.0)
+    assert isinstance(headers, Continue)
+    assert not headers.asks_for_body

@@ -116,6 +116,9 @@ def ext_proc(body_mode: BodyMode, response_bodies: bool) -> Json:
         "grpc_service": {"envoy_grpc": {"cluster_name": EPP}, "timeout": "0s"},
         # Without an answer of the EPP the request passes unpicked, and the second route serves it.
         "failure_mode_allow": True,
+        # The EPP asks for the body of a response only where it must name the model as the client
+        # did: a message for each chunk would cost every other response.
+        "allow_mode_override": True,
         "message_timeout": _PICK_TIMEOUT,
         "processing_mode": {
             "request_header_mode": "SEND",

@@ -19,7 +19,7 @@ class Source(StrEnum):
     ALIKE = "alike"
     """Taken over from pods of the same role, models and compat hash."""
     LEARNED = "learned"
-    """Measured on this pod."""
+    """Measured on this pod, or on an alike one that its samples do not tell apart (`own`)."""
 
 
 class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -31,7 +31,10 @@ class Estimate(msgspec.Struct, frozen=True, omit_defaults=True):
     age: float | None = None
     """Seconds since the newest measurement; None without one."""
     figures: Mapping[str, float] = {}
-    """Name with its unit → value."""
+    """Name with its unit → value: those that the choice is made from."""
+    own: Mapping[str, float] = {}
+    """The same figures by this pod's samples alone, where the choice uses those of alike pods
+    because samples do not tell the pods apart; else empty."""
 
 
 class Reporter(StrEnum):

@@ -68,10 +68,12 @@ def check_estimates(reports: Sequence[EppReport]) -> Iterator[Finding]:
 
 
 def _check_estimate(epp: str, pod: PodReport, name: str, estimate: Estimate) -> Finding:
-    figures = ", ".join(_figure(name, value) for name, value in estimate.figures.items())
-    detail = f"{name} {_origin(estimate)}: {figures}"
-    if TRANSFER_SECONDS in estimate.figures and TRANSFER_RATE not in estimate.figures:
-        detail += ", no rate: the transfers were too small to tell one"
+    detail = f"{name} {_origin(estimate)}: {_figures(estimate.figures)}"
+    if estimate.own:
+        detail += (
+            ", shared with alike pods, which samples do not tell apart; "
+            f"by its own samples: {_figures(estimate.own)}"
+        )
     severity, fix = Severity.OK, ""
     if estimate.source is Source.PRIOR:
         severity = Severity.UNKNOWN
@@ -137,6 +139,13 @@ def _origin(estimate: Estimate) -> str:
 
 def _age(age: float) -> str:
     return f"{age:.0f} s" if age < 120 else f"{age / 60:.0f} min"
+
+
+def _figures(figures: Mapping[str, float]) -> str:
+    text = ", ".join(_figure(name, value) for name, value in figures.items())
+    if TRANSFER_SECONDS in figures and TRANSFER_RATE not in figures:
+        text += ", no rate: the transfers were too small to tell one"
+    return text
 
 
 def _figure(name: str, value: float) -> str:

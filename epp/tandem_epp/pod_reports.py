@@ -1,6 +1,6 @@
 """What this EPP knows and estimates of its pods, for `GET /debug/pods`. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from tandem_contract.fabric_classes import FabricClass
@@ -18,9 +18,10 @@ from tandem_contract.pod_reports import (
     Source,
 )
 from tandem_planner.cost import wait_seconds
-from tandem_planner.decode_fit import DECODE_PRIOR, DecodeFit
-from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillFit
-from tandem_planner.transfer import TRANSFER_PRIOR, TransferFit
+from tandem_planner.decode_fit import DECODE_PRIOR, DecodeCost, DecodeFit
+from tandem_planner.learned_cost import CostT, LearnedCost
+from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
+from tandem_planner.transfer import TRANSFER_PRIOR, TransferCost, TransferFit
 
 from .backends.pods import Pod
 from .estimates.fabric_fits import FabricFits
@@ -37,16 +38,11 @@ class Fits(Protocol):
     @property
     def decode(self) -> DecodeFit: ...
     @property
+    def best_decode(self) -> DecodeCost: ...
+    @property
     def transfer(self) -> TransferFit: ...
     @property
     def fabrics(self) -> FabricFits: ...
-
-
-class _Fit(Protocol):
-    @property
-    def count(self) -> int: ...
-    @property
-    def updated_at(self) -> float | None: ...
 
 
 def pod_report(pod: Pod, now: float) -> PodReport:
@@ -86,9 +82,10 @@ def fit_reports(
 ) -> Mapping[str, Estimate]:
     """The estimates that the cost of a pod in `role` is computed from; `now` is Unix seconds.
     `receives_kv`: other pods may prefill for it, as they do for each decode pod."""
-    reports = {"prefill": _prefill(fits.prefill, now)}
+    reports = {"prefill": _estimate(fits.prefill, fits.prefill.best, _prefill, PREFILL_PRIOR, now)}
     if role is not Role.PREFILL:
-        reports["decode"] = _decode(fits.decode, now)
+        best = fits.best_decode
+        reports["decode"] = _estimate(fits.decode, best, _decode, DECODE_PRIOR, now)
     if receives_kv or role is Role.DECODE:
         reports["transfer"] = _transfer(fits.transfer, now)
         for fabric in filter(fits.fabrics.is_known, FabricClass):
@@ -96,38 +93,48 @@ def fit_reports(
     return reports
 
 
-def _prefill(fit: PrefillFit, now: float) -> Estimate:
-    cost = fit.cost
+def _prefill(cost: PrefillCost) -> Mapping[str, float]:
     seconds = cost.seconds(PREFILL_TOKENS)
-    figures = {
+    return {
         PREFILL_RATE: PREFILL_TOKENS / seconds if seconds > 0 else 0.0,
         "seconds_per_request": cost.fixed,
         "seconds_per_token": cost.per_token,
         "seconds_per_pair": cost.per_pair,
     }
-    return _estimate(fit, figures, now, is_prior=cost == PREFILL_PRIOR)
 
 
-def _decode(fit: DecodeFit, now: float) -> Estimate:
-    cost = fit.cost
-    figures = {"seconds_per_step": cost.step, "seconds_per_step_and_decode": cost.slope}
-    return _estimate(fit, figures, now, is_prior=cost == DECODE_PRIOR)
+def _decode(cost: DecodeCost) -> Mapping[str, float]:
+    return {"seconds_per_step": cost.step, "seconds_per_step_and_decode": cost.slope}
 
 
 def _transfer(fit: TransferFit, now: float) -> Estimate:
-    cost = fit.cost
-    figures = {TRANSFER_SECONDS: cost.latency}
-    if cost.per_byte > 0:
-        # Small transfers take about the same time whatever their size: then no rate is known.
-        figures[TRANSFER_RATE] = 1 / cost.per_byte / _GIGABYTE
-    if fit.bytes_per_token is not None:
-        figures[KV_BYTES] = fit.bytes_per_token
-    return _estimate(fit, figures, now, is_prior=cost == TRANSFER_PRIOR)
+    def figures(cost: TransferCost) -> Mapping[str, float]:
+        figures = {TRANSFER_SECONDS: cost.latency}
+        if cost.per_byte > 0:
+            # Small transfers take about the same time whatever their size: then no rate is known.
+            figures[TRANSFER_RATE] = 1 / cost.per_byte / _GIGABYTE
+        if fit.bytes_per_token is not None:
+            figures[KV_BYTES] = fit.bytes_per_token
+        return figures
+
+    return _estimate(fit, fit.best, figures, TRANSFER_PRIOR, now)
 
 
-def _estimate(fit: _Fit, figures: Mapping[str, float], now: float, *, is_prior: bool) -> Estimate:
-    """A fit without samples has the stated prior's figures, or those of alike pods."""
-    updated_at = fit.updated_at
-    assumed = Source.PRIOR if is_prior else Source.ALIKE
-    age = None if updated_at is None else max(0.0, now - updated_at)
-    return Estimate(Source.LEARNED if fit.count else assumed, fit.count, age, figures)
+def _estimate(
+    fit: LearnedCost[CostT],
+    best: CostT,
+    figures: Callable[[CostT], Mapping[str, float]],
+    prior: CostT,
+    now: float,
+) -> Estimate:
+    """`best`: what the choice takes of `fit`. A fit without samples has the figures of the stated
+    `prior`, or those of alike pods."""
+    updated_at, own = fit.updated_at, fit.cost
+    assumed = Source.PRIOR if best == prior else Source.ALIKE
+    return Estimate(
+        Source.LEARNED if fit.count else assumed,
+        fit.count,
+        None if updated_at is None else max(0.0, now - updated_at),
+        figures(best),
+        figures(own) if fit.count and own != best else {},
+    )

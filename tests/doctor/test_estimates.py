@@ -52,6 +52,17 @@ def test_each_estimate_says_where_it_comes_from_and_how_old_it_is() -> None:
     )
 
 
+def test_figures_that_alike_pods_share_stand_beside_the_pods_own() -> None:
+    estimate = Estimate(Source.LEARNED, 20, 3.0, {PREFILL_RATE: 9800.0}, {PREFILL_RATE: 9400.0})
+    [finding] = findings(pod("p-0", estimate))
+    assert finding.severity is Severity.OK
+    assert finding.detail == (
+        "prefill learned from 20 samples, newest 3 s ago: 9,800 tokens/s for a prompt of 1,000, "
+        "shared with alike pods, which samples do not tell apart; "
+        "by its own samples: 9,400 tokens/s for a prompt of 1,000"
+    )
+
+
 @pytest.mark.parametrize(
     ("estimated", "tokens", "severity"),
     [(0.62, 1e6, Severity.OK), (0.9, 1e6, Severity.WARNING), (0.9, 50_000, Severity.OK)],

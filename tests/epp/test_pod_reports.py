@@ -1,6 +1,7 @@
 """What `/debug/pods` says of one pod."""
 
 from dataclasses import dataclass, field
+from random import Random
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.estimates.fabric_fits import FabricFits
 from tandem_epp.pod_reports import fit_reports, pod_report
-from tandem_planner.decode_fit import DecodeFit
+from tandem_planner.decode_fit import DECODE_PRIOR, DecodeCost, DecodeFit
 from tandem_planner.prefill_fit import PrefillCost, PrefillFit, prefill_sample
 from tandem_planner.transfer import TransferFit
 
@@ -28,6 +29,7 @@ class Measured:
     decode: DecodeFit = field(default_factory=DecodeFit)
     transfer: TransferFit = field(default_factory=TransferFit)
     fabrics: FabricFits = field(default_factory=lambda: FabricFits(TransferFit()))
+    best_decode: DecodeCost = DECODE_PRIOR
 
 
 def test_a_pod_before_and_after_its_first_scrape() -> None:
@@ -108,6 +110,38 @@ def test_transfers_that_take_equally_long_tell_no_rate() -> None:
     assert measured.transfer.cost.per_byte == 0.0
     figures = fit_reports(measured, Role.DECODE, NOW)["transfer"].figures
     assert list(figures) == ["seconds_per_transfer"]
+
+
+def test_the_figures_are_those_of_the_choice_where_alike_pods_share_them() -> None:
+    setup, random = PickerSetup(a="unified", b="unified"), Random(1)
+    pods = [setup[name] for name in "ab"]
+    for pod in pods:
+        for at in range(20):
+            prompt = prefill_sample([(random.randrange(200, 3000), 0)], random.uniform(0.4, 0.6))
+            pod.estimates.prefill.add(prompt, NOW - at)
+            pod.estimates.decode.add(random.randrange(1, 9), random.uniform(0.02, 0.04), NOW - at)
+        pod.estimates.learned()
+    assert pods[0].estimates.prefill.cost != pods[1].estimates.prefill.cost
+    assert all(not e.own for pod in pods for e in pod_report(pod, NOW).estimates.values())
+    setup.fleet.figures.share()
+    reports = [pod_report(pod, NOW).estimates for pod in pods]
+    names = ("seconds_per_request", "seconds_per_token", "seconds_per_pair")
+    for pod, report in zip(pods, reports, strict=True):
+        figures = pod.estimates.figures(NOW)
+        assert tuple(report["prefill"].figures[name] for name in names) == figures[3:6]
+        assert report["decode"].figures["seconds_per_step"] == figures.step
+        assert (report["prefill"].source, report["prefill"].samples) == (Source.LEARNED, 19)
+    assert reports[0]["prefill"].figures == reports[1]["prefill"].figures
+    # The fit of one of both is shared, so its own figures are no others.
+    [own] = [report["prefill"].own for report in reports if report["prefill"].own]
+    assert own.keys() == reports[0]["prefill"].figures.keys()
+    assert own != reports[0]["prefill"].figures
+    setup.place("x" * 3000)
+    [decision] = setup.history.find("r")
+    for trace, report in zip(sorted(decision.costs, key=lambda t: t.pod), reports, strict=True):
+        cost = PrefillCost(*(report["prefill"].figures[name] for name in names))
+        assert decision.prompt_tokens is not None
+        assert trace.terms["prefill"] == pytest.approx(cost.seconds(decision.prompt_tokens))
 
 
 def test_a_report_says_where_the_pod_runs() -> None:

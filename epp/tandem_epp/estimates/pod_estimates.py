@@ -118,6 +118,11 @@ class PodEstimates:
             self.expires = _NEVER if is_seen else self.queue.head_ends
         return self._figures
 
+    @property
+    def best_decode(self) -> DecodeCost:
+        """What to expect of a decode step."""
+        return self.shared_decode or self.decode.cost
+
     def changed(self) -> None:
         """The queue, the decodes or the pod's health changed."""
         self._figures = None
@@ -195,8 +200,7 @@ class PodEstimates:
 
     def _make_rates(self) -> "_Rates":
         kv = self.kv or KvSize(self.transfer.bytes_per_token or KV_BYTES_PRIOR)
-        decode = self.shared_decode or self.decode.cost
-        return _Rates(self.prefill.best, decode, self.fabrics.costs, kv)
+        return _Rates(self.prefill.best, self.best_decode, self.fabrics.costs, kv)
 
     def _make_figures(self) -> PodFigures:
         queue = self.queue

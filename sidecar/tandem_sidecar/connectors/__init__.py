@@ -13,7 +13,9 @@ the driver in `tandem_sidecar.handoff` sends what it returns. A class implements
 
 and, only where it needs them, the optional protocols
 
-    ConcurrentLegs   expected_kv_hold        both legs run at once, matched by an id
+    ConcurrentLegs   expected_kv_hold        both legs run at once, matched by an id; with None
+                                             those of this attempt do not
+                     stream_source, forget_source     which prefill engines serve streams
     PeerDiscovery    peer_query, record_peer, forget_peer     the prefill pod must be queried first
 
 `make_connector` resolves the optional protocols once, at start. To add a connector: its name in

@@ -165,6 +165,28 @@ async def test_a_restart_that_the_sidecar_has_not_noticed(
         await pair.wait_until_idle(decode, second_prefill)
 
 
+async def test_a_decode_engine_that_fails_what_it_cannot_read(
+    decode: Engine, second_prefill: Engine
+) -> None:
+    """With vLLM's default policy the decode leg ends first: it computes the prompt, once."""
+    decode.kill()
+    decode.policy = "fail"
+    await decode.up()
+    try:
+        async with streaming(decode, second_prefill.address) as pair:
+            second_prefill.kill()
+            await second_prefill.up()
+            await check(pair, 1, FALLBACK, second_prefill.address)
+            # The first of them is sequential, and the sidecar learns the new engine from it.
+            for seed in (2, 3):
+                await check(pair, seed, SPLIT, second_prefill.address)
+            assert await pair.errors() == {"kv_transfer": 1}
+            await pair.wait_until_idle(decode, second_prefill)
+    finally:
+        decode.kill()
+        decode.policy = "recompute"
+
+
 async def test_a_hung_prefill_is_given_up(decode: Engine, prefill: Engine) -> None:
     flags = ("--prefill-timeout", "2s")
     async with streaming(decode, prefill.address, flags=flags) as pair:

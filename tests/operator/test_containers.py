@@ -321,3 +321,14 @@ def test_the_sidecar_uses_the_handoff_connector_of_a_chain(
 def test_the_sidecar_gets_the_port_of_offloadings_tier() -> None:
     _, decode = rendered({"transfer": {"connector": "offloading", "sideChannelPort": 5700}})
     assert value_of("--peer-port", sidecar(decode)) == "5700"
+
+
+@pytest.mark.parametrize("broken", [
+    {"containers": None}, {"containers": 7}, {"containers": [None, {}]},
+    {"containers": [{"name": "engine", "resources": 7}]},
+    {"containers": [{"name": "engine", "resources": {"limits": 7}}]},
+    {"containers": [{"name": "engine", "resources": {"requests": [7]}}]},
+])  # fmt: skip
+def test_an_unreadable_template_is_left_to_the_api_server(broken: dict[str, Any]) -> None:
+    prefill, _ = rendered({"template": {"spec": broken}})
+    assert prefill["kind"] == "Pod"

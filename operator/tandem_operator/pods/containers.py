@@ -51,10 +51,11 @@ _USER: Final = 65532
 
 def default_requests(container: Container, accelerators: int) -> Container:
     """The container with requests for CPU and memory, for each that it states neither a request nor
-    a limit for: a pod without any is evicted first and starves beside others."""
-    if container["name"] == SIDECAR:
+    a limit for: a pod without any is evicted first and starves beside others. What the user's
+    template makes unreadable stays, and the API server says what is wrong with it."""
+    if container.get("name") == SIDECAR:
         defaults = _SIDECAR_REQUESTS if accelerators else _CPU_SIDECAR_REQUESTS
-    elif container["name"] != ENGINE:
+    elif container.get("name") != ENGINE:
         return container
     elif accelerators:
         defaults = {
@@ -64,13 +65,16 @@ def default_requests(container: Container, accelerators: int) -> Container:
     else:
         defaults = _CPU_ENGINE_REQUESTS
     resources = container.get("resources") or {}
+    if not isinstance(resources, dict):
+        return container
+    limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+    if not (isinstance(limits, dict) and isinstance(requests, dict)):
+        return container
     # A limit is the request where there is none, and a request must not be above its limit.
-    stated = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    missing = {name: amount for name, amount in defaults.items() if name not in stated}
+    missing = {n: each for n, each in defaults.items() if n not in limits and n not in requests}
     if not missing:
         return container
-    requests = {**missing, **(resources.get("requests") or {})}
-    return {**container, "resources": {**resources, "requests": requests}}
+    return {**container, "resources": {**resources, "requests": {**missing, **requests}}}
 
 
 def pod_security(*, assigned_user: bool) -> dict[str, Any]:

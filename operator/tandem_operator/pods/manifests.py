@@ -59,9 +59,11 @@ def template(pool: Pool, defaults: Defaults = DEFAULTS) -> PodTemplate:
     spec = merge({**_pod_spec(pool, defaults), **parts}, user.spec)
     # After the merge, because the user's part may state limits below the defaults.
     for kind in ("initContainers", "containers"):
-        if kind in spec:
+        if isinstance(spec.get(kind), list):
             spec[kind] = [
                 containers.default_requests(container, pool.spec.accelerator.count)
+                if isinstance(container, dict)
+                else container
                 for container in spec[kind]
             ]
     return {"metadata": metadata, "spec": spec}

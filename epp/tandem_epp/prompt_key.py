@@ -78,7 +78,7 @@ def prompt_key(kind: RequestKind, model: str | None, members: Members) -> Prompt
 def _salt(model: str | None, members: Members) -> bytes:
     pieces: Pieces = [(model or "").encode()]
     for name in SALT_FIELDS if not _SALT_FIELDS.isdisjoint(members) else ():
-        if name in members and bytes(raw := members[name]) != b"null":
+        if name in members and bytes(raw := members[name]) != _NULL:
             pieces += (b"\0", name.encode(), b"\0", raw)
     return b"".join(pieces)
 
@@ -86,6 +86,7 @@ def _salt(model: str | None, members: Members) -> bytes:
 _token_ids: Final = msgspec.json.Decoder(list[int])
 _list: Final = msgspec.json.Decoder(list[Raw])
 _NONE: Final = Raw()
+_NULL: Final = b"null"
 
 
 class _Placeholder(Struct):
@@ -136,7 +137,8 @@ def _conversation(*before: str, turns: str) -> Callable[[Members], _Prompt]:
     the turns."""
 
     def data(members: Members) -> _Prompt:
-        pieces: Pieces = [members[name] for name in before if name in members]
+        given = (members[name] for name in before if name in members)
+        pieces: Pieces = [value for value in given if bytes(value) != _NULL]
         if turns not in members:
             return _Prompt(b"".join(pieces), PromptForm.TEXTS)
         conversation = read_conversation(members[turns], turns)

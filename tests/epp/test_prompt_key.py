@@ -68,6 +68,23 @@ def generate(image: str, **place: int) -> InferenceRequest:
     return parsed(RequestKind.GENERATE, token_ids=[7] * 160, features=features)
 
 
+@pytest.mark.parametrize(
+    ("kind", "turns", "field"),
+    [
+        (RequestKind.CHAT, "messages", "tools"),
+        (RequestKind.CHAT, "messages", "documents"),
+        (RequestKind.RESPONSES, "input", "instructions"),
+        (RequestKind.MESSAGES, "messages", "system"),
+    ],
+)
+def test_null_before_the_turns_is_the_same_as_nothing(
+    kind: RequestKind, turns: str, field: str
+) -> None:
+    body = {turns: [{"role": "user", "content": TEXT}]}
+    without, null = parsed(kind, **body), parsed(kind, **body, **{field: None})
+    assert shared(without, null) == len(without.chain) > 0
+
+
 def test_media_of_a_generate_request_enter_at_their_placeholder() -> None:
     blocks = 160 // FINE_TOKENS
     first, second = (generate(image, offset=40, length=20) for image in "ab")

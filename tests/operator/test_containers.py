@@ -306,7 +306,7 @@ def test_another_pickers_choices_are_limited_to_the_pod_networks() -> None:
 @pytest.mark.parametrize(
     ("connectors", "spoken"),
     [(["offloading", "nixl"], "nixl"), (["offloading"], "offloading"),
-     (["lmcache", "nixl"], "lmcache")],
+     (["nixl", "lmcache"], "nixl")],
 )  # fmt: skip
 def test_the_sidecar_uses_the_handoff_connector_of_a_chain(
     connectors: list[str], spoken: str

@@ -27,6 +27,11 @@ VERSIONS = (
 )  # fmt: skip
 """A release for every version in which rendered flags change, and the newest one last."""
 
+# Tandem's own sidecar cannot hand off with every connector that is rendered.
+OWN_SIDECAR = {
+    "template": {"spec": {"initContainers": [{"name": "sidecar", "image": "sidecar:1"}]}}
+}
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nixl": ({"accelerator": {"count": 4}}, {"accelerator": {"count": 2}}),
     "nixl-untuned": ({"engine": {"tuning": "off"}}, {"engine": {"tuning": "off"}}),
@@ -37,7 +42,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"transfer": {"loadFailurePolicy": "fail"}},
     ),
     "nixl-push": ({"transfer": {"connector": "nixl-push"}}, {}),
-    "lmcache": ({"transfer": {"connector": "lmcache"}}, {}),
+    "lmcache": ({"transfer": {"connector": "lmcache"}}, OWN_SIDECAR),
     "mooncake": ({"transfer": {"connector": "mooncake"}}, {}),
     "offloading": ({"transfer": {"connector": "offloading"}}, {}),
     "multi": (

@@ -14,6 +14,7 @@ from tandem_operator.errors import InvalidPool, InvalidSet, PoolsError
 from tandem_operator.pods.manifests import pods
 from tandem_operator.resources.pool_files import parse_pools
 from tandem_operator.resources.pools import Pools
+from tandem_sidecar.connectors import PLANNED
 
 from .pool_yaml import DECODE, FILE, PREFILL, decode_pool, documents, pair, prefill_pool
 
@@ -249,6 +250,36 @@ def test_all_faults_of_all_objects_are_reported_at_once() -> None:
 def test_connectors_of_later_releases_are_refused_by_name(transfer: dict[str, Any]) -> None:
     (line,) = errors(prefill_pool(transfer=transfer), DECODE)
     assert ": use nixl" in line
+
+
+@pytest.mark.parametrize("connector", PLANNED)
+def test_a_connector_for_which_the_sidecar_exits_is_refused_by_name(connector: str) -> None:
+    storage = {"storage": {"endpoint": "http://s"}} if connector == "storage" else {}
+    transfer = {"connector": connector, **storage}
+    unified = decode_pool(role="unified", model={"name": "m"}, transfer=transfer)
+    del unified["spec"]["prefillRef"]
+    for pools in ([prefill_pool(transfer=transfer), DECODE], [unified]):
+        (line,) = errors(*pools)
+        assert "spec.transfer.connector: " in line
+        assert ": use nixl" in line
+        assert connector.replace("p2p-nccl", "P2pNccl") in line
+
+
+@pytest.mark.parametrize("chain", [["lmcache", "nixl"], ["offloading", "lmcache"]])
+def test_a_chain_whose_hand_off_the_sidecar_cannot_speak_is_refused(chain: list[str]) -> None:
+    links = [{"connector": name} for name in chain]
+    (line,) = errors(prefill_pool(transfer={"connector": "multi", "connectors": links}), DECODE)
+    assert "cannot hand off with lmcache" in line
+
+
+def test_a_users_own_sidecar_may_speak_what_tandems_cannot() -> None:
+    sidecars = [{"name": "sidecar", "image": "other:1"}]
+    own = {"template": {"spec": {"initContainers": sidecars}}}
+    (pool_set,) = pair({"transfer": {"connector": "lmcache"}}, own)
+    assert pool_set.decodes[0].spec.transfer.handoff_connector == "lmcache"
+    del sidecars[0]["image"]
+    with pytest.raises(InvalidSet, match="cannot hand off with lmcache"):
+        pair({"transfer": {"connector": "lmcache"}}, own)
 
 
 def test_the_revision_depends_on_the_user_spec_of_the_pods() -> None:

@@ -17,6 +17,7 @@ from tandem_contract.durations import format_duration
 
 from ..resources.pools import DecodePool, Pool, PrefillPool
 from ..resources.resolve import Defaults
+from ..resources.spec import SIDECAR
 from . import connectors, drain_hook, engines, prestop
 from .connectors import POD_IP
 
@@ -24,8 +25,6 @@ Container = dict[str, Any]
 
 ENGINE: Final = "engine"
 """Name of the engine's container."""
-SIDECAR: Final = "sidecar"
-"""Name of the sidecar's container."""
 PLAN_KEYS: Final = "plan-keys"
 """Name of the volume with the keys that verify the EPP's plans."""
 

@@ -4,7 +4,7 @@ A field that is None leaves the choice to the engine. Names are the CRD's, in sn
 descriptions say what each field means. Durations are seconds.
 """
 
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -13,6 +13,9 @@ from tandem_contract.durations import parse_duration
 from tandem_contract.paths import Role
 
 T = TypeVar("T")
+
+SIDECAR: Final = "sidecar"
+"""Name of the sidecar's container, by which a template replaces its image."""
 
 
 class Seconds(float):

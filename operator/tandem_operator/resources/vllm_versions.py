@@ -14,7 +14,7 @@ from typing import Final
 from tandem_contract.connectors import ConnectorName
 
 from .schema import Path_, Problem
-from .spec import DecodeSpec, PoolSpec, PrefillSpec
+from .spec import SIDECAR, DecodeSpec, PoolSpec, PrefillSpec
 
 Release = tuple[int, int]
 """Major and minor version."""
@@ -73,6 +73,13 @@ _NOT_RENDERED: Final[Mapping[str, str]] = {
 }
 """`transfer.connector` → why this release does not render it, and what to use instead."""
 
+_NOT_SPOKEN: Final[Mapping[str, str]] = {
+    ConnectorName.LMCACHE: "Tandem's sidecar cannot hand off with lmcache: use nixl, or multi with"
+    " nixl before lmcache, or give a sidecar that can in"
+    " template.spec.initContainers[name=sidecar].image",
+}
+"""`transfer.connector` that is rendered → why Tandem's sidecar would exit, and what to do."""
+
 ALL2ALL: Final = {
     "naive": VersionRange(), "pplx": VersionRange(),
     "deepep_high_throughput": VersionRange(), "deepep_low_latency": VersionRange(),
@@ -120,6 +127,8 @@ def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
         yield _requires("a hand-off", HANDOFF, spec, ("spec", "engine", "version"))
     elif has_handoff:
         yield from _unsupported_transfer(spec, release)
+    if isinstance(spec, DecodeSpec):
+        yield from _unsupported_by_the_sidecar(spec, has_handoff=has_handoff)
     backend = spec.parallelism.all2all_backend
     # A backend that the table lacks may be one of a newer vLLM; vLLM refuses it if it is not.
     if backend is not None:
@@ -156,6 +165,23 @@ def _unsupported_transfer(spec: PoolSpec, release: Release) -> Iterator[Problem]
     if has_stages and ConnectorName.NIXL in names and not NIXL_PIPELINE.includes(release):
         path = ("spec", "parallelism", "pipeline")
         yield _requires("pipeline stages with nixl", NIXL_PIPELINE, spec, path)
+
+
+def _unsupported_by_the_sidecar(spec: DecodeSpec, *, has_handoff: bool) -> Iterator[Problem]:
+    """A connector for which Tandem's sidecar exits.
+
+    A pool without a hand-off has a sidecar as well, which gets the connector's name.
+    """
+    connector = spec.transfer.handoff_connector
+    # With a hand-off, connectors that are not rendered are reported already.
+    refused = _NOT_SPOKEN if has_handoff else {**_NOT_SPOKEN, **_NOT_RENDERED}
+    containers = spec.template.spec.get("initContainers")
+    # Templates of another shape are reported where they are merged.
+    own_image = isinstance(containers, list) and any(
+        isinstance(c, dict) and c.get("name") == SIDECAR and c.get("image") for c in containers
+    )
+    if connector in refused and not own_image:
+        yield Problem(("spec", "transfer", "connector"), refused[connector])
 
 
 def _requires(feature: str, versions: VersionRange, spec: PoolSpec, path: Path_) -> Problem:

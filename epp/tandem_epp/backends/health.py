@@ -11,6 +11,7 @@ requests is no rate of 1, and so that the rate fades while the pod gets no reque
 *States.* `ejections.Ejections` decides when a pod is ejected and lets time pass.
 
     SERVING ── no connection ──► SUSPECT ── successful scrape ──► SERVING
+    PAUSED ─── no connection ──► SUSPECT
     SERVING ── busy ───────────► PAUSED ─── time ───────────────► SERVING
     SERVING ── eject ──────────► EJECTED ── time ───────────────► PROBE_DUE
     PROBE_DUE ── a request is placed ──► PROBING ── it is answered ──► SERVING
@@ -254,7 +255,7 @@ class Health:
         self.should_eject = self._in_a_row >= EJECT_IN_A_ROW or (
             is_judged and self.failure_rate >= EJECT_RATE
         )
-        if outcome.accepts_nothing and self.state is HealthState.SERVING:
+        if outcome.accepts_nothing and self.state in (HealthState.SERVING, HealthState.PAUSED):
             self._enter(HealthState.SUSPECT, 0.0)
             return True
         return False

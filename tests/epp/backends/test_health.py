@@ -204,3 +204,14 @@ def test_another_process_starts_without_a_past() -> None:
     assert (health.state, health.failure_rate) == (HealthState.SERVING, 0)
     health.eject(NOW + 10)
     assert health.until - (NOW + 10) == pytest.approx(2 * BASE_EJECTION), "it failed before"
+
+
+def test_a_busy_pod_that_then_accepts_nothing_waits_for_a_scrape() -> None:
+    """As a pod does that drains and exits."""
+    health = after(Outcome.BUSY)
+    assert health.state is HealthState.PAUSED
+    assert health.record(Outcome.UNREACHABLE, NOW + 0.1, NOW)
+    assert not health.advance(NOW + MAX_PAUSE + 1)
+    assert not health.is_available
+    assert health.on_scrape()
+    assert health.is_available

@@ -29,7 +29,7 @@ from tests.cluster.control_plane import ControlPlane
 from tandem_contract import labels
 from tandem_contract.custom_resources import DECODE_POOL, PLURALS, PREFILL_POOL
 from tandem_kube.client import Api, connect
-from tandem_kube.resources import NODES, PODS, Resource
+from tandem_kube.resources import DEPLOYMENTS, NODES, PODS, Resource
 
 from . import programs
 from .figures import Figure, at_most, progress, report
@@ -297,10 +297,23 @@ def has(pool: dict[str, Any], condition: str, status: str) -> bool:
     )
 
 
+async def routers_are_available(api: Api) -> bool:
+    """Whether every Envoy and EPP is available by its Deployment's status."""
+    deployments = (await api.list(DEPLOYMENTS, NAMESPACE, labels=labels.ENDPOINT)).items
+    return all(
+        deployment.get("status", {}).get("availableReplicas") == deployment["spec"]["replicas"]
+        for deployment in deployments
+    )
+
+
 async def quiet(api: Api, operator: Operator, numbers: range) -> None:
     """Wait until the rollouts are complete and the operator has made no call for three seconds."""
-    # Ready pods become available only `minReadySeconds` later, and then the statuses change.
+    # Ready pods become available only `minReadySeconds` later, and then the statuses change: those
+    # of pools, and those of the endpoints' Deployments, which the operator watches as well.
     await all_have(api, numbers, "Reconciling", "False")
+    async with asyncio.timeout(DEADLINE):
+        while not await routers_are_available(api):  # noqa: ASYNC110 - another process writes them
+            await asyncio.sleep(1)
     before = -1
     while (now := operator.calls().total()) != before:
         before = now

@@ -101,7 +101,7 @@ def _update_routing(stack: Stack, paths: tuple[Path, ...]) -> None:
         click.echo(f"The changed pools are not used: {err}", err=True)
         return
     if is_applied:
-        click.echo("Applied the routing settings of the changed pools.")
+        click.echo("Applied the settings of the changed pools.")
     else:
         click.echo("The changed pools need other pods: restart tandem up to use them.", err=True)
 

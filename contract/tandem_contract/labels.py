@@ -64,6 +64,9 @@ RESTARTED_AT: Final = f"{GROUP}/restartedAt"
 ATTEMPT: Final = f"{GROUP}/attempt"
 """On pods: how many predecessors ended soon after their start. The operator delays the next
 replacement by it (back-off). Operator → operator."""
+SIDECAR_FLAGS: Final = f"{GROUP}/sidecar-flags"
+"""On decode pods: JSON, the sidecar's flags that change while it runs, by name. The operator
+patches it on live pods. Operator → sidecar, as its `--config` through a downwardAPI volume."""
 CONFIG_HASH: Final = f"{GROUP}/config-hash"
 """On pods whose process reads its configuration only at start: a new value rolls them. Operator."""
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"

@@ -45,7 +45,8 @@ HONOURED: Final = frozenset(
         "metadata.annotations",
         "spec.restartPolicy", "spec.terminationGracePeriodSeconds",
         "spec.volumes[].name", "spec.volumes[].emptyDir", "spec.volumes[].hostPath.path",
-        "spec.volumes[].secret.secretName",
+        "spec.volumes[].secret.secretName", "spec.volumes[].downwardAPI.items[].path",
+        "spec.volumes[].downwardAPI.items[].fieldRef.fieldPath",
         *(f"{container}.{field}" for container in _CONTAINERS for field in _CONTAINER),
     }
 )  # fmt: skip
@@ -64,7 +65,9 @@ IGNORED: Final = frozenset(
         # Name resolution: pods reach each other by address here.
         "spec.dnsPolicy", "spec.enableServiceLinks", "spec.hostname", "spec.subdomain",
         "spec.volumes[].hostPath.type", "spec.volumes[].secret.defaultMode",
-        "spec.volumes[].secret.optional",
+        "spec.volumes[].secret.optional", "spec.volumes[].downwardAPI.defaultMode",
+        "spec.volumes[].downwardAPI.items[].mode",
+        "spec.volumes[].downwardAPI.items[].fieldRef.apiVersion",
         *(f"{container}.{field}" for container in _CONTAINERS for field in _CONTAINER_IGNORED),
     }
 )  # fmt: skip

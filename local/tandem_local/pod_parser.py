@@ -5,10 +5,10 @@ all pods of this machine share 127.0.0.1. `tcp://*:PORT` means all addresses of 
 `tcp://127.x.y.z:PORT`. (vLLM publishes KV events only on wildcard addresses: with the one address
 that it is given here, it does not publish them.)
 
-Volumes: a process has no mount namespace, so a volume is a directory of this machine (emptyDir:
-below the run directory; secret: the directory given to the runner; hostPath: the path itself). A
-`mountPath` at the start of a path in command, args, env values or exec handlers is replaced by
-that directory: `--plan-key-dir=/var/run/keys` becomes `--plan-key-dir=RUN_DIR/…`.
+Volumes: a process has no mount namespace, so a volume is a directory of this machine (emptyDir and
+downwardAPI: below the run directory; secret: the directory given to the runner; hostPath: the path
+itself). A `mountPath` at the start of a path in command, args, env values or exec handlers is
+replaced by that directory: `--plan-key-dir=/var/run/keys` becomes `--plan-key-dir=RUN_DIR/…`.
 
 Errors: `SetupError`, naming pod, container and field.
 """
@@ -22,6 +22,7 @@ from uuid import uuid4
 
 import msgspec
 
+from .downward_api import FIELD
 from .errors import SetupError
 from .pod_fields import check_fields
 from .pod_spec import (
@@ -36,7 +37,6 @@ from .pod_spec import (
 )
 
 _VARIABLE: Final = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
-_FIELD: Final = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 _WILDCARD: Final = "tcp://*:"
 
@@ -169,7 +169,7 @@ class _Parser:
         return env
 
     def _field_ref(self, path: str) -> str:
-        if match := _FIELD.fullmatch(path):
+        if match := FIELD.fullmatch(path):
             return str((self._metadata.get(match[1]) or {}).get(match[2], ""))
         values = {
             "metadata.name": self._name,

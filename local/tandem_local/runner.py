@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from . import addresses
+from . import addresses, downward_api
 from .container import Container
 from .errors import SetupError, StartFailed
 from .host import Host
@@ -45,6 +45,8 @@ class Runner:
         self._run_dir = run_dir
         self._secrets = dict(secrets or {})
         self._host = host or Host.detect()
+        self._documents: dict[str, Mapping[str, Any]] = {}
+        """The Pods by name; a replacement is made of its pod's present document."""
         self._stop_timeout = stop_timeout
         # For the probes of all containers. Created in `_build`, closed in `stop`.
         self._http: aiohttp.ClientSession | None = None
@@ -60,16 +62,26 @@ class Runner:
         ports = {spec.name: [p for c in spec.all_containers for p in c.ports] for spec in specs}
         # The number of pods is part of the seed, so that each call gets a network of its own.
         pod_addresses = addresses.allocate(ports, f"{self._run_dir}/{len(self.pods)}")
+        self._documents.update(zip(names, documents, strict=True))
         added = tuple(
             RunningPod(
-                partial(self._build, document, pod_addresses[name]),
-                self.changes,
-                self._stop_timeout,
+                partial(self._build, name, pod_addresses[name]), self.changes, self._stop_timeout
             )
-            for name, document in zip(names, documents, strict=True)
+            for name in names
         )
         self.pods.update((pod.spec.name, pod) for pod in added)
         return added
+
+    def replace_annotations(self, documents: Sequence[Mapping[str, Any]]) -> None:
+        """Take `documents`, the Pods of the same names with other annotations, and write the files
+        that their downwardAPI volumes make of these, as the kubelet does."""
+        for document in documents:
+            name = pod_name(document)
+            self._documents[name] = document
+            for volume in document["spec"].get("volumes") or ():
+                if "downwardAPI" in volume:
+                    path = self._pod_volume(name, volume["name"])
+                    downward_api.write_files(document, volume, path)
 
     def start(self, pods: Sequence[RunningPod]) -> None:
         """Start `pods` in the background, all at once."""
@@ -126,12 +138,14 @@ class Runner:
                 raise result
 
     def _parse(self, document: Mapping[str, Any], address: str) -> PodSpec:
-        return parse_pod(
-            document, address=address, volume=partial(self._volume, pod_name(document))
-        )
+        return parse_pod(document, address=address, volume=partial(self._volume, document))
 
-    def _volume(self, pod: str, name: str, raw: Mapping[str, Any]) -> Path:
+    def _pod_volume(self, pod: str, name: str) -> Path:
+        return self._run_dir / "pods" / pod / "volumes" / name
+
+    def _volume(self, document: Mapping[str, Any], name: str, raw: Mapping[str, Any]) -> Path:
         """The directory for one volume of a pod; a new empty one for an emptyDir."""
+        pod = pod_name(document)
         if "hostPath" in raw:
             path = Path(raw["hostPath"]["path"])
             if not path.exists():
@@ -147,19 +161,21 @@ class Runner:
                     f"pod {pod}: volume {name}: secret {secret!r} does not exist on this machine"
                 )
             return self._secrets[secret]
-        if "emptyDir" not in raw:
+        if "emptyDir" not in raw and "downwardAPI" not in raw:
             raise SetupError(
-                f"pod {pod}: volume {name}: the local runner supports emptyDir, hostPath and "
-                "secret volumes only"
+                f"pod {pod}: volume {name}: the local runner supports emptyDir, hostPath, secret "
+                "and downwardAPI volumes only"
             )
-        path = self._run_dir / "pods" / pod / "volumes" / name
+        path = self._pod_volume(pod, name)
         # A replaced pod starts with empty volumes.
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
+        if "downwardAPI" in raw:
+            downward_api.write_files(document, raw, path)
         return path
 
-    def _build(self, document: Mapping[str, Any], address: str) -> PodInstance:
-        pod = self._parse(document, address)
+    def _build(self, name: str, address: str) -> PodInstance:
+        pod = self._parse(self._documents[name], address)
         if self._http is None:
             # As the kubelet does: a new connection for each probe. A kept one would answer although
             # the server accepts no new connections.

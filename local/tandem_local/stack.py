@@ -22,6 +22,7 @@ from rich.console import Console
 from tandem_contract import endpoints, labels, metrics, ports
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.paths import Role
+from tandem_operator.pods import sidecar_flags
 from tandem_operator.pods.manifests import plan_key_secrets, pods
 from tandem_operator.resources.pools import PoolSet
 from tandem_operator.routing.endpoint.requirements import api_paths, static_router_config
@@ -91,10 +92,14 @@ class Stack:
         return f"http://{epp.address}:{ports.EPP_METRICS}{endpoints.METRICS}"
 
     def update_routing(self, pool_sets: Sequence[PoolSet]) -> bool:
-        """Give the EPP the routing settings of `pool_sets`, such as `routing.split`; it reloads
-        them. False, and nothing is changed, if the pods would differ from the running ones."""
-        if self._runner is None or _manifests(pool_sets) != _manifests(self._pool_sets):
+        """Give the EPP the routing settings of `pool_sets`, such as `routing.split`, and the
+        sidecars theirs; they reload them. False, and nothing is changed, if the pods would differ
+        from the running ones in anything else."""
+        manifests = _manifests(pool_sets)
+        before = _manifests(self._pool_sets)
+        if self._runner is None or list(map(_fixed, manifests)) != list(map(_fixed, before)):
             return False
+        self._runner.replace_annotations(manifests)
         self._pool_sets = pool_sets
         self._write_router_config(
             {pod.name: pod.address for pod in self.pods if pod.role is not None}
@@ -228,6 +233,11 @@ class Stack:
 
 def _manifests(pool_sets: Sequence[PoolSet]) -> list[dict[str, Any]]:
     return [pod for pool_set in pool_sets for pod in pods(pool_set)]
+
+
+def _fixed(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """A Pod without what may change while it runs."""
+    return dict(sidecar_flags.with_flags(pod, ""))
 
 
 def _fallback_addresses(pods: Sequence[RunningPod]) -> tuple[str, ...]:

@@ -126,6 +126,9 @@ class PodState:
     """Number of predecessors in a row that terminated soon after their start (annotation
     `tandem.dev/attempt`)."""
 
+    sidecar_flags: str | None = None
+    """Annotation `tandem.dev/sidecar-flags`."""
+
     @property
     def leaving(self) -> bool:
         """Whether the pod drains or is being deleted."""

@@ -109,7 +109,7 @@ async def line_of(up: asyncio.subprocess.Process, *starts: str) -> str:
     return lines[-1]
 
 
-async def test_split_off_applies_while_the_stack_runs(
+async def test_routing_and_sidecar_settings_apply_while_the_stack_runs(
     tmp_path: Path, processes: list[asyncio.subprocess.Process]
 ) -> None:
     file = pools(tmp_path, engine(8200))
@@ -120,10 +120,14 @@ async def test_split_off_applies_while_the_stack_runs(
     on = file.read_text()
     for split, enabled in (("off", False), ("auto", True)):
         file.write_text(f"{on}  routing: {{split: {json.dumps(split)}}}\n")
-        await line_of(up, "Applied the routing settings")
+        await line_of(up, "Applied the settings")
         config = json.loads((tmp_path / "run/router.yaml").read_bytes())
         assert config["disaggregated_serving"]["enabled"] is enabled
         assert len(config["backends"]) == 2
+    file.write_text(f"{on}  sidecar: {{retries: 5}}\n")
+    await line_of(up, "Applied the settings")
+    (log,) = (tmp_path / "run").glob("pods/*/sidecar.log")
+    await until(lambda: "settings reloaded: --retries 2 -> 5" in log.read_text())
     file.write_text(f"{on}  replicas: 2\n")
     await line_of(up, "The changed pools need other pods")
     file.write_text(f"{on}  replicas: many\n")

@@ -190,9 +190,51 @@ async def test_stopping_during_start_leaves_no_process(runner: Runner) -> None:
     assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 
 
+async def test_a_downward_api_volume_has_the_annotation_and_its_changes(
+    runner: Runner, tmp_path: Path
+) -> None:
+    item = {"path": "f/x.yaml", "fieldRef": {"fieldPath": "metadata.annotations['a/b']"}}
+    volumes = [{"name": "v", "downwardAPI": {"items": [item]}}]
+    mount = {"name": "v", "mountPath": "/etc/flags", "readOnly": True}
+    document = pod(
+        "a", container(args=("/etc/flags/f/x.yaml",), volumeMounts=[mount]), volumes=volumes
+    )
+    document["metadata"]["annotations"] = {"a/b": "before"}
+    document["spec"]["restartPolicy"] = "Never"
+    pods = runner.add([document])
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    me = await get(pods[0].spec.address, "/me")
+    file = Path(me["argv"][0])
+    assert file.is_relative_to(tmp_path)
+    assert file.read_text() == "before"
+    changed = {**document, "metadata": {**document["metadata"], "annotations": {"a/b": "after"}}}
+    runner.replace_annotations([changed])
+    assert file.read_text() == "after"
+    # The same process still runs; the pod that replaces it starts with the present value.
+    assert (await get(pods[0].spec.address, "/me"))["pid"] == me["pid"]
+    with pytest.raises(aiohttp.ClientError):
+        await get(pods[0].spec.address, "/exit?1")
+    await until(lambda: pods[0].restarts > 0 and pods[0].ready)
+    assert file.read_text() == "after"
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        (
+            {
+                "volumes": [
+                    {
+                        "name": "v",
+                        "downwardAPI": {
+                            "items": [{"path": "x", "fieldRef": {"fieldPath": "metadata.uid"}}]
+                        },
+                    }
+                ]
+            },
+            "volume v: fieldRef metadata.uid: the local runner supports metadata.labels",
+        ),
         (
             {"hostNetwork": True},
             "pod a: spec.hostNetwork: the local runner does not support this field",

@@ -6,10 +6,12 @@ Bodies go through the same parsing as those of the API server.
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+from tandem_contract.labels import SIDECAR_FLAGS
 from tandem_operator.observed import Failure, NodeState, Observed, PodState, PoolKey, RouterState
 from tandem_operator.planning import api_objects
 from tandem_operator.planning.actions import SetPlan
@@ -180,7 +182,7 @@ class SimulatedCluster:
         for create in plan.apply_budgets:
             yield lambda write=create: self.budgets.update({write.name: write.body})
         for label in plan.label_pods:
-            yield lambda write=label: self._label(write.name, write.labels)
+            yield lambda write=label: self._label(write.name, write.labels, write.annotations)
         for create in plan.create_pods:
             yield lambda write=create: self._create_pod(write.body)
         for delete in plan.delete_pods:
@@ -214,10 +216,17 @@ class SimulatedCluster:
         else:
             self.revisions[name]["metadata"]["ownerReferences"] = [{"uid": uid, "controller": True}]
 
-    def _label(self, name: str, labels: dict[str, str | None]) -> None:
+    def _label(
+        self,
+        name: str,
+        labels: dict[str, str | None],
+        annotations: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         pod = self.pods[name]
         changed = {k: v for k, v in {**pod.labels, **labels}.items() if v is not None}
         self._change(name, labels=changed, draining="tandem.dev/draining" in changed)
+        if SIDECAR_FLAGS in annotations:
+            self._change(name, sidecar_flags=annotations[SIDECAR_FLAGS])
 
     def _delete(self, name: str) -> None:
         pod = self.pods[name]

@@ -56,7 +56,7 @@ def test_an_empty_field_that_is_a_choice_is_part_of_the_revision() -> None:
     assert path[0].prefill is not None
     assert tiny[0].prefill.revision != path[0].prefill.revision
     # Golden: the revision of the quickstart's kind of pool, as today's operators know it.
-    assert tiny[0].prefill.revision == tiny[0].prefill.former_revision
+    assert tiny[0].prefill.revision == tiny[0].prefill.former_revisions[-1]
 
 
 def test_an_empty_volume_of_the_template_is_part_of_the_revision() -> None:
@@ -79,8 +79,8 @@ def pinned_under(pool: Pool, revision: str, name: str) -> RevisionState:
 def test_a_revision_pinned_under_the_earlier_recipe_stays() -> None:
     (pool_set,) = pair({}, {"transfer": {}, "engine": {"extraArgs": []}})
     pool = pool_set.decodes[0]
-    assert pool.revision != pool.former_revision
-    former = pinned_under(pool, pool.former_revision, "d")
+    assert pool.revision != pool.former_revisions[-1]
+    former = pinned_under(pool, pool.former_revisions[-1], "d")
     targets = choose_targets({"d": pool}, {"d": [former]}, DEFAULTS)
     assert targets["d"].pinned == former
 
@@ -125,8 +125,8 @@ def test_a_unified_pool_of_an_earlier_operator_stays_and_still_reacts_to_prefill
     }
     pool = pools[splits]
     # Before, both had the same name.
-    assert pools[True].former_revision == pools[False].former_revision
-    former = pinned_under(pool, pool.former_revision, "u")
+    assert pools[True].former_revisions[-1] == pools[False].former_revisions[-1]
+    former = pinned_under(pool, pool.former_revisions[-1], "u")
     targets = choose_targets({"u": pool}, {"u": [former]}, DEFAULTS)
     assert targets["u"].pinned == former
     other = pools[not splits]

@@ -183,10 +183,18 @@ def test_the_sidecar_gets_the_pools_settings() -> None:
     _, decode = rendered({}, {"sidecar": settings, "drain": {"timeout": "1m"}})
     container = sidecar(decode)
     assert container["restartPolicy"] == "Always"
-    assert value_of("--prefill-timeout", container) == "1500ms"
-    assert value_of("--retries", container) == "0"
     assert value_of("--drain-timeout", container) == "1m"
-    assert "--no-fallback-to-unified" in container["args"]
+    (volume,) = [v for v in decode["spec"]["volumes"] if "downwardAPI" in v]
+    (item,) = volume["downwardAPI"]["items"]
+    assert item["fieldRef"] == {"fieldPath": f"metadata.annotations['{labels.SIDECAR_FLAGS}']"}
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == volume["name"]]
+    assert value_of("--config", container) == f"{mount['mountPath']}/{item['path']}"
+    assert json.loads(decode["metadata"]["annotations"][labels.SIDECAR_FLAGS]) == {
+        "prefill-timeout": "1500ms",
+        "kv-transfer-timeout": "10s",
+        "fallback-to-unified": False,
+        "retries": 0,
+    }
     assert "startupProbe" not in container
     assert decode["spec"]["terminationGracePeriodSeconds"] == 75
 

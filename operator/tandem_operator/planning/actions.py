@@ -46,18 +46,20 @@ class Adopt:
 
 @dataclass(frozen=True)
 class Label:
-    """Labels of a live pod to change: a merge patch with `uid` as precondition."""
+    """Labels and annotations of a live pod to change: a merge patch with `uid` as precondition."""
 
     pool: PoolKey
     name: PodName
     uid: str
     labels: Mapping[str, str | None]
     """None removes."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def patch(self) -> Body:
         """The merge patch."""
-        return {"metadata": {"uid": self.uid, "labels": dict(self.labels)}}
+        changes = {"labels": dict(self.labels), "annotations": dict(self.annotations)}
+        return {"metadata": {"uid": self.uid, **{k: v for k, v in changes.items() if v}}}
 
 
 @dataclass(frozen=True)

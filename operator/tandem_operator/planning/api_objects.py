@@ -92,6 +92,7 @@ def pod_state(body: Body) -> PodState:
         ended=_ended(metadata, status, ready) if phase in ("Succeeded", "Failed") else None,
         leaves_by=timestamp(metadata.get("deletionTimestamp")),
         attempt=_number(_mapping(metadata, "annotations").get(labels.ATTEMPT)),
+        sidecar_flags=_mapping(metadata, "annotations").get(labels.SIDECAR_FLAGS),
     )
 
 

@@ -23,6 +23,7 @@ from ..observed import (
     PoolKey,
     RevisionState,
 )
+from ..pods.sidecar_flags import reads_annotation, with_flags
 from ..resources.resolve import DEFAULTS, Defaults
 from . import budgets, pod_plan, progress, revisions
 from .actions import Adopt, Create, Delete, Label, Mode, PoolPlan, SetPlan
@@ -95,9 +96,9 @@ def _plan_pool(
     # The pool may not roll: it is rejected, paused or refused. It keeps its revision and scales.
     if target is None:
         return on_hold
-    newer = target.pinned is not None and pool.rollable_pool is not None and (
-        revisions.render_template(pool.rollable_pool, target.revision, defaults)
-        != target.pinned.template
+    newer = target.pinned is not None and pool.rollable_pool is not None and revisions.differs(
+        revisions.render_template(pool.rollable_pool, target.revision, defaults),
+        target.pinned.template,
     )  # fmt: skip
     targeted = replace(
         on_hold, update=target.revision, compat=target.compat, newer_template=newer,
@@ -148,7 +149,7 @@ def _plan_writes(observed: Observed, pool: PoolState, plan: PoolPlan, gate: Gate
         adopt=(*_adopt_revisions(pool), *pod_plan.plan_adoptions(pool.resource, pool.pods)),
         create_revisions=tuple(_create_revision(pool, plan)),
         apply_budgets=tuple(_apply_budget(observed, pool)) if plan.template else (),
-        label_pods=(*draining, *relabelled),
+        label_pods=(*draining, *relabelled, *_set_sidecar_flags(pool)),
         create_pods=tuple(
             _create_pods(observed, pool, batches, routing=routing, deletions=deletions)
         ),
@@ -201,11 +202,21 @@ def _create_pods(
     existing_names = {str(pod.name) for pod in observed.pods}
     ended = {delete.name for delete in deletions if delete.reason == pod_plan.OVER}
     replaced = [pod for pod in pool.pods if pod.name in ended]
+    flags = pool.flags or pod_plan.newest_flags(pool.pods)
     for number, template in batches:
         if template is not None:
+            # Its annotation has the flags from the time when the revision was new.
+            template = with_flags(template, flags) if flags else template
             yield from pod_plan.plan_creations(
                 pool.resource, template, number, existing_names, routing=routing, replaced=replaced
             )
+
+
+def _set_sidecar_flags(pool: PoolState) -> Iterable[Label]:
+    """The pool's present flags on its pods, as far as their sidecars read them."""
+    reading = {state.revision for state in pool.pinned if reads_annotation(state.template)}
+    pods = [pod for pod in pool.pods if pod.revision in reading]
+    return pod_plan.plan_flags(pool.resource, pods, pool.flags) if pool.flags else ()
 
 
 def _adopt_revisions(pool: PoolState) -> Iterable[Adopt]:

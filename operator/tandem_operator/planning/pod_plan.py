@@ -126,6 +126,19 @@ def plan_relabels(
             yield Label(resource.key, pod.name, pod.uid, changed)
 
 
+def plan_flags(resource: PoolResource, pods: Iterable[PodState], flags: str) -> Iterator[Label]:
+    """Changes of the annotation after which active pods have these flags of the sidecar."""
+    for pod in pods:
+        if pod.active and pod.sidecar_flags != flags:
+            yield Label(resource.key, pod.name, pod.uid, {}, {labels.SIDECAR_FLAGS: flags})
+
+
+def newest_flags(pods: Iterable[PodState]) -> str | None:
+    """The flags of the sidecar that the youngest pod runs with; None: no pod reads them."""
+    reading = [pod for pod in pods if pod.sidecar_flags]
+    return max(reading, key=lambda pod: (pod.created, pod.name)).sidecar_flags if reading else None
+
+
 def plan_deletions(
     resource: PoolResource, remove: Iterable[PodState], pods: Iterable[PodState], now: float
 ) -> tuple[list[Label], list[Delete]]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..observed import Failure, Observed, PodState, PoolKey, PoolResource, RevisionState
-from ..resources.pools import Pool
+from ..pods.sidecar_flags import flags_text
+from ..resources.pools import DecodePool, Pool
 from ..resources.resolve import Defaults
 from ..resources.spec import Rollout
 from . import pod_plan, revisions
@@ -35,6 +36,12 @@ class PoolState:
         """The pool as its spec says, when its pods may roll to that spec."""
         is_held = self.validation.rejection or self.validation.paused or self.refused
         return None if is_held else self.validation.pool
+
+    @property
+    def flags(self) -> str | None:
+        """The sidecar's flags that pods have to run with; None: those that they have."""
+        pool = self.rollable_pool
+        return flags_text(pool.spec.sidecar) if isinstance(pool, DecodePool) else None
 
     @property
     def desired(self) -> int:

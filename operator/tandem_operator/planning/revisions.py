@@ -3,7 +3,7 @@ operator first saw a user's spec. Pure.
 
 A revision is named after the hash of the user's spec alone. A newer operator, which may render the
 same spec differently, therefore finds the revision and keeps its template: an upgrade of the
-operator restarts no pod. A revision named by the earlier recipe of the hash is found as well.
+operator restarts no pod. A revision named by an earlier recipe of the hash is found as well.
 
 Where different operators pinned the two sides of a set and their compat hashes differ, no hand-off
 is possible between the pinned templates. All pools of the set then get a revision as this operator
@@ -20,7 +20,7 @@ from tandem_contract import labels
 from tandem_contract.paths import Role
 
 from ..observed import Body, Observed, PodState, PoolResource, RevisionState, roles_of
-from ..pods import connectors, manifests
+from ..pods import connectors, manifests, sidecar_flags
 from ..pods.containers import ENGINE
 from ..pods.manifests import PodTemplate
 from ..resources.pools import Pool, short_hash, with_revision
@@ -85,6 +85,11 @@ def render_template(pool: Pool, revision: str, defaults: Defaults) -> PodTemplat
     Cached and shared: do not change it.
     """
     return _render(_PoolIdentity(pool), revision, defaults)
+
+
+def differs(template: PodTemplate, pinned: Body) -> bool:
+    """Whether pods of two templates differ in more than what changes while they run."""
+    return sidecar_flags.with_flags(template, "") != sidecar_flags.with_flags(pinned, "")
 
 
 def current_revision(
@@ -197,17 +202,14 @@ def _pinned_by_hash(
 
 def _is_pinned_by(pool: Pool, state: RevisionState, defaults: Defaults) -> bool:
     """Whether a revision pins the pool's present spec."""
-    names = {
-        name
-        for revision in (pool.revision, pool.former_revision)
-        for name in (revision, _qualified_name(revision, state.compat))
-    }
-    if state.revision not in names:
+    recipes = (pool.revision, *pool.former_revisions)
+    if all(state.revision not in _names(revision, state.compat) for revision in recipes):
         return False
-    # The earlier recipe gave a unified pool one name with and without a prefillRef.
-    return pool.role is not Role.UNIFIED or (
-        _hands_off(state.template) == _hands_off(render_template(pool, state.revision, defaults))
-    )
+    rendered = render_template(pool, state.revision, defaults)
+    # An earlier recipe gave a unified pool one name with and without a prefillRef.
+    if pool.role is Role.UNIFIED and _hands_off(state.template) != _hands_off(rendered):
+        return False
+    return sidecar_flags.has_flags_of(state.template, pool, rendered)
 
 
 def _hands_off(template: Body) -> bool:
@@ -224,11 +226,20 @@ def _rendered_target(
 ) -> Target:
     if (state := by_hash.get(pool.compat)) is not None:
         return _target(state)
-    # The plain name is taken by a template that does not pin the present spec: of another compat
-    # hash, or by the earlier recipe. Add the compat hash to the name.
-    is_taken = any(state.revision == pool.revision for state in pinned)
-    revision = _qualified_name(pool.revision, pool.compat) if is_taken else str(pool.revision)
+    # A name is taken by a template that does not pin the present spec: of another compat hash, or
+    # of an earlier operator.
+    taken = {state.revision for state in pinned}
+    names = _names(pool.revision, pool.compat)
+    revision = next((name for name in names if name not in taken), names[-1])
     return Target(revision, pool.compat, None, render_template(pool, revision, defaults))
+
+
+def _names(revision: str, compat: str) -> tuple[str, str, str]:
+    """The names that a revision may have, the preferred first."""
+    # The second is of pools whose plain name a template of another compat hash has; the third of
+    # those where both belong to templates of an earlier operator with other flags of the sidecar.
+    second = _qualified_name(revision, compat)
+    return revision, second, _qualified_name(second, compat)
 
 
 def _qualified_name(revision: str, compat: str) -> str:

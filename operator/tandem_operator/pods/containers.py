@@ -18,7 +18,7 @@ from tandem_contract.durations import format_duration
 from ..resources.pools import DecodePool, Pool, PrefillPool
 from ..resources.resolve import Defaults
 from ..resources.spec import SIDECAR
-from . import connectors, drain_hook, engines, prestop
+from . import connectors, drain_hook, engines, prestop, sidecar_flags
 from .connectors import POD_IP
 
 Container = dict[str, Any]
@@ -142,9 +142,10 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
     }
     if defaults.pull_policy:
         container["imagePullPolicy"] = defaults.pull_policy
+    container["volumeMounts"] = [sidecar_flags.MOUNT]
     if pool.spec.routing.epp.enabled:
         mount = {"name": PLAN_KEYS, "mountPath": _PLAN_KEY_DIR, "readOnly": True}
-        container["volumeMounts"] = [mount]
+        container["volumeMounts"].append(mount)
     return container
 
 
@@ -218,10 +219,6 @@ def _wait_until_idle(pool: PrefillPool) -> list[str]:
 
 
 def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
-    settings = pool.spec.sidecar
-    fallback = (
-        "--fallback-to-unified" if settings.fallback_to_unified else "--no-fallback-to-unified"
-    )
     # Brackets make IPv6 addresses unambiguous and are accepted around IPv4 addresses as well.
     arguments = [
         *("--listen", f"[{POD_IP}]:{ports.SIDECAR}"),
@@ -229,10 +226,7 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
         *("--engine", f"http://[{POD_IP}]:{ports.ENGINE_DECODE}"),
         *("--connector", pool.spec.transfer.handoff_connector),
         *connectors.peer_port_flag(pool),
-        *("--prefill-timeout", format_duration(settings.prefill_timeout)),
-        *("--kv-transfer-timeout", format_duration(settings.kv_transfer_timeout)),
-        fallback,
-        *("--retries", str(settings.retries)),
+        *sidecar_flags.ARGUMENTS,
         *("--drain-timeout", format_duration(pool.spec.drain.timeout)),
         *("--pod-name", "$(POD_NAME)"),
         *(word for path in pool.spec.routing.api_paths for word in ("--api-path", path)),

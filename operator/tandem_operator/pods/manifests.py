@@ -23,7 +23,7 @@ from tandem_contract.paths import Role
 
 from ..resources.pools import DecodePool, Pool, PoolSet, PrefillPool
 from ..resources.resolve import DEFAULTS, Defaults
-from . import containers, engines
+from . import containers, engines, sidecar_flags
 from .merge import merge
 
 Pod = dict[str, Any]
@@ -49,7 +49,7 @@ def template(pool: Pool, defaults: Defaults = DEFAULTS) -> PodTemplate:
     parts = _prefill_parts(pool) if isinstance(pool, PrefillPool) else _decode_parts(pool, defaults)
     own = {
         "labels": {**pool.kueue_labels, **_labels(pool)},
-        "annotations": {labels.SERVED_MODELS: json.dumps(pool.spec.model.names)},
+        "annotations": _annotations(pool),
     }
     user = pool.spec.template
     # The user's value of this one wins: a pod may have more in its volumes than Tandem knows.
@@ -139,7 +139,7 @@ def _prefill_parts(pool: PrefillPool) -> dict[str, Any]:
 
 
 def _decode_parts(pool: DecodePool, defaults: Defaults) -> dict[str, Any]:
-    volumes = engines.engine_needs(pool).volumes
+    volumes = [*engines.engine_needs(pool).volumes, sidecar_flags.VOLUME]
     if pool.spec.routing.epp.enabled:
         secret = {"secretName": plan_key_secret(pool.spec.routing.endpoint)}
         volumes = [*volumes, {"name": containers.PLAN_KEYS, "secret": secret}]
@@ -164,6 +164,13 @@ def _labels(pool: Pool) -> dict[str, str]:
         labels.COMPONENT: pool.role.value,
         labels.MANAGED_BY: "tandem-operator",
     }
+
+
+def _annotations(pool: Pool) -> dict[str, str]:
+    served = {labels.SERVED_MODELS: json.dumps(pool.spec.model.names)}
+    if isinstance(pool, PrefillPool):
+        return served
+    return {**served, labels.SIDECAR_FLAGS: sidecar_flags.flags_text(pool.spec.sidecar)}
 
 
 def _pod_spec(pool: Pool, defaults: Defaults) -> dict[str, Any]:

@@ -8,8 +8,9 @@ every field is chosen.
 A pool's revision is a hash of what its user wrote about the pods. It must not change when Tandem
 is upgraded, because a new revision restarts the pods: values that equal the CRD's defaults are
 left out of it, so that a default added by a later CRD is no change. Empty mappings and lists, which
-state nothing, are left out as well. An earlier recipe kept them; its hash, `former_revision`, still
-names the revision of pools that were created with it.
+state nothing, are left out as well, and so are fields that change in running pods. Earlier recipes
+kept them; their hashes, `former_revisions`, still name the revisions of pools that were created
+with them.
 """
 
 import hashlib
@@ -34,6 +35,8 @@ _NOT_IN_TEMPLATE: Final = frozenset(
     {"replicas", "scaling", "rollout", "paused", "routing", "prefillRef"}
 )
 """Fields of the spec that change no pod, and so no revision."""
+_LIVE: Final = frozenset({"sidecar"})
+"""Fields of the spec that change in running pods; earlier recipes had them in the revision."""
 _MEANT_WHEN_EMPTY: Final = frozenset({"tiny"})
 """Fields whose presence is a choice: `source.tiny: {}` is another model than no source."""
 _ABSENT: Final = object()
@@ -45,8 +48,8 @@ class _Pool:
     namespace: str
     revision: Revision
     """Hash of what the user wrote about the pods; the number of pods is not part of it."""
-    former_revision: Revision
-    """The revision by the earlier recipe; equal to `revision` for most specs."""
+    former_revisions: tuple[Revision, ...]
+    """The revision by each earlier recipe, the newest first; equal to `revision` for most specs."""
     compat: CompatHash
     """Hash of what both sides of a hand-off must share."""
     kueue_labels: Mapping[str, str]
@@ -149,23 +152,35 @@ def short_hash(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
-def _revisions(manifest: PoolManifest, in_pods: Mapping[str, Any]) -> tuple[Revision, Revision]:
-    """The revision, and the one by the earlier recipe."""
+def _revisions(
+    manifest: PoolManifest, in_pods: Mapping[str, Any]
+) -> tuple[Revision, tuple[Revision, ...]]:
+    """The revision, and those by the earlier recipes."""
     # A unified pool may have a prefillRef, and its pods hand off only with one. Decode pools
     # always have one.
     splits = manifest.spec.get("role") == Role.UNIFIED and "prefillRef" in manifest.spec
     handoff = {"handoff": True} if splits else {}
+    with_handoff = {**in_pods, **handoff}
     return (
-        _revision(manifest, {**in_pods, **handoff}, keep_empty=False),
-        _revision(manifest, in_pods, keep_empty=True),
+        _revision(manifest, with_handoff, keep_empty=False, left_out=_NOT_IN_TEMPLATE | _LIVE),
+        (
+            _revision(manifest, with_handoff, keep_empty=False, left_out=_NOT_IN_TEMPLATE),
+            _revision(manifest, in_pods, keep_empty=True, left_out=_NOT_IN_TEMPLATE),
+        ),
     )
 
 
-def _revision(manifest: PoolManifest, in_pods: Mapping[str, Any], *, keep_empty: bool) -> Revision:
+def _revision(
+    manifest: PoolManifest,
+    in_pods: Mapping[str, Any],
+    *,
+    keep_empty: bool,
+    left_out: frozenset[str],
+) -> Revision:
     # Hash the user's spec, not the resolved one: resolved defaults change between releases.
     spec_schema = load_schema(manifest.kind)["properties"]["spec"]
     user = _stated(spec_schema, manifest.spec, keep_empty=keep_empty)
-    spec = {key: value for key, value in user.items() if key not in _NOT_IN_TEMPLATE}
+    spec = {key: value for key, value in user.items() if key not in left_out}
     # Optional parts join the hash only when they are given, so that pools without them keep theirs.
     restarted = manifest.annotations.get(labels.RESTARTED_AT)
     restart = {"restartedAt": restarted} if restarted else {}

@@ -1,0 +1,142 @@
+"""Changing the section `sidecar` of a DecodePool: running pods get it, none is replaced."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem_contract import labels
+from tandem_sidecar.main import main
+
+from .pool_yaml import DECODE, PREFILL
+from .simulated_cluster import SimulatedCluster, named, settled
+
+BEFORE = [
+    *("--prefill-timeout", "30s", "--kv-transfer-timeout", "10s"),
+    *("--fallback-to-unified", "--retries", "2"),
+]
+"""The defaults as an earlier operator wrote them."""
+
+
+def flags(cluster: SimulatedCluster, pool: str = "d") -> list[dict[str, Any]]:
+    return [json.loads(pod.sidecar_flags or "{}") for pod in cluster.of(pool)]
+
+
+def of_an_earlier_operator(cluster: SimulatedCluster, arguments: list[str]) -> None:
+    """Make the DecodePool's revision and pods those of an operator that wrote arguments."""
+    for body in cluster.revisions.values():
+        spec = body["data"]["spec"]
+        for container in spec.get("initContainers", ()):
+            at = container["args"].index("--config")
+            container["args"][at : at + 2] = arguments
+            body["data"]["metadata"]["annotations"].pop(labels.SIDECAR_FLAGS)
+            spec["volumes"] = [v for v in spec["volumes"] if "downwardAPI" not in v]
+    for pod in cluster.of("d"):
+        cluster._change(pod.name, sidecar_flags=None)
+
+
+@pytest.mark.parametrize(
+    ("edit", "flag", "value"),
+    [({"prefillTimeout": "7s"}, "prefill-timeout", "7s"),
+     ({"kvTransferTimeout": "8s"}, "kv-transfer-timeout", "8s"),
+     ({"fallbackToUnified": False}, "fallback-to-unified", False),
+     ({"retries": 0}, "retries", 0)],
+)  # fmt: skip
+def test_running_pods_get_the_settings_and_none_is_replaced(
+    edit: dict[str, Any], flag: str, value: object
+) -> None:
+    cluster = settled(PREFILL, DECODE)
+    before, revisions = set(cluster.pods), set(cluster.revisions)
+    cluster.edit("DecodePool", "d", sidecar=edit)
+    plan = cluster.reconcile()
+    assert {label.name for label in plan.label_pods} == {pod.name for pod in cluster.of("d")}
+    cluster.settle()
+    assert (set(cluster.pods), set(cluster.revisions)) == (before, revisions)
+    assert [entry[flag] for entry in flags(cluster)] == [value, value]
+    assert cluster.condition("d", "Progressing")["reason"] == "Complete"
+    # The template is not another one because of the annotation.
+    assert cluster.condition("d", "UpdateAvailable")["status"] == "False"
+
+
+def test_new_pods_get_the_present_settings() -> None:
+    cluster = settled(PREFILL, DECODE)
+    cluster.edit("DecodePool", "d", sidecar={"retries": 5}, replicas=3)
+    cluster.settle()
+    cluster.remove_pod(cluster.of("d")[0].name)
+    cluster.settle()
+    assert [entry["retries"] for entry in flags(cluster)] == [5, 5, 5]
+
+
+def test_pods_of_an_unreadable_pool_keep_the_settings_that_they_have() -> None:
+    cluster = settled(PREFILL, DECODE)
+    cluster.edit("DecodePool", "d", sidecar={"retries": 5})
+    cluster.settle()
+    cluster.edit("DecodePool", "d", sidecar={"retries": 6}, transfer={"requireRdma": True})
+    cluster.remove_pod(cluster.of("d")[0].name)
+    cluster.settle()
+    assert [entry["retries"] for entry in flags(cluster)] == [5, 5]
+
+
+def test_a_paused_pool_gets_new_settings_when_it_goes_on() -> None:
+    cluster = settled(PREFILL, DECODE)
+    cluster.edit("DecodePool", "d", sidecar={"retries": 5}, paused=True)
+    cluster.settle()
+    assert [entry["retries"] for entry in flags(cluster)] == [2, 2]
+    cluster.edit("DecodePool", "d", paused=False)
+    cluster.settle()
+    assert [entry["retries"] for entry in flags(cluster)] == [5, 5]
+
+
+def test_a_changed_or_removed_annotation_is_written_again() -> None:
+    cluster = settled(PREFILL, DECODE)
+    first, second = cluster.of("d")
+    cluster._change(first.name, sidecar_flags="{}")
+    cluster._change(second.name, sidecar_flags=None)
+    cluster.settle()
+    assert [entry["retries"] for entry in flags(cluster)] == [2, 2]
+
+
+def test_pods_with_the_flags_as_arguments_stay_until_the_flags_change() -> None:
+    cluster = settled(PREFILL, DECODE)
+    of_an_earlier_operator(cluster, BEFORE)
+    before = set(cluster.pods)
+    cluster.settle()
+    assert set(cluster.pods) == before
+    assert flags(cluster) == [{}, {}]
+    prefill = {pod.name for pod in cluster.of("p")}
+    # Their sidecars would not notice: this edit replaces them, later ones no more.
+    cluster.edit("DecodePool", "d", sidecar={"retries": 5})
+    cluster.settle()
+    after = set(cluster.pods)
+    assert after & before == prefill
+    assert [entry["retries"] for entry in flags(cluster)] == [5, 5]
+    cluster.edit("DecodePool", "d", sidecar={"retries": 2})
+    cluster.settle()
+    assert set(cluster.pods) == after
+    assert [entry["retries"] for entry in flags(cluster)] == [2, 2]
+
+
+def test_a_template_that_replaces_the_arguments_gets_no_annotation() -> None:
+    own = {"spec": {"initContainers": [{"name": "sidecar", "args": ["--retries", "1"]}]}}
+    cluster = settled(PREFILL, named(DECODE, "d", template=own))
+    of_pods = copy.deepcopy(cluster.pods)
+    cluster.edit("DecodePool", "d", sidecar={"retries": 5})
+    plan = cluster.reconcile()
+    assert plan.label_pods == ()
+    assert set(cluster.pods) == set(of_pods)
+
+
+def test_the_sidecar_reads_the_annotation(tmp_path: Path) -> None:
+    cluster = settled(PREFILL, named(DECODE, "d", sidecar={"prefillTimeout": "1500ms"}))
+    file = tmp_path / "flags.yaml"
+    file.write_text(cluster.of("d")[0].sidecar_flags or "")
+    parsed = main.make_context("tandem-sidecar", ["--config", str(file)]).params
+    assert (parsed["prefill_timeout"], parsed["kv_transfer_timeout"]) == (1.5, 10.0)
+    assert (parsed["fallback_to_unified"], parsed["retries"]) == (True, 2)
+
+
+def test_a_pass_that_changes_nothing_writes_nothing() -> None:
+    cluster = settled(PREFILL, DECODE)
+    assert cluster.plan().writes == 0

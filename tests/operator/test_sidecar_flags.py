@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tandem_contract import labels
+from tandem_operator.pods import sidecar_flags
 from tandem_sidecar.main import main
 
 from .pool_yaml import DECODE, PREFILL
@@ -126,6 +127,16 @@ def test_a_template_that_replaces_the_arguments_gets_no_annotation() -> None:
     plan = cluster.reconcile()
     assert plan.label_pods == ()
     assert set(cluster.pods) == set(of_pods)
+
+
+@pytest.mark.parametrize(
+    "containers",
+    ["x", [1], [{"name": "sidecar", "args": 1}], [{"name": "sidecar", "args": [{}]}]],
+)
+def test_a_template_of_another_shape_has_no_flags(containers: Any) -> None:
+    template = {"metadata": {}, "spec": {"initContainers": containers}}
+    assert not sidecar_flags.reads_annotation(template)
+    assert sidecar_flags.with_flags(template, "x") is template
 
 
 def test_the_sidecar_reads_the_annotation(tmp_path: Path) -> None:

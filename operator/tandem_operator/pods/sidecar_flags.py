@@ -93,7 +93,10 @@ def _former_arguments(settings: Sidecar) -> list[str]:
 
 
 def _arguments(template: Mapping[str, Any]) -> list[str]:
-    for container in template["spec"].get("initContainers") or ():
-        if container.get("name") == SIDECAR:
-            return list(container.get("args") or ())
+    # The user's `template` may have anything in these places, which only the API server judges.
+    containers = template["spec"].get("initContainers")
+    for container in containers if isinstance(containers, list) else ():
+        if isinstance(container, Mapping) and container.get("name") == SIDECAR:
+            arguments = container.get("args")
+            return arguments if isinstance(arguments, list) else []
     return []

@@ -12,8 +12,9 @@ from tandem_operator.planning.plan import plan_set
 from ..operator.test_golden_manifests import DEFAULTS, NOW, POOLS, observed_set
 from .history import file_of_older_version
 
-CHANGING = ("every field", "scaled")
-"""Cases whose pools get each new field, so they are not those of the older version."""
+CHANGING = ("every field", "scaled", "lmcache")
+"""Cases whose pools are not those of the older version: the first two get each new field, and
+lmcache is admitted only with another sidecar's image."""
 NEWER = replace(DEFAULTS, tandem_image="tandem:newer", torch_image="tandem-engine:newer")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tandem_contract import labels
 from tandem_engine.config import parse_kv_transfer_config
 from tandem_engine.events import parse_kv_events_config
 from tandem_engine.main import main as engine_command
@@ -49,14 +50,20 @@ def test_the_torch_engine_takes_its_arguments(index: int) -> None:
 
 
 def test_the_sidecar_takes_its_arguments(tmp_path: Path) -> None:
-    (tmp_path / "k1").write_text("0123456789abcdef")
-    pod = pods(pair(TORCH, {"accelerator": {}})[0])[1]
+    settings = {"accelerator": {}, "sidecar": {"prefillTimeout": "1500ms"}}
+    pod = pods(pair(TORCH, settings)[0])[1]
     (container,) = pod["spec"]["initContainers"]
-    (mount,) = container["volumeMounts"]
-    args = [arg.replace(mount["mountPath"], str(tmp_path)) for arg in expanded(container)]
+    args = expanded(container)
+    for mount in container["volumeMounts"]:
+        directory = tmp_path / mount["name"]
+        directory.mkdir()
+        args = [arg.replace(mount["mountPath"], str(directory)) for arg in args]
+    (tmp_path / "plan-keys" / "k1").write_text("0123456789abcdef")
+    flags = pod["metadata"]["annotations"][labels.SIDECAR_FLAGS]
+    Path(args[args.index("--config") + 1]).write_text(flags)
     context = sidecar_command.make_context("tandem-sidecar", args)
     assert context.params["pod_name"] == "pod"
-    assert context.params["prefill_timeout"] == 30.0
+    assert context.params["prefill_timeout"] == 1.5
 
 
 def test_the_operators_flags_have_the_defaults_of_its_settings() -> None:

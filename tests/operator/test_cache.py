@@ -114,6 +114,18 @@ def test_kv_bytes_affect_a_set_only_when_they_change(cache: ClusterCache) -> Non
     assert cache.kv_bytes_moved == {}
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("Deployment", {ENDPOINT}), ("PodDisruptionBudget", set())]
+)
+def test_an_endpoint_is_planned_for_the_status_of_its_deployments_alone(
+    cache: ClusterCache, kind: str, expected: set[EndpointKey]
+) -> None:
+    marks = {"labels": {labels.ENDPOINT: "d"}}
+    assert cache.upsert_child(body(kind, "d-epp", 1, metadata=marks)) == {ENDPOINT}
+    ready = body(kind, "d-epp", 2, metadata=marks, status={"availableReplicas": 1})
+    assert cache.upsert_child(ready) == expected
+
+
 def test_adding_or_removing_a_node_affects_every_set() -> None:
     cache = ClusterCache(nodes=True)
     cache.upsert_pool(prefill())

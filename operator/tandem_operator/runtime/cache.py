@@ -223,9 +223,11 @@ class ClusterCache:
         if body["kind"] == "Secret":
             self.set_plan_keys(key, body)
             return set()
+        # Only a Deployment's status is read; Kubernetes writes those of budgets and routes often.
+        kept = trimmed(body) if body["kind"] == "Deployment" else trimmed(body, "status")
         return set(
             self.children.put(
-                metadata["uid"], version_of(body), (key,), trimmed(body),
+                metadata["uid"], version_of(body), (key,), kept,
                 scope=scope_of(body), listed_at=listed_at,
             )
         )  # fmt: skip

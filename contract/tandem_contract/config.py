@@ -47,10 +47,12 @@ class DisaggregatedServing(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """Whether and how requests are split; durations are in seconds after loading."""
 
     enabled: bool = False
-    prefill_timeout: float = 30.0
-    """Seconds for all prefill attempts of a request together. Too low: fallbacks under load."""
-    kv_transfer_timeout: float = 10.0
-    """Seconds for the request that releases unread KV; the decode engine limits the transfer."""
+    prefill_timeout: float | None = None
+    """Seconds for all prefill attempts of a request together, at every sidecar that gets a signed
+    plan. None: each sidecar's own, which is 30 by default. Too low: fallbacks under load."""
+    kv_transfer_timeout: float | None = None
+    """Seconds for a KV transfer and for a request that releases KV, as above. None: each sidecar's
+    own, which is 10 by default. Too low: prompts whose KV is on its way are computed again."""
     fallback_to_unified: bool = True
     """Serve a request on one engine when a split is impossible; false: answer with an error."""
     default_external_storage: ExternalStorage | None = None
@@ -159,6 +161,8 @@ def _resolve_durations(document: Document, data: dict[str, Any]) -> None:
             resolved[name] = parse_duration(resolved[name])
         except ValueError as err:
             raise document.error(path, str(err)) from err
+        if resolved[name] == 0:
+            raise document.error(path, "lets no hand-off succeed: write a time above 0")
     data["disaggregated_serving"] = resolved
 
 

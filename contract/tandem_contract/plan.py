@@ -71,6 +71,19 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
     that does not know the field sends none, and the hand-off falls back."""
 
 
+class Timeouts(msgspec.Struct, frozen=True, array_like=True):
+    """The time limits of a hand-off that the router's configuration states; in seconds."""
+
+    prefill: float | None = None
+    """For all prefill attempts together; None: the sidecar's own limit."""
+    kv_transfer: float | None = None
+    """For the KV transfer, and for a request that releases KV; None: the sidecar's own limit."""
+
+
+NO_TIMEOUTS: Final = Timeouts()
+"""The configuration states none."""
+
+
 class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The routing decision for one request."""
 
@@ -88,6 +101,9 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The only request that the plan is valid for."""
     expires: float = 0.0
     """Unix seconds after which the plan is no longer valid."""
+    timeouts: Timeouts = NO_TIMEOUTS
+    """Take precedence over the sidecar's own. A sidecar that does not know the field ignores it;
+    the plan of an EPP that does not know it has none."""
 
 
 _decoder: Final = msgspec.json.Decoder(Plan)

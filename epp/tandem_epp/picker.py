@@ -260,10 +260,10 @@ class EndpointPicker:
         decision: Decision,
         rewrite: Rewrite | None = None,
     ) -> Placement:
-        now = decision.decided_at
+        now, serving = decision.decided_at, self.routing.serving
         length = len(rewrite.body) if rewrite is not None else None
         mutation = header_changes(
-            request, result, decision.request_id, self._signer, now, length=length
+            request, result, decision.request_id, self._signer, now, serving=serving, length=length
         )
         self._record(parsed, result, decision)
         pods = CountedRequest(
@@ -275,7 +275,7 @@ class EndpointPicker:
             parsed.chain if parsed is not None else NO_CHAIN,
             decision.model,
             parsed.text_tokens if parsed is not None else 0,
-            self.routing.serving.fallback_to_unified,
+            serving.fallback_to_unified,
             media_parts=parsed.media_parts if parsed is not None else 0,
         )
         scheduling = self.routing.scheduling

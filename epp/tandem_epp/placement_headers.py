@@ -5,8 +5,9 @@ from functools import lru_cache
 from typing import Final
 
 from tandem_contract import headers as wire
+from tandem_contract.config import DisaggregatedServing
 from tandem_contract.paths import Role
-from tandem_contract.plan import CLOCK_SECONDS, Plan, PlanSigner, Target
+from tandem_contract.plan import CLOCK_SECONDS, Plan, PlanSigner, Target, Timeouts
 
 from .backends.pods import Pod
 from .ext_proc.messages import HeaderMutation, HttpRequest
@@ -27,11 +28,12 @@ def header_changes(
     signer: PlanSigner | None,
     now: float,
     *,
+    serving: DisaggregatedServing,
     length: int | None = None,
 ) -> HeaderMutation:
     """The changes for `request`, which was placed as in `result` at `now` (Unix seconds) and goes
-    on under `request_id`. `signer`: None sends no plan. `length`: bytes of the body if it was
-    changed."""
+    on under `request_id`. `signer`: None sends no plan. `serving`: the configuration, whose
+    timeouts go into the plan. `length`: bytes of the body if it was changed."""
     headers = {}
     if length is not None and _LENGTH in request.headers:
         headers[_LENGTH] = str(length)
@@ -45,7 +47,7 @@ def header_changes(
         headers[wire.DATA_PARALLEL_RANK] = str(rank)
     if signer is not None:
         # Bound to this request id: the plan cannot be replayed for another request.
-        headers[wire.PLAN] = signer.sign(_plan(result, request_id, now), now)
+        headers[wire.PLAN] = signer.sign(_plan(result, request_id, now, serving), now)
     return HeaderMutation(
         tuple(headers.items()), _removals(tuple(headers), *_rewrite_headers(request)), destination
     )
@@ -76,7 +78,9 @@ def _common_rank(pods: Sequence[Pod]) -> int | None:
     return ranks.pop() if len(ranks) == 1 else None
 
 
-def _plan(result: SchedulingResult, request_id: str, now: float) -> Plan:
+def _plan(
+    result: SchedulingResult, request_id: str, now: float, serving: DisaggregatedServing
+) -> Plan:
     path, reason = result.decision
     return Plan(
         path=path,
@@ -86,6 +90,7 @@ def _plan(result: SchedulingResult, request_id: str, now: float) -> Plan:
         cached_tokens=result.cached_tokens,
         request_id=request_id,
         expires=now + PLAN_SECONDS,
+        timeouts=Timeouts(serving.prefill_timeout, serving.kv_transfer_timeout),
     )
 
 

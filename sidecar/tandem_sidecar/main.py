@@ -131,7 +131,8 @@ def settings_from(flags: Flags) -> Settings:
     "--prefill-timeout",
     type=DURATION,
     default=duration_text(_DEFAULTS.prefill_timeout),
-    help="Time limit of all prefill attempts of a request together.",
+    help="Time limit of all prefill attempts of a request together, unless its signed plan states "
+    "another.",
 )
 @click.option(
     "--prefill-grace",
@@ -144,7 +145,7 @@ def settings_from(flags: Flags) -> Settings:
     type=DURATION,
     default=duration_text(_DEFAULTS.kv_transfer_timeout),
     help="Time limit of a KV transfer, where the engine's metrics tell that it has not ended, and "
-    "of a request that releases KV.",
+    "of a request that releases KV, unless the signed plan of the request states another.",
 )
 @click.option(
     "--push-timeout",

@@ -69,8 +69,8 @@ class Settings:
     pod_name: str = ""
     """This pod's name in headers and metrics; empty: its name in the plan, else its address."""
     prefill_timeout: float = 30.0
-    """Seconds that all prefill attempts of a request may take together. Too low: fallbacks under
-    load."""
+    """Seconds that all prefill attempts of a request may take together; a timeout in its signed
+    plan takes precedence. Too low: fallbacks under load."""
     prefill_grace: float = 1.0
     """Seconds in which a prefill whose client left may still finish, before it is aborted. Too low:
     the KV of such prefills stays allocated until its lease expires. Too high: prefill pods compute
@@ -78,7 +78,8 @@ class Settings:
     kv_transfer_timeout: float = 10.0
     """Seconds for a KV transfer, where the engine's metrics tell that it has not ended
     (`handoff.transfer_monitor`; not with more than one worker); and for a request that releases
-    KV. Too low: prompts whose KV is on its way are computed again."""
+    KV. A timeout in the signed plan takes precedence. Too low: prompts whose KV is on its way are
+    computed again."""
     push_timeout: float = 300.0
     """Seconds without a first byte of the decode after which the KV of a pushed hand-off is given
     up and the decode engine computes the prompt. Too low: long answers that are not streamed are

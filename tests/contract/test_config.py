@@ -94,8 +94,9 @@ def test_the_minimal_example_takes_the_defaults(tmp_path: Path) -> None:
     config = loaded(tmp_path, MINIMAL)
     assert config.disaggregated_serving == DisaggregatedServing(
         enabled=True,
-        prefill_timeout=30.0,
-        kv_transfer_timeout=10.0,
+        # The sidecars' own: see test_without_timeouts_in_the_plan_the_sidecars_own_hold.
+        prefill_timeout=None,
+        kv_transfer_timeout=None,
         fallback_to_unified=True,
         default_external_storage=STORAGE,
     )
@@ -182,6 +183,8 @@ FIRST = "backends:\n- name: a\n  url: http://a\n"
         (SERVING + "prefill_timeout: 30", 3, r'prefill_timeout: 30 has no unit: write "30s"'),
         (SERVING + "prefill_timeout: thirty", 3, "prefill_timeout: 'thirty' is not a duration"),
         (SERVING + "kv_transfer_timeout: -1s", 3, "kv_transfer_timeout: '-1s' is not a duration"),
+        (SERVING + "prefill_timeout: 0s", 3, "prefill_timeout: lets no hand-off succeed"),
+        (SERVING + "kv_transfer_timeout: 0ms", 3, "kv_transfer_timeout: lets no hand-off"),
         (SERVING + "kv_transfer_timeout: null", 3, "kv_transfer_timeout: None has no unit"),
         (SERVING + "fallback_to_unified: maybe", 3, "fallback_to_unified: Expected `bool`"),
         (SERVING + "timeout: 1s", 1, "unknown field `timeout`"),

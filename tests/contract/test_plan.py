@@ -1,7 +1,7 @@
 """The signed plan: good for one request, one time, one set of keys."""
 
 import hmac
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tandem_contract.plan import (
     PlanRejected,
     PlanSigner,
     Target,
+    Timeouts,
     key_id,
     load_keys,
     sign,
@@ -73,6 +74,37 @@ def test_a_reader_that_knows_no_rank_reads_the_rest() -> None:
     encoded = msgspec.json.encode(Target("d", "h:1", 2))
     assert msgspec.json.decode(encoded, type=OldTarget).address == "h:1"
     assert msgspec.json.decode(b'["d", "h:1"]', type=Target) == Target("d", "h:1")
+
+
+class OldPlan(msgspec.Struct, array_like=True, omit_defaults=True):
+    """`Plan` before it had timeouts."""
+
+    path: RoutingPath
+    reason: str
+    decode: Target
+    prefill: tuple[Target, ...] = ()
+    cached_tokens: int = 0
+    request_id: str = ""
+    expires: float = 0.0
+
+
+def test_a_sidecar_that_knows_no_timeouts_reads_the_rest() -> None:
+    signed = sign(msgspec.structs.replace(PLAN, timeouts=Timeouts(5.0, 2.5)), NEW, now=999.0)
+    payload = signed.split(".")[2]
+    plan = msgspec.json.decode(urlsafe_b64decode(payload + "=="), type=OldPlan)
+    assert plan == OldPlan(*(getattr(PLAN, name) for name in OldPlan.__struct_fields__))
+
+
+def test_the_plan_of_an_epp_that_knows_no_timeouts_has_none() -> None:
+    old: Any = OldPlan(*(getattr(PLAN, name) for name in OldPlan.__struct_fields__))
+    assert verified(sign(old, NEW, now=999.0)) == PLAN
+    assert PLAN.timeouts == Timeouts(None, None)
+
+
+@pytest.mark.parametrize("timeouts", [Timeouts(5.0), Timeouts(None, 2.5), Timeouts(5.0, 2.5)])
+def test_timeouts_are_read_back(timeouts: Timeouts) -> None:
+    plan = msgspec.structs.replace(PLAN, timeouts=timeouts)
+    assert verified(sign(plan, NEW, now=999.0)) == plan
 
 
 def test_the_value_fits_a_header() -> None:

@@ -12,7 +12,7 @@ from tandem_contract import headers as wire
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role, RoutingPath
-from tandem_contract.plan import Plan, key_id, verify
+from tandem_contract.plan import Plan, Timeouts, key_id, verify
 from tandem_contract.request_ids import usable_request_id
 from tandem_contract.request_kinds import PATHS
 from tandem_contract.timing import Timing
@@ -20,6 +20,7 @@ from tandem_epp.backends.adapters import AdapterSlots
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
+from tandem_epp.configuration import load_text
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.history import History
@@ -384,6 +385,23 @@ def test_a_body_nested_too_deeply_is_answered_with_400_and_the_place(path: str) 
         setup.picker.place(HttpRequest("POST", path, {}), body, NOW)
     assert reply.value.response.status == 400
     assert b"nested too deeply (byte " in reply.value.response.body
+
+
+@pytest.mark.parametrize(
+    ("text", "timeouts"),
+    [
+        ("{enabled: true, prefill_timeout: 5s, kv_transfer_timeout: 250ms}", Timeouts(5.0, 0.25)),
+        ("{enabled: true, prefill_timeout: 2m}", Timeouts(120.0, None)),
+        ("{enabled: true}", Timeouts(None, None)),
+    ],
+)
+def test_the_plan_has_the_timeouts_that_the_configuration_states(
+    text: str, timeouts: Timeouts
+) -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    document = f"disaggregated_serving: {text}"
+    setup.picker.routing = load_text(document, {}, lists_backends=False).routing
+    assert setup.place()[1].timeouts == timeouts
 
 
 def test_without_keys_there_is_no_plan() -> None:

@@ -197,7 +197,7 @@ def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     file.write_text(objects[ObjectRef("v1", "ConfigMap", "chat-epp")]["data"]["router.yaml"])
     loaded = load_router_config(file)
     assert loaded.disaggregated_serving.enabled
-    assert loaded.disaggregated_serving.prefill_timeout == 5.0
+    assert loaded.disaggregated_serving.prefill_timeout is None
     assert loaded.extra == config
     assert objects[EPP]["spec"]["replicas"] == 3
 

@@ -25,14 +25,13 @@ def together(*decode_pools: DecodePool) -> EndpointRequirements:
     return combine_requirements(pools(*decode_pools))
 
 
-def test_the_longest_timeouts_and_the_strictest_fallback_count() -> None:
+def test_the_longest_drain_and_the_strictest_fallback_count() -> None:
     patient = decode("a", sidecar={"prefillTimeout": "90s"}, drain={"timeout": "10s"})
     strict = decode("b", sidecar={"kvTransferTimeout": "20s", "fallbackToUnified": False})
     requirements = together(patient, strict)
+    # No timeout of one pool for the sidecars of the other, which have their own flags.
     assert requirements.disaggregated_serving == {
         "enabled": True,
-        "prefill_timeout": "90s",
-        "kv_transfer_timeout": "20s",
         "fallback_to_unified": False,
     }
     assert requirements.drain_timeout == 120.0

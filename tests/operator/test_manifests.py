@@ -174,7 +174,7 @@ def test_the_static_router_configuration() -> None:
     data = static_router_config([pool_set], addresses)
     config = parse_router_config(Document("router.yaml", data), {})
     assert config.disaggregated_serving.enabled
-    assert config.disaggregated_serving.prefill_timeout == 5.0
+    assert config.disaggregated_serving.prefill_timeout is None
     assert not config.disaggregated_serving.fallback_to_unified
     assert [(b.name, b.role, b.address, b.models) for b in config.backends] == [
         (name, role, f"{address}:8000", ("org/model",))

@@ -151,3 +151,15 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     """The settings in force when the request began."""
     keys: Mapping[str, bytes]
     """The plan keys of that time; empty: none."""
+
+    @property
+    def prefill_timeout(self) -> float:
+        """Seconds for all prefill attempts: those of the plan, else those of the settings."""
+        stated = self.route.timeouts.prefill
+        return self.settings.prefill_timeout if stated is None else stated
+
+    @property
+    def kv_transfer_timeout(self) -> float:
+        """Seconds for a KV transfer or a release: those of the plan, else those of the settings."""
+        stated = self.route.timeouts.kv_transfer
+        return self.settings.kv_transfer_timeout if stated is None else stated

@@ -119,7 +119,7 @@ class HandoffDriver:
             self._decode.cached = event.kv_hold.cached_tokens
             if self._reads_stream:
                 # Only from now on the transfer is all that the decode engine waits for.
-                self._decode.limit_transfer(self._generation.settings.kv_transfer_timeout)
+                self._decode.limit_transfer(self._generation.kv_transfer_timeout)
         self._handle(event)
 
     def on_decode_event(self, event: events_actions.DecodeEvent) -> None:
@@ -248,7 +248,7 @@ class HandoffDriver:
     def _transfer_timeout(self) -> float | None:
         """Seconds that the KV of a decode leg which is being sent may take to arrive."""
         if type(self._state) is not machine.BothLegs:
-            return self._generation.settings.kv_transfer_timeout
+            return self._generation.kv_transfer_timeout
         # The KV does not exist before the prefill has ended. Only of a stream the engine counts it
         # among that which is being loaded.
         return inf if self._reads_stream else None

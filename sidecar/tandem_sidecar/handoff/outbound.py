@@ -153,7 +153,7 @@ class ReleaseCall:
             *(pair for pair in generation.request.headers if pair[0] == _AUTHORIZATION),
         ]
         request = request_bytes(b"POST", release.target, sent, release.body)
-        timeout = generation.settings.kv_transfer_timeout
+        timeout = generation.kv_transfer_timeout
         self._timer = self._loop.call_later(timeout, self.drain_expired)
         self._call = self._context.pool.send(
             self._engine, b"POST", request, Collector(self._take_answer)

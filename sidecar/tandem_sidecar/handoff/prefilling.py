@@ -77,7 +77,7 @@ class PrefillAttempts:
         generation, now = self.generation, self._loop.time()
         # One timer, started with the first attempt: a retry must not extend the client's wait.
         if self.deadline is None:
-            self.deadline = self._loop.call_later(generation.settings.prefill_timeout, self._expire)
+            self.deadline = self._loop.call_later(generation.prefill_timeout, self._expire)
         candidate = generation.route.candidates[index]
         self.backend = candidate.name
         # A request that is admitted may be the probe of a half-open circuit, so each way in which
@@ -105,7 +105,7 @@ class PrefillAttempts:
             self.deadline = None
 
     def _expire(self) -> None:
-        timeout = self.generation.settings.prefill_timeout
+        timeout = self.generation.prefill_timeout
         detail = f"{self.backend}: no prefill within {timeout:.3g}s"
         if self.leg is not None:
             self.leg.fail(Result.DEADLINE, detail)
@@ -209,7 +209,7 @@ class PrefillLeg:
         if self._call is None or not self._call.half_close():
             self.stop_waiting()
             return
-        timeout = self._attempts.generation.settings.kv_transfer_timeout
+        timeout = self._attempts.generation.kv_transfer_timeout
         self._abort_timer = self._loop.call_later(timeout, self.stop_waiting)
 
     def drain_expired(self) -> None:

@@ -31,7 +31,7 @@ def prefill_proof(generation: GenerationRequest, candidate: Candidate, attempt_i
         attempt_id,
         generation.keys,
         now=time.time(),
-        seconds=generation.settings.prefill_timeout + CLOCK_SECONDS,
+        seconds=generation.prefill_timeout + CLOCK_SECONDS,
     )
     return [(_PROOF, proof.encode())]
 

@@ -19,7 +19,15 @@ import msgspec
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort, parse_host_port
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, PlanRejected, Target, proven_target, verify
+from tandem_contract.plan import (
+    NO_TIMEOUTS,
+    Plan,
+    PlanRejected,
+    Target,
+    Timeouts,
+    proven_target,
+    verify,
+)
 
 from ..http.messages import Request
 
@@ -66,6 +74,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     """Number of prefill addresses left out because the allow-list does not contain them."""
     error: str | None = None
     """Why a header was not trusted or an address was left out; None: neither happened."""
+    timeouts: Timeouts = NO_TIMEOUTS
+    """The time limits that the plan states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +191,7 @@ def _route_of_plan(plan: Plan) -> Route:
         decode_name=plan.decode.name,
         decode_rank=plan.decode.rank,
         routed=True,
+        timeouts=plan.timeouts,
     )
 
 

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, Target, sign
+from tandem_contract.plan import Plan, Target, Timeouts, sign
 from tandem_sidecar.security.credentials import PlanKeys
 from tandem_sidecar.security.route import AllowList
+from tandem_sidecar.settings import Settings
 
 from ..conftest import Harness
 from ..peers import Turn
 from ..wire import wire
+from .test_transfer_monitor import page, waits_for_kv
 
 BODY = b'{"prompt": "Hi"}'
 PATH = "X-Continuum-Routing-Path"
@@ -52,6 +54,57 @@ async def test_a_plan_names_the_backends(harness: Harness, keys: PlanKeys) -> No
     assert "x-tandem-plan" not in harness.prefills[0].requests[0].headers
     name = 'disaggregated_prefill_duration_seconds_count{backend="prefill-0"}'
     assert await harness.metric(name) == 1
+
+
+async def silent(turn: Turn) -> None:
+    await turn.gone.wait()
+
+
+async def test_without_timeouts_in_the_plan_the_sidecars_own_hold(
+    harness: Harness, keys: PlanKeys
+) -> None:
+    # The defaults of the router's configuration, too.
+    assert (Settings().prefill_timeout, Settings().kv_transfer_timeout) == (30.0, 10.0)
+    await harness.prefill(silent)
+    await harness.start(keys=keys, prefill_timeout=0.2)
+    async with harness.http.post(harness.url(), data=BODY, headers=signed(harness, keys)) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "fallback")
+
+
+async def test_the_prefill_timeout_of_a_plan_holds_instead_of_the_flag(
+    harness: Harness, keys: PlanKeys
+) -> None:
+    await harness.prefill(silent)
+    # With the flag's hour, this test would not end.
+    await harness.start(keys=keys, prefill_timeout=3600.0)
+    headers = signed(harness, keys, timeouts=Timeouts(prefill=0.2))
+    async with harness.http.post(harness.url(), data=BODY, headers=headers) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "fallback")
+
+
+async def test_a_longer_prefill_timeout_of_a_plan_holds_too(
+    harness: Harness, keys: PlanKeys
+) -> None:
+    await harness.prefill()
+    # With the flag's value, no prefill would be sent in time.
+    await harness.start(keys=keys, prefill_timeout=0.0)
+    headers = signed(harness, keys, timeouts=Timeouts(prefill=3600.0))
+    async with harness.http.post(harness.url(), data=BODY, headers=headers) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "prefill_then_decode")
+
+
+async def test_the_transfer_timeout_of_a_plan_holds_instead_of_the_flag(
+    harness: Harness, keys: PlanKeys
+) -> None:
+    async def metrics_page(turn: Turn) -> None:
+        turn.answer(200, page(1))
+
+    await harness.prefill()
+    await harness.start(waits_for_kv, keys=keys, kv_transfer_timeout=3600.0)
+    harness.decode.metrics = metrics_page
+    headers = signed(harness, keys, timeouts=Timeouts(kv_transfer=0.1))
+    async with harness.http.post(harness.url(), data=BODY, headers=headers) as answer:
+        assert (answer.headers[PATH], await answer.read()) == ("fallback", b'{"mine": true}')
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, PlanRejected, Target, prove_prefill, sign
+from tandem_contract.plan import Plan, PlanRejected, Target, Timeouts, prove_prefill, sign
 from tandem_sidecar.http.messages import Request
 from tandem_sidecar.security.route import (
     AllowList,
@@ -64,6 +64,11 @@ def test_a_plan_names_the_rank_of_each_leg() -> None:
     signed = sign(plan(decode=target, prefill=(prefill,)), KEYS, now=NOW)
     result = routed(("x-tandem-plan", signed), keys=KEYS)
     assert (result.decode_rank, result.candidates[0].rank) == (3, 0)
+
+
+def test_a_plan_states_the_timeouts() -> None:
+    signed = sign(plan(timeouts=Timeouts(5.0, 2.5)), KEYS, now=NOW)
+    assert routed(("x-tandem-plan", signed), keys=KEYS).timeouts == Timeouts(5.0, 2.5)
 
 
 def test_a_plan_without_a_split_has_no_candidates() -> None:

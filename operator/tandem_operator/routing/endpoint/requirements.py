@@ -1,8 +1,9 @@
 """The routing settings of all DecodePools of an endpoint combined, and where they conflict. Pure.
 
 Each object of an endpoint has one value per setting, while every pool brings its own. A component
-exists when any pool enables it; the longest timeout of any pool counts; fallback to unified serving
-needs the consent of every pool; of several EPP configurations that of the first pool by name wins.
+exists when any pool enables it; the longest drain timeout of any pool counts; fallback to unified
+serving needs the consent of every pool; of several EPP configurations that of the first pool by
+name wins.
 """
 
 import json
@@ -12,7 +13,6 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from tandem_contract import ports
-from tandem_contract.durations import format_duration
 
 from ...pods.manifests import pod_names
 from ...resources.pools import DecodePool, PoolSet, PrefillPool
@@ -97,12 +97,11 @@ def disaggregated_serving(decodes: Sequence[DecodePool]) -> dict[str, Any]:
     topology_keys = {spec.placement.topology_key for spec in specs if spec.placement}
     domain = {"domain_label": topology_keys.pop()} if len(topology_keys) == 1 else {}
     paths = api_paths(decodes)
+    # Without timeouts, which would hold for all pools: each pool's sidecars have its own as flags.
     return {
         **domain,
         **({"api_paths": list(paths)} if paths else {}),
         "enabled": split,
-        "prefill_timeout": format_duration(max(s.prefill_timeout for s in sidecars)),
-        "kv_transfer_timeout": format_duration(max(s.kv_transfer_timeout for s in sidecars)),
         "fallback_to_unified": all(s.fallback_to_unified for s in sidecars),
     }
 

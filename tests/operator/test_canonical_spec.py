@@ -1,6 +1,7 @@
 """Which edits of a spec are a new revision, and which revisions of an earlier operator stay."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,19 @@ def test_a_unified_pool_of_an_earlier_operator_stays_and_still_reacts_to_prefill
     targets = choose_targets({"u": other}, {"u": [former]}, DEFAULTS)
     assert targets["u"].pinned is None
     assert targets["u"].revision != former.revision
+
+
+def test_a_unified_pool_whose_offloading_an_earlier_operator_ignored_rolls_no_pod() -> None:
+    pool = parsed(named(UNIFIED, "u", transfer={"connector": "offloading"}))
+    for revision in (pool.revision, pool.former_revisions[-1]):
+        pinned = pinned_under(pool, revision, "u")
+        template = copy.deepcopy(dict(pinned.template))
+        args = template["spec"]["containers"][0]["args"]
+        at = args.index("--kv-transfer-config")
+        del args[at : at + 2]
+        pinned = replace(pinned, template=template)
+        targets = choose_targets({"u": pool}, {"u": [pinned]}, DEFAULTS)
+        assert targets["u"].pinned == pinned
 
 
 def parsed(*objects: dict[str, Any]) -> Pool:

@@ -215,6 +215,32 @@ def test_a_pool_without_peer_has_no_transfer_config() -> None:
     assert pod["metadata"]["labels"][labels.LLMD_ROLE] == "both"
 
 
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_a_pool_without_peer_offloads_to_host_memory_only(is_chain: bool) -> None:
+    size = 24 * 1024**3 if is_chain else 10 * 1024**3
+    links = [
+        {"connector": "nixl"},
+        {"connector": "offloading", "extraConfig": {"cpu_bytes_to_use": size}},
+    ]
+    chain = {"connector": "multi", "connectors": links, "rdma": {"resource": "rdma/ib"}}
+    transfer = chain if is_chain else {"connector": "offloading"}
+    alone = decode_pool(prefillRef=None, role="unified", model={"name": "m"}, transfer=transfer)
+    (pod, _) = pods(parse_pools(documents(alone))[0])
+    assert json.loads(value_of("--kv-transfer-config", engine(pod))) == {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "engine_id": "$(POD_NAME)-$(POD_UID)",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": size},
+    }
+    (shm,) = [v["emptyDir"] for v in pod["spec"]["volumes"] if v["name"] == "shm"]
+    assert shm["sizeLimit"] == f"{2 + size // 1024**3}Gi"
+    # Nothing of a hand-off: no side channel, no RDMA device.
+    assert "side-channel" not in {port["name"] for port in engine(pod)["ports"]}
+    assert engine(pod)["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert not [v for v in engine(pod)["env"] if v["name"].startswith(("UCX_", "VLLM_"))]
+
+
 def test_devices_and_resources_are_requested() -> None:
     prefill, _ = rendered(
         {"engine": {"resources": {"requests": {"cpu": 8}, "limits": {"memory": "64Gi"}},

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from tandem_operator.errors import InvalidSet
+from tandem_operator.errors import InvalidSet, PoolsError
 from tandem_operator.pods.manifests import pods
 from tandem_operator.resources import vllm_versions
 from tandem_operator.resources.pool_files import parse_pools
+from tandem_operator.resources.pools import PoolSet
 
 from .pool_yaml import decode_pool, documents, pair
 
@@ -117,6 +118,20 @@ def _rendered_unified(version: str) -> dict[str, Any]:
     return {"unified": _engine_settings(pods(parse_pools(documents(pool))[0])[0])}
 
 
+def _rendered_offloading(version: str) -> dict[str, Any]:
+    """A unified pool without a peer that keeps KV in host memory as well."""
+    try:
+        pool = _unified({"transfer": {"connector": "offloading"}, "engine": {"version": version}})
+    except InvalidSet as err:
+        return {"refused": [line.partition(": ")[2] for line in err.lines]}
+    return {"unified": _engine_settings(pods(pool)[0])}
+
+
+def _unified(spec: dict[str, Any]) -> PoolSet:
+    pool = decode_pool(prefillRef=None, role="unified", **{"model": {"name": "org/model"}, **spec})
+    return parse_pools(documents(pool))[0]
+
+
 def _engine_settings(pod: dict[str, Any]) -> dict[str, Any]:
     container = pod["spec"]["containers"][0]
     variables = {variable["name"]: variable.get("value") for variable in container["env"]}
@@ -134,6 +149,7 @@ def golden(version: str) -> dict[str, Any]:
     return {
         **{case: rendered(case, version) for case in CASES},
         "alone": _rendered_unified(version),
+        "offloading-alone": _rendered_offloading(version),
     }
 
 
@@ -184,6 +200,30 @@ def test_unsupported_settings_are_refused_with_the_fix(
 ) -> None:
     with pytest.raises(InvalidSet) as caught:
         pair(prefill)
+    assert message in str(caught.value)
+    assert len(caught.value.lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"engine": {"version": "0.13.0"}, "transfer": {"connector": "offloading"}},
+         "spec.transfer.connector: connector offloading as it is used here needs vLLM 0.14"),
+        ({"accelerator": {"count": 0}, "transfer": {"connector": "offloading"}},
+         "spec.transfer.connector: vLLM does not start connector offloading on a CPU"),
+        ({"transfer": {"connector": "multi", "connectors": [
+            {"connector": "offloading", "extraConfig": {"cpu_bytes_to_use": 0}}]}},
+         "spec.transfer.connectors[0].extraConfig.cpu_bytes_to_use: 0 is not a number of bytes"),
+        ({"engine": {"type": "torch"}, "model": {"name": "m", "source": {"path": "/m"}},
+          "transfer": {"connector": "offloading"}},
+         "the torch engine has connector nixl only, and keeps no KV in host memory"),
+    ],
+)  # fmt: skip
+def test_offloading_without_a_peer_is_refused_where_the_engine_has_none(
+    spec: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PoolsError) as caught:
+        _unified(spec)
     assert message in str(caught.value)
     assert len(caught.value.lines) == 1
 
@@ -243,6 +283,7 @@ def test_vllms_own_parser_accepts_every_command_line() -> None:
     assert "lora-prefill 2 NixlConnector" in output
     assert "multi-decode 0 MultiConnector" in output
     assert "alone-unified 0 None" in output
+    assert "offloading-alone-unified 0 OffloadingConnector" in output
 
 
 if __name__ == "__main__":

@@ -215,7 +215,10 @@ def _is_pinned_by(pool: Pool, state: RevisionState, defaults: Defaults) -> bool:
 def _hands_off(template: Body) -> bool:
     """Whether the engine of a pod template is connected to engines of other pods."""
     containers = {entry.get("name"): entry for entry in template["spec"].get("containers", ())}
-    return connectors.TRANSFER_FLAG in (containers.get(ENGINE, {}).get("args") or ())
+    # Not by the transfer flag: an engine that only offloads has one, and its pool may be pinned by
+    # an earlier operator without it.
+    ports = containers.get(ENGINE, {}).get("ports") or ()
+    return any(port.get("name") == connectors.SIDE_CHANNEL for port in ports)
 
 
 def _rendered_target(

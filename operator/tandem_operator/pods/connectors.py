@@ -18,7 +18,9 @@ from ..resources.spec import ChainedConnector, PoolSpec, Seconds
 
 POD_IP: Final = "$(POD_IP)"
 TRANSFER_FLAG: Final = "--kv-transfer-config"
-"""The engine flag whose value is `transfer_config`; engines without a peer get none."""
+"""The engine flag whose value is `transfer_config` or `offloading_config`."""
+SIDE_CHANNEL: Final = "side-channel"
+"""Name of the container port that only engines with a peer have."""
 ENGINE_ID: Final = "$(POD_NAME)-$(POD_UID)"
 """Unique for each incarnation of a pod: the UID changes when a pod is replaced."""
 OFFLOAD_BYTES: Final = 10 * 1024**3
@@ -36,23 +38,37 @@ _NIXL: Final = frozenset({ConnectorName.NIXL, ConnectorName.NIXL_PUSH})
 
 
 def transfer_config(pool: Pool) -> dict[str, Any]:
-    """The value of `--kv-transfer-config` of the pool's engine; the torch engine reads the same."""
+    """The value of `--kv-transfer-config` of an engine with a peer.
+
+    The torch engine reads the same.
+    """
     transfer = pool.spec.transfer
-    config = _connector_config(pool, ChainedConnector(connector=transfer.connector))
+    config = _connector_config(pool, ChainedConnector(connector=transfer.connector), handoff=True)
     config["engine_id"] = ENGINE_ID
     if transfer.connectors:
-        chain = [_connector_config(pool, link) for link in transfer.connectors]
+        chain = [_connector_config(pool, link, handoff=True) for link in transfer.connectors]
         config["kv_connector_extra_config"] = {"connectors": chain}
     return config
 
 
+def offloading_config(pool: Pool) -> dict[str, Any] | None:
+    """The value of `--kv-transfer-config` of an engine without a peer; None without offloading.
+
+    Of a chain only offloading is of use without a peer, so no MultiConnector is needed.
+    """
+    link = pool.spec.transfer.offloading
+    if link is None:
+        return None
+    return {**_connector_config(pool, link, handoff=False), "engine_id": ENGINE_ID}
+
+
 def offloaded_bytes(spec: PoolSpec) -> int:
     """Bytes of /dev/shm that offloaded KV takes; 0 without the offloading connector."""
-    for link in spec.transfer.connectors:
-        if link.connector == ConnectorName.OFFLOADING:
-            size: int = link.extra_config.get("cpu_bytes_to_use", OFFLOAD_BYTES)
-            return size
-    return OFFLOAD_BYTES if spec.transfer.connector == ConnectorName.OFFLOADING else 0
+    link = spec.transfer.offloading
+    if link is None:
+        return 0
+    size: int = link.extra_config.get("cpu_bytes_to_use", OFFLOAD_BYTES)
+    return size
 
 
 def connector_variables(pool: Pool) -> dict[str, str]:
@@ -80,9 +96,7 @@ def connector_variables(pool: Pool) -> dict[str, str]:
 def connector_ports(pool: Pool) -> dict[str, int]:
     """Name → port of every port on which the connectors listen."""
     spec = pool.spec
-    port_by_name = rank_ports(
-        "side-channel", spec.transfer.side_channel_port, spec.parallelism.data
-    )
+    port_by_name = rank_ports(SIDE_CHANNEL, spec.transfer.side_channel_port, spec.parallelism.data)
     is_producer = pool.role is not Role.DECODE
     if ConnectorName.MOONCAKE in spec.transfer.connector_names and is_producer:
         # One bootstrap server per pod: the first rank keeps the list of all ranks.
@@ -103,7 +117,7 @@ def rank_ports(name: str, first: int, ranks: int) -> dict[str, int]:
     return {f"{name}-{rank}" if rank else name: first + rank for rank in range(ranks)}
 
 
-def _connector_config(pool: Pool, link: ChainedConnector) -> dict[str, Any]:
+def _connector_config(pool: Pool, link: ChainedConnector, *, handoff: bool) -> dict[str, Any]:
     """The configuration of one connector.
 
     Each connector of a chain reads its own configuration only, so role and failure policy are
@@ -119,11 +133,11 @@ def _connector_config(pool: Pool, link: ChainedConnector) -> dict[str, Any]:
     if transfer.buffer_device is not None and link.connector in _NIXL:
         config["kv_buffer_device"] = transfer.buffer_device
     # The user's extraConfig wins over what is derived from other fields.
-    extra = {**_extra_config(pool.spec, link.connector), **link.extra_config}
+    extra = {**_extra_config(pool.spec, link.connector, handoff=handoff), **link.extra_config}
     return {**config, "kv_connector_extra_config": extra} if extra else config
 
 
-def _extra_config(spec: PoolSpec, connector: str) -> dict[str, Any]:
+def _extra_config(spec: PoolSpec, connector: str, *, handoff: bool) -> dict[str, Any]:
     transfer = spec.transfer
     if connector in _NIXL:
         return _nixl_config(spec)
@@ -131,7 +145,8 @@ def _extra_config(spec: PoolSpec, connector: str) -> dict[str, Any]:
         return {"mooncake_protocol": "rdma" if transfer.rdma else "tcp"}
     if connector == ConnectorName.OFFLOADING:
         size = {"cpu_bytes_to_use": OFFLOAD_BYTES}
-        if transfer.handoff_connector != ConnectorName.OFFLOADING:
+        # The p2p tier is for peers; without it vLLM keeps KV in host memory only.
+        if not handoff or transfer.handoff_connector != ConnectorName.OFFLOADING:
             return size
         tier = {"type": "p2p", "host": POD_IP, "port": transfer.side_channel_port}
         return {"spec_name": "TieringOffloadingSpec", **size, "secondary_tiers": [tier]}

@@ -114,8 +114,9 @@ def command(pool: Pool, port: int, *, handoff: bool) -> tuple[list[str], list[st
         args += [flag] if value is True else [flag, str(value)]
     args += _lora_flags(spec.model.lora_adapters)
     args += ["--kv-events-config", _json(_kv_events_config(pool))]
-    if handoff:
-        args += [connectors.TRANSFER_FLAG, _json(connectors.transfer_config(pool))]
+    transfer = connectors.transfer_config(pool) if handoff else connectors.offloading_config(pool)
+    if transfer is not None:
+        args += [connectors.TRANSFER_FLAG, _json(transfer)]
     # Last, because the engine takes the last value of a flag: the user's wins.
     return words, [*args, *spec.engine.extra_args]
 

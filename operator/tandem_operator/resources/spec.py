@@ -187,6 +187,12 @@ class Transfer(Section, frozen=True, kw_only=True):
         names = self.connector_names
         return next((name for name in names if name != ConnectorName.OFFLOADING), names[0])
 
+    @property
+    def offloading(self) -> ChainedConnector | None:
+        """The connector that keeps KV in host memory as well; None without."""
+        links = self.connectors or (ChainedConnector(connector=self.connector),)
+        return next((link for link in links if link.connector == ConnectorName.OFFLOADING), None)
+
 
 class Slo(Section, frozen=True, kw_only=True):
     ttft: Seconds | None = None

@@ -125,8 +125,10 @@ def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
     # A pool without a hand-off may run an older version.
     elif has_handoff and not HANDOFF.includes(release):
         yield _requires("a hand-off", HANDOFF, spec, ("spec", "engine", "version"))
-    elif has_handoff:
-        yield from _unsupported_transfer(spec, release)
+    else:
+        if has_handoff:
+            yield from _unsupported_transfer(spec, release)
+        yield from _unsupported_offloading(spec, release, has_handoff=has_handoff)
     if isinstance(spec, DecodeSpec):
         yield from _unsupported_by_the_sidecar(spec, has_handoff=has_handoff)
     backend = spec.parallelism.all2all_backend
@@ -148,6 +150,21 @@ def _unsupported_transfer(spec: PoolSpec, release: Release) -> Iterator[Problem]
             yield Problem(path, reason)
         elif not (versions := CONNECTORS[connector][1]).includes(release):
             yield _requires(f"connector {connector}", versions, spec, path)
+    names = transfer.connector_names
+    has_stages = spec.parallelism.pipeline > 1
+    if has_stages and ConnectorName.NIXL in names and not NIXL_PIPELINE.includes(release):
+        path = ("spec", "parallelism", "pipeline")
+        yield _requires("pipeline stages with nixl", NIXL_PIPELINE, spec, path)
+
+
+def _unsupported_offloading(
+    spec: PoolSpec, release: Release, *, has_handoff: bool
+) -> Iterator[Problem]:
+    """The offloading connector where vLLM does not have it or cannot start it.
+
+    It works without a hand-off, too, as a tier of the KV cache in host memory.
+    """
+    transfer, at = spec.transfer, ("spec", "transfer", "connector")
     for i, link in enumerate(transfer.connectors):
         size = link.extra_config.get("cpu_bytes_to_use", 1)
         if type(size) is not int or size < 1:
@@ -155,16 +172,18 @@ def _unsupported_transfer(spec: PoolSpec, release: Release) -> Iterator[Problem]
                 ("spec", "transfer", "connectors", i, "extraConfig", "cpu_bytes_to_use"),
                 f"{size!r} is not a number of bytes: write one, such as 10737418240 for 10 GiB",
             )
-    names = transfer.connector_names
-    if ConnectorName.OFFLOADING in names:
-        hands_off = transfer.handoff_connector == ConnectorName.OFFLOADING
-        versions = OFFLOAD_PEERS if hands_off else OFFLOAD_BYTES
-        if not versions.includes(release):
-            yield _requires("connector offloading as it is used here", versions, spec, at)
-    has_stages = spec.parallelism.pipeline > 1
-    if has_stages and ConnectorName.NIXL in names and not NIXL_PIPELINE.includes(release):
-        path = ("spec", "parallelism", "pipeline")
-        yield _requires("pipeline stages with nixl", NIXL_PIPELINE, spec, path)
+    if transfer.offloading is None:
+        return
+    hands_off = has_handoff and transfer.handoff_connector == ConnectorName.OFFLOADING
+    versions = OFFLOAD_PEERS if hands_off else OFFLOAD_BYTES
+    if not versions.includes(release):
+        yield _requires("connector offloading as it is used here", versions, spec, at)
+    elif spec.accelerator.count == 0:
+        yield Problem(
+            at,
+            "vLLM does not start connector offloading on a CPU: leave it out, or give"
+            " accelerator.count",
+        )
 
 
 def _unsupported_by_the_sidecar(spec: DecodeSpec, *, has_handoff: bool) -> Iterator[Problem]:

@@ -31,7 +31,9 @@ def configuration(decode: HostPort, prefill: HostPort, *, always_splits: bool) -
     decider = "always-disagg-pd-decider" if always_splits else "prefix-based-pd-decider"
     parameters = {} if always_splits else {"parameters": {"nonCachedTokens": 100_000}}
     plugins = [{"type": "max-score-picker"}, {"type": decider, **parameters}]
-    serving = {"enabled": True, "fallback_to_unified": False}
+    # The plan of a new EPP then has timeouts, which an old sidecar ignores.
+    timeouts = {"prefill_timeout": "30s", "kv_transfer_timeout": "10s"}
+    serving = {"enabled": True, "fallback_to_unified": False, **timeouts}
     return json.dumps({"plugins": plugins, "disaggregated_serving": serving, "backends": backends})
 
 

@@ -98,7 +98,7 @@ _DECODE: dict[str, Any] = {
     "role": "decode",
     "transfer": {**_SHARED["transfer"], "loadFailurePolicy": "fail"},
     "sidecar": {"prefillTimeout": "20s", "kvTransferTimeout": "5s", "fallbackToUnified": False,
-                "retries": 1},
+                "retries": 1, "breakerFailures": 3, "breakerCooldown": "8s"},
     "routing": {
         "endpoint": "chat", "split": "off", "apiPaths": ["/version"],
         "envoy": {"enabled": False, "apiKeySecretRef": {"name": "clients"}},

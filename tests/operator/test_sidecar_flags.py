@@ -43,7 +43,9 @@ def of_an_earlier_operator(cluster: SimulatedCluster, arguments: list[str]) -> N
     [({"prefillTimeout": "7s"}, "prefill-timeout", "7s"),
      ({"kvTransferTimeout": "8s"}, "kv-transfer-timeout", "8s"),
      ({"fallbackToUnified": False}, "fallback-to-unified", False),
-     ({"retries": 0}, "retries", 0)],
+     ({"retries": 0}, "retries", 0),
+     ({"breakerFailures": 2}, "breaker-failures", 2),
+     ({"breakerCooldown": "9s"}, "breaker-cooldown", "9s")],
 )  # fmt: skip
 def test_running_pods_get_the_settings_and_none_is_replaced(
     edit: dict[str, Any], flag: str, value: object
@@ -119,6 +121,22 @@ def test_pods_with_the_flags_as_arguments_stay_until_the_flags_change() -> None:
     assert [entry["retries"] for entry in flags(cluster)] == [2, 2]
 
 
+def test_a_pod_with_the_flags_as_arguments_is_replaced_to_get_breaker_settings() -> None:
+    cluster = settled(PREFILL, DECODE)
+    of_an_earlier_operator(cluster, BEFORE)
+    before = {pod.name for pod in cluster.of("d")}
+    cluster.edit("DecodePool", "d", sidecar={"breakerFailures": 2})
+    cluster.settle()
+    assert not before & {pod.name for pod in cluster.of("d")}
+    assert [entry["breaker-failures"] for entry in flags(cluster)] == [2, 2]
+
+
+def test_breaker_settings_are_the_sidecars_own_where_the_pool_sets_none() -> None:
+    cluster = settled(PREFILL, DECODE)
+    for entry in flags(cluster):
+        assert not {"breaker-failures", "breaker-cooldown"} & set(entry)
+
+
 def test_a_template_that_replaces_the_arguments_gets_no_annotation() -> None:
     own = {"spec": {"initContainers": [{"name": "sidecar", "args": ["--retries", "1"]}]}}
     cluster = settled(PREFILL, named(DECODE, "d", template=own))
@@ -140,12 +158,14 @@ def test_a_template_of_another_shape_has_no_flags(containers: Any) -> None:
 
 
 def test_the_sidecar_reads_the_annotation(tmp_path: Path) -> None:
-    cluster = settled(PREFILL, named(DECODE, "d", sidecar={"prefillTimeout": "1500ms"}))
+    settings = {"prefillTimeout": "1500ms", "breakerFailures": 2, "breakerCooldown": "9s"}
+    cluster = settled(PREFILL, named(DECODE, "d", sidecar=settings))
     file = tmp_path / "flags.yaml"
     file.write_text(cluster.of("d")[0].sidecar_flags or "")
     parsed = main.make_context("tandem-sidecar", ["--config", str(file)]).params
     assert (parsed["prefill_timeout"], parsed["kv_transfer_timeout"]) == (1.5, 10.0)
     assert (parsed["fallback_to_unified"], parsed["retries"]) == (True, 2)
+    assert (parsed["breaker_failures"], parsed["breaker_cooldown"]) == (2, 9.0)
 
 
 def test_a_pass_that_changes_nothing_writes_nothing() -> None:

@@ -47,8 +47,19 @@ def flags_text(settings: Sidecar) -> str:
             "kv-transfer-timeout": format_duration(settings.kv_transfer_timeout),
             "fallback-to-unified": settings.fallback_to_unified,
             "retries": settings.retries,
+            **_breaker_flags(settings),
         }
     )
+
+
+def _breaker_flags(settings: Sidecar) -> dict[str, Any]:
+    """The flags of the circuit breaker that the pool sets."""
+    flags: dict[str, Any] = {}
+    if settings.breaker_failures is not None:
+        flags["breaker-failures"] = settings.breaker_failures
+    if settings.breaker_cooldown is not None:
+        flags["breaker-cooldown"] = format_duration(settings.breaker_cooldown)
+    return flags
 
 
 def reads_annotation(template: Mapping[str, Any]) -> bool:
@@ -76,6 +87,9 @@ def has_flags_of(template: Mapping[str, Any], pool: Pool, rendered: Mapping[str,
         return True
     if reads_annotation(template):
         return True
+    # No earlier operator wrote these as arguments.
+    if _breaker_flags(pool.spec.sidecar):
+        return False
     arguments, former = _arguments(template), _former_arguments(pool.spec.sidecar)
     starts = range(len(arguments) - len(former) + 1)
     return any(arguments[start : start + len(former)] == former for start in starts)

@@ -278,6 +278,8 @@ class Sidecar(Section, frozen=True, kw_only=True):
     kv_transfer_timeout: Seconds
     fallback_to_unified: bool
     retries: int
+    breaker_failures: int | None = None
+    breaker_cooldown: Seconds | None = None
 
 
 class EppSpec(Section, frozen=True, kw_only=True):

@@ -78,6 +78,19 @@ def log_notices(configuration: Configuration) -> None:
             _log.warning("%s", notice)
 
 
+def log_unsent_timeouts(configuration: Configuration) -> None:
+    """Warn of timeouts in the file, of an EPP that has no keys and thus sends no plan."""
+    serving = configuration.router.disaggregated_serving
+    for name in ("prefill_timeout", "kv_transfer_timeout"):
+        if getattr(serving, name) is not None:
+            _log.warning(
+                "disaggregated_serving.%s has no effect: it reaches the sidecars in signed plans, "
+                "so give --plan-key-dir, here and to the sidecars, or set the sidecars' --%s",
+                name,
+                name.replace("_", "-"),
+            )
+
+
 class FileWatch:
     """Calls `on_change` on the event loop after the content of a file or directory changed.
 

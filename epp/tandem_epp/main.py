@@ -21,7 +21,7 @@ from . import logs
 from .allocator import reuse_large_blocks
 from .backends.pod_backend import PodSelection
 from .compiled import is_compiled
-from .configuration import load, load_text, log_notices
+from .configuration import load, load_text, log_notices, log_unsent_timeouts
 from .garbage import collect_seldom
 from .http2.tls import TlsSettings
 from .llmd.options import LlmdCommand, given, llmd_options, log_treatments
@@ -301,6 +301,8 @@ def _serve(settings: Settings) -> None:
     except (DocumentError, ValueError, OSError) as err:
         fail(str(err), status=2)
     log_notices(configuration)
+    if directory is None:
+        log_unsent_timeouts(configuration)
     _log.info("the request path is %s", "compiled" if is_compiled() else "not compiled")
     reuse_large_blocks()
     collect_seldom()

@@ -131,6 +131,39 @@ def test_a_missing_cluster_configuration_is_explained(
     assert "KUBECONFIG" in stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "has_keys", "unsent"),
+    [
+        ("{prefill_timeout: 5s}", False, ["prefill_timeout"]),
+        ("{prefill_timeout: 5s, kv_transfer_timeout: 5s}", False,
+         ["prefill_timeout", "kv_transfer_timeout"]),
+        ("{prefill_timeout: 5s}", True, []),
+        ("{enabled: true}", False, []),
+    ],
+)  # fmt: skip
+def test_timeouts_that_no_plan_takes_to_the_sidecars_are_a_warning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    has_keys: bool,
+    unsent: list[str],
+) -> None:
+    # Without a cluster the command ends after it has read its file.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    file, keys = tmp_path / "router.yaml", tmp_path / "keys"
+    file.write_text(f"disaggregated_serving: {text}\n")
+    keys.mkdir()
+    (keys / "k").write_bytes(b"0123456789abcdef")
+    flags = ("--plan-key-dir", str(keys)) if has_keys else ()
+    invoke("--config", str(file), *KUBERNETES, *SELECTED, *flags)
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert [re.findall(r"serving\.(\w+) has no effect", message) for message in warnings] == [
+        [name] for name in unsent
+    ]
+
+
 @pytest.mark.component
 async def test_static_discovery_does_not_import_the_kubernetes_client() -> None:
     code = "import sys, tandem_epp.main; sys.exit('kubernetes' in sys.modules)"

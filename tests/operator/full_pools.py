@@ -93,7 +93,10 @@ _S3: dict[str, Any] = {
         },
     }
 }
-_PATH: dict[str, Any] = {"model": {"name": "m", "source": {"path": "/models/m"}}}
+_PATH: dict[str, Any] = {
+    "model": {"name": "m", "source": {"path": "/models/m"}},
+    "transfer": {"extraConfig": {"num_threads": 4}},
+}
 _DECODE: dict[str, Any] = {
     "role": "decode",
     "transfer": {**_SHARED["transfer"], "loadFailurePolicy": "fail"},

@@ -43,6 +43,27 @@ def test_transfer_config_of_both_sides_of_a_handoff() -> None:
     }
 
 
+def test_extra_config_of_a_single_connector_is_inherited_and_wins() -> None:
+    extra = {"num_threads": 4, "kv_lease_duration": 45}
+    for decode_extra in (None, {"num_threads": 2}):
+        own = {} if decode_extra is None else {"transfer": {"extraConfig": decode_extra}}
+        configs = [
+            json.loads(value_of("--kv-transfer-config", engine(pod)))["kv_connector_extra_config"]
+            for pod in rendered({"transfer": {"backends": ["UCX"], "extraConfig": extra}}, own)
+        ]
+        rest = {"kv_lease_duration": 30, "backends": ["UCX"]}
+        assert configs == [{**rest, **extra}, {**rest, **(decode_extra or extra)}]
+
+
+def test_extra_config_sizes_the_offloaded_kv() -> None:
+    transfer = {"connector": "offloading", "extraConfig": {"cpu_bytes_to_use": 24 * 1024**3}}
+    for pod in rendered({"transfer": transfer}):
+        (shm,) = [v["emptyDir"] for v in pod["spec"]["volumes"] if v["name"] == "shm"]
+        assert shm["sizeLimit"] == "26Gi"
+        config = json.loads(value_of("--kv-transfer-config", engine(pod)))
+        assert config["kv_connector_extra_config"]["cpu_bytes_to_use"] == 24 * 1024**3
+
+
 def test_a_unified_engine_produces_and_consumes() -> None:
     _, unified = rendered({"transfer": {"connector": "mooncake"}}, {"role": "unified"})
     config = json.loads(value_of("--kv-transfer-config", engine(unified)))

@@ -42,6 +42,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                       "leaseDuration": "45s"}},
         {"transfer": {"loadFailurePolicy": "fail"}},
     ),
+    "nixl-extra": ({"transfer": {"extraConfig": {"num_threads": 4}}}, {}),
     "nixl-push": ({"transfer": {"connector": "nixl-push"}}, {}),
     "lmcache": ({"transfer": {"connector": "lmcache"}}, OWN_SIDECAR),
     "mooncake": ({"transfer": {"connector": "mooncake"}}, {}),
@@ -193,6 +194,11 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
             {"connector": "offloading", "extraConfig": {"cpu_bytes_to_use": "64Gi"}}]}},
          "spec.transfer.connectors[0].extraConfig.cpu_bytes_to_use: '64Gi' is not a number of"
          " bytes"),
+        ({"transfer": {"connector": "offloading", "extraConfig": {"cpu_bytes_to_use": "64Gi"}}},
+         "spec.transfer.extraConfig.cpu_bytes_to_use: '64Gi' is not a number of bytes"),
+        ({"transfer": {"connector": "multi", "extraConfig": {"a": 1},
+                       "connectors": [{"connector": "nixl"}]}},
+         "spec.transfer.extraConfig: belongs to a single connector: move it to the one of"),
     ],
 )  # fmt: skip
 def test_unsupported_settings_are_refused_with_the_fix(

@@ -43,11 +43,12 @@ def transfer_config(pool: Pool) -> dict[str, Any]:
     The torch engine reads the same.
     """
     transfer = pool.spec.transfer
+    links = [_connector_config(pool, link, handoff=True) for link in transfer.links]
+    if not transfer.connectors:
+        return {**links[0], "engine_id": ENGINE_ID}
     config = _connector_config(pool, ChainedConnector(connector=transfer.connector), handoff=True)
     config["engine_id"] = ENGINE_ID
-    if transfer.connectors:
-        chain = [_connector_config(pool, link, handoff=True) for link in transfer.connectors]
-        config["kv_connector_extra_config"] = {"connectors": chain}
+    config["kv_connector_extra_config"] = {"connectors": links}
     return config
 
 

@@ -34,7 +34,8 @@ AGREE: Final[tuple[FieldPath, ...]] = (
 
 _INHERITED: Final[tuple[FieldPath, ...]] = (
     *(path for path in AGREE if path != ("engine", "version")),
-    ("transfer", "backends"), ("transfer", "bufferDevice"), ("transfer", "sideChannelPort"),
+    ("transfer", "backends"), ("transfer", "extraConfig"), ("transfer", "bufferDevice"),
+    ("transfer", "sideChannelPort"),
     ("transfer", "leaseDuration"), ("transfer", "rdma"), ("transfer", "requireRdma"),
     ("engine", "imagePullPolicy"), ("model", "cache"),
 )  # fmt: skip

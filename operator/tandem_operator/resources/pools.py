@@ -17,19 +17,23 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NewType
+from typing import Any, Final, NewType, TypeVar
+
+import msgspec
 
 from tandem_contract import labels
 from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
+from tandem_contract.durations import parse_duration
 from tandem_contract.paths import Role
 
 from ..crd import load_schema
 from .compatibility import compat_facts
 from .resolve import Defaults, resolve
-from .spec import DecodeSpec, PrefillSpec, typed_spec
+from .spec import DecodeSpec, PrefillSpec, Seconds
 
 Revision = NewType("Revision", str)
 CompatHash = NewType("CompatHash", str)
+T = TypeVar("T")
 
 _NOT_IN_TEMPLATE: Final = frozenset(
     {"replicas", "scaling", "rollout", "paused", "routing", "prefillRef"}
@@ -123,7 +127,7 @@ def prefill_pool(manifest: PoolManifest, defaults: Defaults) -> PrefillPool:
     spec = resolve(PREFILL_POOL, manifest.name, manifest.spec, defaults)
     return PrefillPool(
         manifest.name, manifest.namespace, *_revisions(manifest, {}), _compat_hash(spec),
-        _kueue_labels(manifest), typed_spec(spec, PrefillSpec),
+        _kueue_labels(manifest), _typed(spec, PrefillSpec),
     )  # fmt: skip
 
 
@@ -137,7 +141,7 @@ def decode_pool(manifest: PoolManifest, defaults: Defaults) -> DecodePool:
         in_pods["apiPaths"] = paths
     return DecodePool(
         manifest.name, manifest.namespace, *_revisions(manifest, in_pods), _compat_hash(spec),
-        _kueue_labels(manifest), typed_spec(spec, DecodeSpec),
+        _kueue_labels(manifest), _typed(spec, DecodeSpec),
     )  # fmt: skip
 
 
@@ -150,6 +154,17 @@ def short_hash(value: Mapping[str, Any]) -> str:
     """Eight hexadecimal digits of the value's canonical JSON."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
+
+
+def _typed(spec: dict[str, Any], kind: type[T]) -> T:
+    """A resolved and valid spec as `kind`. Raises msgspec.ValidationError for another shape."""
+    return msgspec.convert(spec, type=kind, dec_hook=_decode)
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is Seconds:
+        return Seconds(parse_duration(value))
+    raise NotImplementedError(kind)
 
 
 def _revisions(

@@ -4,15 +4,12 @@ A field that is None leaves the choice to the engine. Names are the CRD's, in sn
 descriptions say what each field means. Durations are seconds.
 """
 
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
 
 from tandem_contract.connectors import ConnectorName
-from tandem_contract.durations import parse_duration
 from tandem_contract.paths import Role
-
-T = TypeVar("T")
 
 SIDECAR: Final = "sidecar"
 """Name of the sidecar's container, by which a template replaces its image."""
@@ -169,13 +166,21 @@ class Transfer(Section, frozen=True, kw_only=True):
     rdma: Rdma | None = None
     require_rdma: bool = False
     storage: Storage | None = None
+    extra_config: dict[str, Any] = {}
+    """Settings of `connector`, unless it is a chain."""
     connectors: tuple[ChainedConnector, ...] = ()
     load_failure_policy: Literal["recompute", "fail"]
 
     @property
+    def links(self) -> tuple[ChainedConnector, ...]:
+        """The connectors that move KV: those of `connectors`, or `connector` alone."""
+        alone = ChainedConnector(connector=self.connector, extra_config=self.extra_config)
+        return self.connectors or (alone,)
+
+    @property
     def connector_names(self) -> tuple[str, ...]:
-        """Names of the connectors that move KV: those of `connectors`, or `connector` alone."""
-        return tuple(link.connector for link in self.connectors) or (self.connector,)
+        """Names of the connectors that move KV."""
+        return tuple(link.connector for link in self.links)
 
     @property
     def handoff_connector(self) -> str:
@@ -190,8 +195,9 @@ class Transfer(Section, frozen=True, kw_only=True):
     @property
     def offloading(self) -> ChainedConnector | None:
         """The connector that keeps KV in host memory as well; None without."""
-        links = self.connectors or (ChainedConnector(connector=self.connector),)
-        return next((link for link in links if link.connector == ConnectorName.OFFLOADING), None)
+        return next(
+            (link for link in self.links if link.connector == ConnectorName.OFFLOADING), None
+        )
 
 
 class Slo(Section, frozen=True, kw_only=True):
@@ -336,14 +342,3 @@ class DecodeSpec(PoolSpec, frozen=True, kw_only=True):
     role: Role
     sidecar: Sidecar
     routing: Routing
-
-
-def typed_spec(spec: dict[str, Any], kind: type[T]) -> T:
-    """A resolved and valid spec as `kind`. Raises msgspec.ValidationError for another shape."""
-    return msgspec.convert(spec, type=kind, dec_hook=_decode)
-
-
-def _decode(kind: type, value: Any) -> Any:
-    if kind is Seconds:
-        return Seconds(parse_duration(value))
-    raise NotImplementedError(kind)

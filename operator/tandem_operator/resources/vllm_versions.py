@@ -14,7 +14,7 @@ from typing import Final
 from tandem_contract.connectors import ConnectorName
 
 from .schema import Path_, Problem
-from .spec import SIDECAR, DecodeSpec, PoolSpec, PrefillSpec
+from .spec import SIDECAR, DecodeSpec, PoolSpec, PrefillSpec, Transfer
 
 Release = tuple[int, int]
 """Major and minor version."""
@@ -105,15 +105,9 @@ def parse_release(version: str) -> Release:
 def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
     """Settings that the pool's engine does not support, with the fix; paths begin at `spec`."""
     has_handoff = isinstance(spec, PrefillSpec) or spec.prefill_ref is not None
-    transfer = spec.transfer
-    if transfer.require_rdma and transfer.rdma is None:
-        yield Problem(
-            ("spec", "transfer", "requireRdma"),
-            "needs transfer.rdma.resource beside it, the device plugin's name of an RDMA device,"
-            " such as rdma/ib",
-        )
+    yield from _contradictions(spec.transfer)
     if spec.engine.type != "vllm":
-        if transfer.require_rdma:
+        if spec.transfer.require_rdma:
             yield Problem(
                 ("spec", "transfer", "requireRdma"),
                 "the torch engine moves KV over TCP: leave it out",
@@ -137,6 +131,21 @@ def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
         versions = ALL2ALL.get(backend, VersionRange())
         if not versions.includes(release):
             yield _requires(backend, versions, spec, ("spec", "parallelism", "all2allBackend"))
+
+
+def _contradictions(transfer: Transfer) -> Iterator[Problem]:
+    """Fields of `transfer` that do not fit each other, whatever the engine."""
+    if transfer.require_rdma and transfer.rdma is None:
+        yield Problem(
+            ("spec", "transfer", "requireRdma"),
+            "needs transfer.rdma.resource beside it, the device plugin's name of an RDMA device,"
+            " such as rdma/ib",
+        )
+    if transfer.connectors and transfer.extra_config:
+        yield Problem(
+            ("spec", "transfer", "extraConfig"),
+            "belongs to a single connector: move it to the one of connectors[] that it is for",
+        )
 
 
 def _unsupported_transfer(spec: PoolSpec, release: Release) -> Iterator[Problem]:
@@ -165,11 +174,12 @@ def _unsupported_offloading(
     It works without a hand-off, too, as a tier of the KV cache in host memory.
     """
     transfer, at = spec.transfer, ("spec", "transfer", "connector")
-    for i, link in enumerate(transfer.connectors):
+    for i, link in enumerate(transfer.links):
         size = link.extra_config.get("cpu_bytes_to_use", 1)
         if type(size) is not int or size < 1:
+            place = ("connectors", i) if transfer.connectors else ()
             yield Problem(
-                ("spec", "transfer", "connectors", i, "extraConfig", "cpu_bytes_to_use"),
+                ("spec", "transfer", *place, "extraConfig", "cpu_bytes_to_use"),
                 f"{size!r} is not a number of bytes: write one, such as 10737418240 for 10 GiB",
             )
     if transfer.offloading is None:

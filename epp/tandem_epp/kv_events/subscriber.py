@@ -80,8 +80,10 @@ class Subscriber:
             monitor = subscription.get_monitor_socket(
                 zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
             )
-            stack.callback(subscription.disable_monitor)
             stack.callback(monitor.close, 0)
+            # Before the close above: ZMQ's thread holds a lock while it reports an event, without
+            # end if nobody can receive it, and this call takes the same lock.
+            stack.callback(subscription.disable_monitor)
             subscription.connect(self._address.events)
             poller = zmq.asyncio.Poller()
             poller.register(monitor, zmq.POLLIN)

@@ -47,6 +47,10 @@ class FakeVllmPublisher:
         await self._close()
         await self._open()
 
+    def hang_up(self) -> None:
+        """End the connections of subscribers without a pause, as the end of a process does."""
+        self._pub.close()
+
     async def publish(self, *events: Any, is_lost: bool = False, array: bool = False) -> int:
         """Send one batch; returns its number. `is_lost`: no subscriber gets it. `array`: the form
         of batches and events in which older releases send them."""

@@ -95,8 +95,8 @@ async def test_istio_tells_which_endpoint_served(tmp_path: Path) -> None:
     async with behind(ISTIO, tmp_path, plugins) as stack:
         for backend in stack.decode:
             address = f"127.0.0.1:{backend.port}"
-            # On a busy machine Envoy sends a first answer's headers without the metadata, in about
-            # one run of the whole suite in two; why is not known. So each is asked until told.
+            # In two of three runs of the whole suite Envoy left the metadata out once; why is
+            # not known. So each is asked until told.
             await until(partial(told, stack, backend.name, address))
 
 

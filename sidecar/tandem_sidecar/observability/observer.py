@@ -202,13 +202,10 @@ def count_failed_loads(record: Record) -> int:
 
     The decode engine counts these failures, too.
     """
-    prefilled = {
-        leg.attempt_id
-        for leg in record.legs
-        if leg.phase is Phase.PREFILL and leg.result is Result.ANSWERED
-    }
+    # The legs of an attempt share its id. Concurrent ones: a load can fail before the prefill ends.
+    handed_off = {leg.attempt_id for leg in record.legs if leg.phase is Phase.PREFILL}
     return sum(
-        leg.phase is Phase.DECODE and leg.result is Result.ERROR and leg.attempt_id in prefilled
+        leg.phase is Phase.DECODE and leg.result is Result.ERROR and leg.attempt_id in handed_off
         for leg in record.legs
     )
 

@@ -84,6 +84,14 @@ async def test_a_decode_without_the_hand_off_is_a_retry(setup: Setup) -> None:
     assert setup.metrics.failed_loads.value == 1
 
 
+async def test_a_load_that_fails_before_the_prefill_ends_is_counted_once(setup: Setup) -> None:
+    """With concurrent legs the engine counts the failure, too, and the prefill is aborted."""
+    request_record = load_failed()
+    request_record.legs[0].result = Result.ABORTED
+    setup.process(request_record)
+    assert setup.metrics.failed_loads.value == 1
+
+
 async def test_an_unusable_prefill_answer_is_not_a_failed_load(setup: Setup) -> None:
     request_record = record()
     request_record.path, request_record.errors = RoutingPath.FALLBACK, (ErrorPhase.KV_TRANSFER,)

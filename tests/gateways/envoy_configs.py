@@ -12,6 +12,7 @@ cluster have the settings of one gateway, read in its source:
 agentgateway is no Envoy: `agentgateway.py`.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,18 +53,19 @@ class GatewayConfig:
         # No gateway removes the headers of clients before the picker does.
         manager.pop("early_header_mutation_extensions", None)
         (ext_proc,) = [f for f in manager["http_filters"] if f["name"].endswith("ext_proc")]
+        # Copies, because a test may change the bootstrap further.
         ext_proc["typed_config"] = {
             "@type": ext_proc["typed_config"]["@type"],
             "grpc_service": {"envoy_grpc": {"cluster_name": EPP}},
-            "processing_mode": self.mode,
+            "processing_mode": deepcopy(self.mode),
             "message_timeout": self.timeout,
             "failure_mode_allow": self.failure_mode_allow,
         }
         if self.metadata_options is not None:
-            ext_proc["typed_config"]["metadata_options"] = self.metadata_options
+            ext_proc["typed_config"]["metadata_options"] = deepcopy(self.metadata_options)
         manager["http_filters"] = [ext_proc, manager["http_filters"][-1]]
         clusters = {each["name"]: each for each in bootstrap["static_resources"]["clusters"]}
-        clusters[EPP]["transport_socket"] = _UNVERIFIED
+        clusters[EPP]["transport_socket"] = deepcopy(_UNVERIFIED)
         clusters[EPP].pop("health_checks", None)
         name = FALLBACK if self.overrides_host else PICKED
         if self.overrides_host:

@@ -17,11 +17,12 @@ from typing import Final
 
 from .errors import SetupError
 
-_FIRST: Final = 20_000
+_FIRST: Final = 25_000
+"""Above the ports of the etcd of `make cluster-up`."""
 _BLOCK: Final = 200
 """Ports in a block."""
-_BLOCKS: Final = 50
-"""Up to port 29,999: node ports of Kubernetes begin at 30,000, ports of outgoing connections at
+_BLOCKS: Final = 24
+"""Up to port 29,799: node ports of Kubernetes begin at 30,000, ports of outgoing connections at
 32,768 (Linux) or 49,152 (macOS)."""
 
 

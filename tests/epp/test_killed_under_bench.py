@@ -95,8 +95,8 @@ async def test_what_a_killed_replica_loses(tmp_path: Path, mode: BodyMode) -> No
         assert outcomes == {"ok": sent}
         return
     assert set(outcomes) <= {"ok", "connection-lost", "error-status"}
-    # At most the answers in progress. Between the count and the kill requests are placed, and on a
-    # busy machine many end.
-    assert 0 < outcomes["connection-lost"] <= held + RATE / 4
+    # The answers in progress. Between the count and the kill requests are placed, and on a busy
+    # machine up to half of them have ended.
+    assert held / 3 <= outcomes["connection-lost"] <= held + RATE / 4
     # Those that find the EPP gone: the first one removes it from Envoy's cluster.
     assert outcomes.get("error-status", 0) <= RATE / 4

@@ -19,6 +19,7 @@ from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 from tandem_local import init
 from tandem_local.addresses import allocate
+from tandem_local.downward_api import write_files
 from tandem_local.pod_parser import parse_pod
 from tandem_local.pod_spec import ContainerSpec
 from tandem_local.process import tail
@@ -139,6 +140,8 @@ class Vllm:
             return Path(volume["hostPath"]["path"])
         directory = self._directory / f"{self.name}-{name}"
         directory.mkdir(exist_ok=True)
+        if "downwardAPI" in volume:
+            write_files(self._pod, volume, directory)
         return directory
 
 

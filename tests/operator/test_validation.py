@@ -60,6 +60,25 @@ def test_an_unchanged_object_is_validated_once() -> None:
     assert validate_set(body, []).prefill is not first
 
 
+def test_a_generation_that_comes_again_with_another_spec_is_validated_again() -> None:
+    # So it is after etcd was restored to an older state. The new spec may arrive in the answer to a
+    # write of the operator, before any list.
+    metadata = {"uid": "a-restored-uid", "generation": 3}
+    before, after = (served(pool, **metadata) for pool in (PREFILL, copy.deepcopy(PREFILL)))
+    after["spec"]["replicas"] = before["spec"]["replicas"] + 1
+    replicas = [reading.replicas for body in (before, after) if (reading := _prefill(body))]
+    assert replicas == [before["spec"]["replicas"], after["spec"]["replicas"]]
+    decode_metadata = {"uid": "a-decode-uid", "generation": 1}
+    two = served(DECODE, **decode_metadata)
+    changed = served(prefill_pool(engine={"blockSize": 128}), **metadata)
+    first, second = (validate_set(body, [two]).decodes["d"] for body in (before, changed))
+    assert first != second
+
+
+def _prefill(body: dict[str, Any]) -> PoolValidation | None:
+    return validate_set(body, []).prefill
+
+
 def test_a_missing_peer() -> None:
     reading = decode(None, DECODE)
     assert reading.pool is None

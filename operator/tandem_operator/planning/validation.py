@@ -6,8 +6,8 @@ The API server has checked each object against its CRD. Checks that need two obj
 An object may be older than the CRD it is read with, so one that cannot be read is rejected alone:
 the other pools of the set go on.
 
-Results are cached by uid, generation and the metadata that pods depend on: a pass over an unchanged
-set returns the same objects again, on whose identity `revisions.render_template` caches.
+Results are cached by uid, generation, spec and the metadata that pods depend on: a pass over an
+unchanged set returns the same objects again, on whose identity `revisions.render_template` caches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -123,7 +123,11 @@ def check_renderable(
 
 
 class _Request:
-    """Input of a validation, as a cache key: two are equal when nothing it depends on changed."""
+    """Input of a validation, as a cache key: two are equal when nothing it depends on changed.
+
+    The specs are compared, too: after etcd was restored to an older state, a generation comes a
+    second time with another spec.
+    """
 
     def __init__(self, body: Body, prefill: Body | None, defaults: Defaults) -> None:
         self.body, self.prefill, self.defaults = body, prefill, defaults
@@ -133,11 +137,17 @@ class _Request:
         return hash(self._key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Request) and self._key == other._key
+        return (
+            isinstance(other, _Request) and self._key == other._key and self._specs == other._specs
+        )
+
+    @property
+    def _specs(self) -> tuple[object, ...]:
+        return self.body.get("spec"), None if self.prefill is None else self.prefill.get("spec")
 
 
 def _version(body: Body) -> tuple[object, ...]:
-    """Equal for two bodies of one object whose spec did not change between them.
+    """Unequal for two bodies of one object when its pods may have to change.
 
     The generation grows with every change of the spec, but not of annotations and labels, two of
     which are part of the pods.
@@ -149,12 +159,6 @@ def _version(body: Body) -> tuple[object, ...]:
         return (object(),)
     restarted = (metadata.get("annotations") or {}).get(labels.RESTARTED_AT)
     return (uid, generation, restarted, tuple(sorted((metadata.get("labels") or {}).items())))
-
-
-def forget_validations() -> None:
-    """Forget all results, because a generation may mean another spec than before."""
-    _validate_prefill.cache_clear()
-    _validate_decode.cache_clear()
 
 
 @lru_cache(maxsize=512)
@@ -170,12 +174,14 @@ def _validate_decode(request: _Request) -> PoolValidation:
     manifest = _attempt(lambda: _read_manifest(DECODE_POOL, request.body))
     if isinstance(manifest, Rejection):
         return _unreadable(request.body, manifest)
-    reference = manifest.pool.spec.get("prefillRef")
-    if reference is None:
+    name = _attempt(lambda: _peer_name(manifest))
+    if isinstance(name, Rejection):
+        return _unreadable(request.body, name)
+    if name is None:
         return _to_pool(manifest, lambda: decode_pool(manifest.pool, request.defaults))
     # Without a readable PrefillPool the inherited fields are unknown, so there is no typed pool;
     # replicas and `paused` are the DecodePool's own and still apply.
-    name, body = reference.get("name"), request.prefill
+    body = request.prefill
     if body is None:
         rejection = Rejection(
             Reason.PEER_MISSING,
@@ -272,6 +278,12 @@ def _unreadable(body: Body, rejection: Rejection) -> PoolValidation:
     """A custom resource that cannot be read as a whole: its number of pods still applies."""
     replicas = _attempt(lambda: _replicas(body["spec"]))
     return PoolValidation(None, rejection, None if isinstance(replicas, Rejection) else replicas)
+
+
+def _peer_name(decode: _Manifest) -> str | None:
+    """The PrefillPool that a DecodePool names; None: it has no `prefillRef`."""
+    reference = decode.pool.spec.get("prefillRef")
+    return None if reference is None else str(reference.get("name"))
 
 
 def _replicas(spec: Mapping[str, Any]) -> int:

@@ -30,7 +30,7 @@ from ..observed import (
     SetKey,
 )
 from ..planning.api_objects import node_state, pod_state, pool_resource, revision_state, set_key
-from ..planning.validation import forget_validations, validate_set
+from ..planning.validation import validate_set
 from ..resources.pools import DecodePool
 from ..resources.resolve import DEFAULTS, Defaults
 from ..routing.endpoint.observed import (
@@ -267,9 +267,6 @@ class ClusterCache:
             affected |= {*self.work_keys()}
             for store in self._stores():
                 store.forget(scope)
-        # Lists are rare. After a restore, which may also have raised the version, a generation may
-        # mean another spec.
-        forget_validations()
         for body in listed:
             affected |= upsert(self, body, version)
         listed_uids = {body["metadata"]["uid"] for body in listed}

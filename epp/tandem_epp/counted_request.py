@@ -15,6 +15,7 @@ from .backends.pods import Pod
 from .estimates.prompt_hits import HandOver
 from .estimates.request_load import PlacedPrompt, RequestLoad
 from .ext_proc.messages import ResponseHeaders
+from .outcomes import Outcome
 from .prompt_entries import PromptEntries
 from .verdicts import PlacedPods
 
@@ -32,7 +33,8 @@ class CountedRequest:
     """
 
     __slots__ = (
-        *("_computing", "_entries", "_hand_over", "_load", "_pods", "_prefill_in_flight"),
+        *("_computing", "_entries", "_hand_over", "_load", "_outcome", "_pods"),
+        "_prefill_in_flight",
         *("assumed_tokens", "can_fall_back", "chain", "decode", "fleet", "is_judged", "is_own"),
         *("media_parts", "model", "placed", "prefill", "size"),
     )
@@ -75,6 +77,8 @@ class CountedRequest:
         self.is_judged = is_judged
         """Whether the outcome is counted: response headers have passed, here or at the replica that
         placed the request."""
+        self._outcome: Outcome | None = Outcome.UNKNOWN
+        """The decode pod's, as response headers told here; None: only the end will tell."""
         self._hand_over: HandOver | None = None
         self._prefill_in_flight = prefill[0] if prefill else None
         """The prefill pod on which the request counts; None once that count is returned."""
@@ -97,10 +101,7 @@ class CountedRequest:
         """Tell the rest of the fleet of the request."""
         decode, prefill = self.decode, self.prefill
         self.fleet.use_adapter(self.model, (decode, *prefill[:1]))
-        generated = decode.counters.generated_tokens
-        self._pods = PlacedPods(
-            decode, prefill, self.placed, generated, self.can_fall_back, self.is_own
-        )
+        self._pods = PlacedPods(decode, prefill, self.placed, self.can_fall_back, self.is_own)
         if not self.is_judged:
             self._pods.start(self.fleet)
         computing = prefill[0].estimates if prefill else None
@@ -127,7 +128,7 @@ class CountedRequest:
         is_first = not self.is_judged
         if is_first:
             self.is_judged = True
-            self._pods.judge_response(self.fleet, response, now)
+            self._outcome = self._pods.judge_response(self.fleet, response, now)
         self._entries.on_response_headers(response)
         computing = self._computing_pod(response.prefill)
         self._settle_hand_over(response.status, computing, report)
@@ -146,6 +147,8 @@ class CountedRequest:
         if not self.is_judged:
             self.is_judged = True
             self._pods.judge_silence(self.fleet, now)
+        else:
+            self._pods.judge_end(self.fleet, self._outcome, now)
         self.drop(now)
 
     def drop(self, now: float) -> None:

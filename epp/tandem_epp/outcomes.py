@@ -12,8 +12,8 @@ Envoy answered itself: any other reason                       -> unknown, not th
 any other 5xx                                                 -> error
 everything below 500                                          -> answered: 4xx is the client's fault
 
-Without response headers the client left: `abandoned` below. After them the answer may break off,
-which Envoy's access log tells: `ext_proc.access_log`.
+Without response headers the client left: `abandoned` below. After them the pod may stall: `ended`
+below. Or the answer may break off, which Envoy's access log tells: `ext_proc.access_log`.
 
 The prefill pods, where the plan named some: see `prefill_outcomes`.
 """
@@ -58,8 +58,8 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     """No answer in time: 504, of Envoy or of the pod."""
     STALLED = "stalled"
-    """The client left after STALL_SECONDS in which the pod answered no request and generated no
-    token."""
+    """The request ended after STALL_SECONDS in which the pod answered no request and generated no
+    token, although it had one to compute."""
     HANDOFF = "handoff"
     """The sidecar got no usable KV from this prefill pod."""
     BUSY = "busy"
@@ -160,3 +160,25 @@ def abandoned(silent: float) -> Outcome:
     sign of work for `silent` seconds since the request was placed."""
     # A pod that answers others, or generates tokens, works: then the client was impatient.
     return Outcome.STALLED if silent >= STALL_SECONDS else Outcome.UNKNOWN
+
+
+def ended(silent: float, *, has_work: bool) -> Outcome:
+    """The outcome of a request that ended after its answer had begun, complete or not.
+
+    `silent`: seconds, until the pod's last scrape, without a sign of work; `has_work`: whether this
+    scrape shows requests that run or wait.
+    """
+    # Without work the answer is complete, and it is the client that reads it slowly.
+    return Outcome.STALLED if has_work and silent >= STALL_SECONDS else Outcome.ANSWERED
+
+
+def ended_unproved(silent: float, *, has_work: bool, has_generated: bool | None) -> Outcome:
+    """The same of a request whose headers did not show that the answer had begun.
+
+    `has_generated`: whether a scrape shows that the pod generated tokens since the request was
+    placed; None: it was not scraped since then.
+    """
+    if has_generated is False:
+        # Gauges tell nothing here: those of a hung engine stay as they were.
+        return abandoned(silent)
+    return ended(silent, has_work=has_work)

@@ -4,8 +4,13 @@
 
 pods = PlacedPods(decode, prefill, placed)   the request is placed
 pods.start(fleet)                            it may be the probe of an ejected pod
-pods.judge_response(fleet, response, now)    response headers passed, or
-pods.judge_silence(fleet, now)               the request ended without any
+pods.judge_response(fleet, response, now)    response headers passed
+pods.judge_end(fleet, outcome, now)          the request ended after them, or
+pods.judge_silence(fleet, now)               without any
+
+Where a sidecar or the reference engine serves, headers come with the first token: the pod answered.
+vLLM sends the headers of a stream at once, even if its engine hangs. So whether it answered is
+judged at the end, if its metrics tell whether tokens flowed.
 """
 
 from collections.abc import Sequence
@@ -16,7 +21,7 @@ from .backends.fleet import Fleet
 from .backends.pods import Pod
 from .ext_proc.access_log import BrokenAnswer
 from .ext_proc.messages import ResponseHeaders
-from .outcomes import Outcome, abandoned, decode_outcome, prefill_outcomes
+from .outcomes import Outcome, abandoned, decode_outcome, ended, ended_unproved, prefill_outcomes
 
 
 class PlacedPods(Struct, frozen=True):
@@ -27,8 +32,6 @@ class PlacedPods(Struct, frozen=True):
     """The candidates; empty without a split."""
     placed: float
     """When the request was placed; Unix seconds."""
-    generated: float | None = None
-    """Tokens that the decode pod had generated then, as last scraped; None: not reported."""
     can_fall_back: bool = True
     """Whether the sidecar may serve a split request alone when the prefill fails."""
 
@@ -40,10 +43,15 @@ class PlacedPods(Struct, frozen=True):
         for pod in (self.decode, *self.prefill[:1]):
             fleet.ejections.place(pod, self.placed)
 
-    def judge_response(self, fleet: Fleet, response: ResponseHeaders, now: float) -> Outcome:
-        """Count the outcome at each pod, from the response's headers; returns the decode pod's."""
+    def judge_response(self, fleet: Fleet, response: ResponseHeaders, now: float) -> Outcome | None:
+        """Count the outcome at each pod, from the response's headers; returns the decode pod's.
+        None: only the end of the answer will tell."""
         is_sidecar = response.path is not None
         outcome = decode_outcome(response.status, response.details, is_sidecar=is_sidecar)
+        if outcome is Outcome.ANSWERED and self._proves_nothing(response):
+            for pod in self.prefill[:1]:
+                self._record(fleet, pod, Outcome.UNKNOWN, now)
+            return None
         if not self.prefill:
             self._record(fleet, self.decode, outcome, now, _seconds(response.retry_after))
             return outcome
@@ -62,15 +70,50 @@ class PlacedPods(Struct, frozen=True):
     def judge_silence(self, fleet: Fleet, now: float) -> Outcome:
         """Count that the request ended without response headers; returns the outcome at the decode
         pod."""
-        generated = self.decode.counters.generated_tokens
-        is_working = generated != self.generated
-        silent = now - max(self.decode.health.answered_at, self.placed)
-        outcome = abandoned(0.0 if is_working else silent)
+        outcome = abandoned(now - self._worked_at)
         self._record(fleet, self.decode, outcome, now)
         # The sidecar limits the time of the prefill: only the decode pod can have stalled.
         for pod in self.prefill[:1]:
             self._record(fleet, pod, Outcome.UNKNOWN, now)
         return outcome
+
+    def judge_end(self, fleet: Fleet, outcome: Outcome | None, now: float) -> Outcome:
+        """Count what the end of the request, at `now`, tells of the decode pod, for which
+        `judge_response` returned `outcome`; returns the outcome that holds."""
+        pod = self.decode
+        if outcome is not None:
+            if outcome is not Outcome.ANSWERED or pod.counters.generated_tokens is None:
+                return outcome
+            if ended(self._silent, has_work=pod.has_work) is outcome:
+                return outcome
+            outcome = Outcome.STALLED
+        else:
+            is_scraped = pod.scraped_at >= self.placed
+            has_generated = pod.generated_at >= self.placed if is_scraped else None
+            outcome = ended_unproved(
+                self._silent, has_work=pod.has_work, has_generated=has_generated
+            )
+        self._record(fleet, pod, outcome, now)
+        return outcome
+
+    @property
+    def _silent(self) -> float:
+        """Seconds until the decode pod's last scrape in which it showed no sign of work. How it
+        does without a scrape is judged by its scrapes' failures."""
+        return self.decode.scraped_at - self._worked_at
+
+    @property
+    def _worked_at(self) -> float:
+        """When the decode pod last showed a sign of work since the request was placed, or that
+        time; Unix seconds."""
+        return max(self.decode.health.answered_at, self.decode.generated_at, self.placed)
+
+    def _proves_nothing(self, response: ResponseHeaders) -> bool:
+        """Whether the engine may have sent the headers before it computed anything, and its
+        metrics will tell whether it did."""
+        is_first_token = response.path is not None or response.timing is not None
+        is_reported = self.decode.counters.generated_tokens is not None
+        return response.is_stream and not is_first_token and is_reported
 
     def _record(
         self,

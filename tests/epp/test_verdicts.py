@@ -129,9 +129,99 @@ def test_a_client_that_leaves_a_silent_pod_counts_as_a_stall(
         setup.place("hi")[0].on_response_headers(OK, NOW + 1)
         setup["d"].health.outcomes.clear()
     counters = EngineCounters(generated_tokens=generated or None)
-    setup["d"].apply_scrape(ScrapeResult(Gauges(), b"", counters=counters))
+    setup["d"].apply_scrape(ScrapeResult(Gauges(), b"", counters=counters), NOW + seconds)
     placement.end(NOW + seconds)
     assert outcomes(setup) == {"d": {outcome: 1}}
+
+
+STREAM = replace(OK, is_stream=True)
+"""The headers of a stream that vLLM sent before it computed anything."""
+FROM_SIDECAR = replace(STREAM, path=RoutingPath.UNIFIED)
+"""Headers that came with the first token."""
+
+
+def scraped(setup: PickerSetup, tokens: float | None, now: float, running: float = 1.0) -> None:
+    counters = EngineCounters(generated_tokens=tokens)
+    setup["d"].apply_scrape(ScrapeResult(Gauges(running=running), b"", counters=counters), now)
+
+
+@pytest.mark.parametrize(
+    ("response", "scrapes", "expected"),
+    [
+        (STREAM, [(9, 60, 1)], {Outcome.STALLED: 1}),
+        (STREAM, [(9, 59, 1)], {Outcome.UNKNOWN: 1}),
+        (STREAM, [(10, 1, 1), (10, 61, 1)], {Outcome.STALLED: 1}),
+        (STREAM, [(10, 1, 1), (10, 59, 1)], {Outcome.ANSWERED: 1}),
+        (STREAM, [(9, 59, 1), (10, 60, 1)], {Outcome.ANSWERED: 1}),
+        (STREAM, [(9, 60, 0)], {Outcome.STALLED: 1}),
+        (STREAM, [], {Outcome.ANSWERED: 1}),
+        (STREAM, [(10, 1, 1), (10, 61, 0)], {Outcome.ANSWERED: 1}),
+        (STREAM, [(None, 60, 1)], {Outcome.ANSWERED: 1}),
+        (FROM_SIDECAR, [(9, 61, 1)], {Outcome.ANSWERED: 1, Outcome.STALLED: 1}),
+        (FROM_SIDECAR, [(9, 59, 1), (10, 60, 1)], {Outcome.ANSWERED: 1}),
+        (FROM_SIDECAR, [(9, 61, 0)], {Outcome.ANSWERED: 1}),
+        (FROM_SIDECAR, [(None, 60, 1)], {Outcome.ANSWERED: 1}),
+        (replace(STREAM, status=503), [(9, 60, 1)], {Outcome.BUSY: 1}),
+        (replace(STREAM, details="overflow", status=503), [(9, 60, 1)], {Outcome.UNKNOWN: 1}),
+    ],
+    ids=[
+        "stalled from the start",
+        "left before it counts as a stall",
+        "stalled in the middle",
+        "left in the middle, early",
+        "queued for long",
+        "stalled from the start, gauges of an idle engine",
+        "ended before a scrape",
+        "a client that reads slowly",
+        "tokens are not reported",
+        "sidecar, stalled",
+        "sidecar, flowing",
+        "sidecar, a client that reads slowly",
+        "sidecar, tokens are not reported",
+        "refused by the pod",
+        "refused by Envoy",
+    ],
+)
+def test_the_end_of_an_answer_tells_whether_the_pod_stalled_after_its_headers(
+    response: ResponseHeaders,
+    scrapes: list[tuple[float | None, float, float]],
+    expected: dict[Outcome, int],
+) -> None:
+    setup = PickerSetup(d="decode")
+    is_reported = not scrapes or scrapes[0][0] is not None
+    scraped(setup, 9 if is_reported else None, NOW - 1)
+    placement, _ = setup.place("hi")
+    placement.on_response_headers(response, NOW)
+    for tokens, after, running in scrapes:
+        scraped(setup, tokens, NOW + after, running)
+    placement.end(NOW + 100)
+    assert outcomes(setup) == {"d": expected}
+
+
+def test_headers_that_prove_nothing_do_not_hide_a_pod_that_stalls() -> None:
+    setup = PickerSetup(d="decode")
+    scraped(setup, 9, NOW - 1)
+    placements = [setup.place(f"{number}")[0] for number in range(EJECT_IN_A_ROW)]
+    for number, placement in enumerate(placements):
+        placement.on_response_headers(STREAM, NOW + 30 * number)
+    scraped(setup, 9, NOW + STALL_SECONDS)
+    for placement in placements:
+        placement.end(NOW + STALL_SECONDS)
+    assert setup["d"].health.should_eject
+    assert outcomes(setup) == {"d": {Outcome.STALLED: EJECT_IN_A_ROW}}
+
+
+def test_a_probe_that_is_a_stream_ends_the_ejection_when_tokens_flowed() -> None:
+    setup = PickerSetup(d="decode", other="decode")
+    scraped(setup, 9, NOW - 1)
+    setup.fleet.ejections.eject(setup["d"], NOW - 10)
+    setup.fleet.ejections.advance(NOW)
+    placement = next(p for p in (setup.place("hi")[0] for _ in range(99)) if p.decode.name == "d")
+    placement.on_response_headers(STREAM, NOW)
+    assert setup["d"].health.state is HealthState.PROBING
+    scraped(setup, 10, NOW + 1)
+    placement.end(NOW + 2)
+    assert setup["d"].health.state is HealthState.SERVING
 
 
 def test_a_served_alternate_takes_over_the_count_and_the_prompt() -> None:

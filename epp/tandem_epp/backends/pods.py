@@ -49,6 +49,8 @@ class Pod:
 
     tokens_in_flight = 0
     """Uncached prompt tokens of requests that were placed here and are not answered yet."""
+    generated_at = 0.0
+    """When a scrape last showed tokens that the one before did not; Unix seconds, 0: never."""
 
     def __init__(
         self,
@@ -130,10 +132,13 @@ class Pod:
     @property
     def is_busy(self) -> bool:
         """Whether this EPP has requests here, or the engine reported any."""
+        return self.in_flight > 0 or self.has_work
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine reported requests that run or wait."""
         gauges = self.gauges
-        return self.in_flight > 0 or (
-            gauges is not None and (gauges.running > 0 or gauges.waiting > 0)
-        )
+        return gauges is not None and (gauges.running > 0 or gauges.waiting > 0)
 
     @property
     def receives_kv(self) -> bool:
@@ -165,6 +170,8 @@ class Pod:
             capacity = result.blocks * self.block_tokens / self.token_scale
             self.prefixes.set_capacity(self, int(capacity))
         self.gauges, self.healthy, self._failures = result.gauges, True, 0
+        if result.counters.generated_tokens != self.counters.generated_tokens:
+            self.generated_at = now
         self.counters = result.counters
         self.adapters.apply(result.adapters)
         self._scraped, self._in_flight_at_scrape = result.gauges, self.in_flight

@@ -184,8 +184,9 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     random: Random,
     count: int,
 ) -> _Pair:
-    """The same where pairs are of several fabric classes. Retries and alternates are the next
-    cheapest with the chosen decode and prefill pod, so they may be of another class."""
+    """The same where pairs are of several fabric classes, or pods are on both sides. Retries and
+    alternates are the next cheapest with the chosen decode and prefill pod, so they may be of
+    another class."""
     pods, cached, which = candidates.pods, candidates.cached, group.decodes
     nearest = neighbours.cheapest_prefills(prefills)
     costs = pair_costs(request, pods, cached, which, nearest, ready=ready)
@@ -199,7 +200,9 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     [decode] = first
     fabrics = neighbours.classes_to(decode)
     of_decode = transfer_costs(request, pods, cached, which[decode])
-    pairs = [cost + of_decode[fabric] for cost, fabric in zip(prefills, fabrics, strict=True)]
+    pairs = neighbours.without_itself(
+        [cost + of_decode[fabric] for cost, fabric in zip(prefills, fabrics, strict=True)], decode
+    )
     ranking = _cheapest(pairs, range(len(pairs)), PREFILL_CANDIDATES, random, tie)
     if count > 1:
         of_all = [
@@ -210,6 +213,9 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
         others = [of_all[fabric][at] for at, fabric in enumerate(from_prefill)]
         # The choice stays the first one, whatever others cost with its prefill pod.
         others[decode] = -inf
+        if ranking[0] in neighbours.own:
+            # No pod prefills for itself.
+            others[neighbours.own.index(ranking[0])] = inf
         first = _cheapest(others, range(len(which)), count, random, tie)
     return _Pair(
         least,

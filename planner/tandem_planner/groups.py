@@ -5,6 +5,9 @@ A decode pod forms pairs with the prefill pods of its node (same node), of its d
 each class takes one pass over the prefill pods for the cheapest of each node, one over the nodes
 for the cheapest of each domain and the cheapest on another node there, and one over the domains for
 the same two: O(P + D), however many nodes there are.
+
+Unified pods are on both sides of one group. No pod prefills for itself: where the cheapest prefill
+pod of a node is the decode pod itself, the second cheapest counts.
 """
 
 from collections import Counter
@@ -42,6 +45,15 @@ class Neighbours:
     """Of each decode pod, the classes of its pairs."""
     classes: Sequence[FabricClass]
     """Those of which the group has pairs."""
+    own: Sequence[int]
+    """Of each decode pod, the position of the same pod among the prefill pods; _NONE: it is none.
+    Then its node has a number, and a pod of an unknown node has a node and a domain of its own."""
+
+    def without_itself(self, costs: list[float], decode: int) -> list[float]:
+        """`costs` of the prefill pods, inf for the decode pod at this position."""
+        if (own := self.own[decode]) != _NONE:
+            costs[own] = inf
+        return costs
 
     def classes_to(self, decode: int) -> list[FabricClass]:
         """The class of each prefill pod with the decode pod at this position."""
@@ -63,9 +75,14 @@ class Neighbours:
         """Per class, the least of the prefill pods' `costs` for each decode pod; inf without a
         prefill pod of the class."""
         on_node = [inf] * (len(self.domain_of) + 1)
-        for node, cost in zip(self.nodes, costs, strict=True):
-            if cost < on_node[node]:  # noqa: PLR1730 - `min` takes three times as long
-                on_node[node] = cost
+        # Of each node: the cheapest pod, and the cost of the cheapest other one.
+        pod_of, other_on_node = [_NONE] * len(on_node), on_node.copy()
+        for pod, (node, cost) in enumerate(zip(self.nodes, costs, strict=True)):
+            if cost < on_node[node]:
+                other_on_node[node] = on_node[node]
+                on_node[node], pod_of[node] = cost, pod
+            elif cost < other_on_node[node]:
+                other_on_node[node] = cost
         # Of each domain: the cheapest, its node, and the cheapest on another node.
         domains = max(self.domain_of, default=_NONE) + 1
         in_domain, node_of, beside = [inf] * (domains + 1), [-2] * (domains + 1), [inf] * domains
@@ -83,7 +100,13 @@ class Neighbours:
         decodes = list(zip(self.decode_nodes, self.decode_domains, strict=True))
         none = [inf] * len(decodes)
         return (
-            [on_node[node] for node, _ in decodes] if SAME_NODE in self.classes else none,
+            [
+                # A pod that does not prefill has no position, and a node without one no pod.
+                other_on_node[node] if pod_of[node] == own != _NONE else on_node[node]
+                for (node, _), own in zip(decodes, self.own, strict=True)
+            ]
+            if SAME_NODE in self.classes
+            else none,
             [
                 beside[domain] if node_of[domain] == node else in_domain[domain]
                 for node, domain in decodes
@@ -96,7 +119,8 @@ class Neighbours:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Pods that can exchange KV, by row: each of `prefills` may prefill for each of `decodes`."""
+    """Pods that can exchange KV, by row: each of `prefills` may prefill for each of `decodes` but
+    itself."""
 
     prefills: Sequence[int]
     decodes: Sequence[int]
@@ -115,61 +139,75 @@ class Group:
 def make_group(
     prefills: Sequence[int], decodes: Sequence[int], places: Sequence[Place] | None = None
 ) -> Group:
-    """The group of these pods; `places` are those of all rows, None: not known."""
-    if places is None:
+    """The group of these pods, of which some may be on both sides; `places` are those of all rows,
+    None: not known."""
+    both = frozenset(prefills) & frozenset(decodes)
+    if places is None and not both:
         return Group(prefills, decodes)
+    place_of = {row: places[row] if places else Place() for row in (*prefills, *decodes)}
     nodes: dict[object, int] = {}
     domains: dict[object, int] = {}
     of_prefills: list[tuple[int, int]] = []
     domain_of: list[int] = []
     for row in prefills:
-        place = places[row]
-        domain = domains.setdefault(_domain_key(place), len(domains))
-        # Pods whose node is not known are, for all that is known, each on a node of its own; a
-        # decode pod is on none of these, so one number serves for those of a domain.
-        key = ("node", place.node) if place.node is not None else ("no node", domain)
-        node = nodes.setdefault(key, len(nodes))
+        place, only = place_of[row], row if row in both else None
+        domain = domains.setdefault(_domain_key(place, only), len(domains))
+        # Pods whose node is not known are, for all that is known, each on a node of its own. No
+        # decode pod is on those of pods that only prefill: one number serves for all of a domain.
+        node = nodes.setdefault(_node_key(place, only) or ("no node", domain), len(nodes))
         if node == len(domain_of):
             domain_of.append(domain)
         of_prefills.append((node, domain))
-    of_decodes = [
-        (
-            nodes.get(("node", place.node), _NONE) if place.node is not None else _NONE,
-            _NONE if place == (None, None) else domains.get(_domain_key(place), _NONE),
-        )
-        for place in map(places.__getitem__, decodes)
-    ]
-    nodes_in = Counter(domain_of)
+    of_decodes = []
+    for row in decodes:
+        place, only = place_of[row], row if row in both else None
+        of_decodes.append((
+            nodes.get(_node_key(place, only), _NONE),
+            _NONE
+            if place == (None, None) and only is None
+            else domains.get(_domain_key(place, only), _NONE),
+        ))  # fmt: skip
+    nodes_in, pods_on = Counter(domain_of), Counter(node for node, _ in of_prefills)
     pair_classes = [
-        _pair_classes(node, domain, nodes_in[domain], len(domains)) for node, domain in of_decodes
+        _pair_classes(
+            has_neighbour=pods_on[node] > (row in both),
+            nodes_around=nodes_in[domain] - (node != _NONE),
+            domains_around=len(domains) - (domain != _NONE),
+        )
+        for row, (node, domain) in zip(decodes, of_decodes, strict=True)
     ]
     classes = sorted({fabric for each in pair_classes for fabric in each})
-    if len(classes) <= 1:
+    if len(classes) <= 1 and not both:
         return Group(prefills, decodes, classes[0] if classes else ELSEWHERE)
+    at = {row: position for position, row in enumerate(prefills)}
     neighbours = Neighbours(
-        *_columns(of_prefills), domain_of, *_columns(of_decodes), pair_classes, classes
-    )
+        *_columns(of_prefills), domain_of, *_columns(of_decodes), pair_classes, classes,
+        [at.get(row, _NONE) for row in decodes],
+    )  # fmt: skip
     return Group(prefills, decodes, neighbours=neighbours)
 
 
-def _domain_key(place: Place) -> object:
+def _node_key(place: Place, only: int | None) -> object:
+    """Equal for pods of one node; None: it is not known. `only`: the row of a pod that is on both
+    sides of its group; its node is then told from all others."""
+    if place.node is not None:
+        return ("node", place.node)
+    return None if only is None else ("row", only)
+
+
+def _domain_key(place: Place, only: int | None) -> object:
     """Equal for pods of one domain; a node of which no domain is known counts as one."""
-    if place.domain is not None:
-        return ("domain", place.domain)
-    return ("node", place.node) if place.node is not None else None
+    return _node_key(place, only) if place.domain is None else ("domain", place.domain)
 
 
 def _pair_classes(
-    node: int, domain: int, nodes_in_domain: int, domains: int
+    *, has_neighbour: bool, nodes_around: int, domains_around: int
 ) -> tuple[FabricClass, ...]:
-    """The classes of a decode pod's pairs. `nodes_in_domain`: nodes of its domain that have prefill
-    pods; `domains`: those that have any."""
-    counts = {
-        SAME_NODE: node != _NONE,
-        SAME_DOMAIN: nodes_in_domain > (node != _NONE),
-        ELSEWHERE: domains > (domain != _NONE),
-    }
-    return tuple(fabric for fabric, is_there in counts.items() if is_there)
+    """The classes of a decode pod's pairs. `has_neighbour`: another pod of its node prefills;
+    `nodes_around`: other nodes of its domain that have prefill pods; `domains_around`: other
+    domains that have any."""
+    counts = {SAME_NODE: has_neighbour, SAME_DOMAIN: nodes_around, ELSEWHERE: domains_around}
+    return tuple(fabric for fabric, count in counts.items() if count > 0)
 
 
 def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:

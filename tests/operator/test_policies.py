@@ -45,7 +45,8 @@ PORTS = {
 
 
 class Endpoint:
-    """Endpoint chat with two sets (p, d) and (q, e), and a lone pool u: its pods and policies."""
+    """Endpoint chat with two sets, (p, d) with the unified pools v and w, and (q, e), and a lone
+    pool u: its pods and policies."""
 
     def __init__(self, settings: NetworkPolicySettings | None = POLICY, **routing: Any) -> None:
         routing = {"endpoint": KEY.name, **routing}
@@ -56,8 +57,11 @@ class Endpoint:
         lone = decode_pool(role="unified", model={"name": "org/model"}, routing=routing)
         del lone["spec"]["prefillRef"]
         lone["metadata"]["name"] = "u"
+        unified = [decode_pool(role="unified", routing=routing) for _ in "vw"]
+        for name, pool in zip("vw", unified, strict=True):
+            pool["metadata"]["name"] = name
         sets = parse_pools(
-            documents(prefill_pool(), decode_pool(routing=routing), second, paired, lone)
+            documents(prefill_pool(), decode_pool(routing=routing), *unified, second, paired, lone)
         )
         decodes = [decode for pool_set in sets for decode in pool_set.decodes]
         named = tuple(EndpointPool(f"uid-{decode.name}", decode) for decode in decodes)
@@ -74,7 +78,7 @@ class Endpoint:
             "prometheus": Source("monitoring", {"app": "prometheus"}),
             "gateway": Source("gateways", {"app": "gateway"}),
             "API server": Source(address="10.1.0.3"),
-            **{pool: self._pod(sets, pool) for pool in ("p", "d", "q", "e", "u")},
+            **{pool: self._pod(sets, pool) for pool in "pdqeuvw"},
             **{name: self._router(name) for name in ("envoy", "epp")},
             "another endpoint's envoy": Source(
                 KEY.namespace, {"app.kubernetes.io/component": "envoy", "tandem.dev/endpoint": "x"}
@@ -107,6 +111,10 @@ MUST = [
     *(("p", "d", port) for port in HANDOFF),
     *(("e", "q", port) for port in ("prefill engine", "side channel of a rank", *HANDOFF)),
     *(("q", "e", port) for port in ("side channel of a rank", *HANDOFF)),
+    # Unified pods prefill for decode pods and for each other, through their sidecars.
+    *((source, "v", port) for source in ("d", "w") for port in ("sidecar", *HANDOFF)),
+    *(("v", target, port) for target in ("p", "d") for port in HANDOFF),
+    *(("p", "v", port) for port in HANDOFF),
     # Requests.
     *(("envoy", pool, "sidecar") for pool in ("d", "e", "u")),
     *(("gateway", pool, "sidecar") for pool in ("d", "u")),
@@ -152,9 +160,13 @@ MUST_NOT = [
     # One request to a decode engine past its sidecar can kill it; the admin port can drain it.
     *(
         (source, "d", port)
-        for source in ("p", "q", "e", "u", "envoy", "epp", "gateway")
+        for source in ("p", "q", "e", "u", "v", "envoy", "epp", "gateway")
         for port in ("decode engine", "admin")
     ),
+    *((source, "v", port) for source in "dw" for port in ("decode engine", "admin")),
+    ("v", "d", "sidecar"),
+    ("p", "v", "sidecar"),
+    *((source, "v", port) for source in "qeu" for port in ("sidecar", *HANDOFF)),
     # Another set, behind the same endpoint.
     *((source, "p", port) for source in ("e", "u") for port in ("prefill engine", *HANDOFF)),
     *((source, "d", port) for source in ("q", "e", "u") for port in HANDOFF),
@@ -243,5 +255,6 @@ def test_names_of_different_endpoints_differ(endpoint: Endpoint) -> None:
     names = [policy["metadata"]["name"] for policy in endpoint.policies]
     assert len(names) == len(set(names))
     assert {name for name in names if "." in name} == {
-        *("chat.p-prefill", "chat.p-decode", "chat.q-prefill", "chat.q-decode")
+        *("chat.p-prefill", "chat.p-decode", "chat.p-unified"),
+        *("chat.q-prefill", "chat.q-decode"),
     }

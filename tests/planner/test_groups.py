@@ -7,7 +7,7 @@ from math import inf
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tandem_contract.fabric_classes import FabricClass
@@ -47,6 +47,8 @@ def pair_costs(
     [group] = candidates.groups
     ready = least_prefill(request, candidates)
     for p, d in product(group.prefills, group.decodes):
+        if p == d:
+            continue
         decode = (request, pods[d], candidates.cached[d], fabric_class(places[p], places[d]))
         prefill = sum(prefill_terms(request, pods[p], candidates.cached[p]))
         is_too_long = is_transfer_too_long(*decode)
@@ -100,6 +102,48 @@ def test_nothing_is_cheaper_than_the_chosen_pair(
         if abs(without_transfer - alone) > 1e-9:
             is_worth_it = without_transfer < alone
             assert made.is_transfer_too_long is (is_too_long and is_worth_it)
+
+
+SIDES = st.sampled_from(["prefill", "decode", "both"])
+
+
+@given(
+    request=REQUESTS,
+    fleet=st.lists(st.tuples(PODS, st.integers(0, 5000), PLACES, SIDES), min_size=2, max_size=9),
+    count=st.integers(1, 3),
+    knows_places=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_of_pods_that_do_both_none_prefills_for_itself(
+    request: RequestFigures,
+    fleet: list[tuple[PodFigures, int, Place, str]],
+    count: int,
+    knows_places: bool,
+    seed: int,
+) -> None:
+    pods, cached, known, sides = zip(*fleet, strict=True)
+    places = known if knows_places else [Place()] * len(pods)
+    prefills = [row for row, side in enumerate(sides) if side != "decode"]
+    decodes = [row for row, side in enumerate(sides) if side != "prefill"]
+    assume(prefills and decodes and prefills != decodes[:1])
+    group = make_group(prefills, decodes, known if knows_places else None)
+    candidates = Candidates(
+        FigureTable(pods), cached, cached, decodes, [group], max_unsplit_tokens=-sys.maxsize
+    )
+    made = choose(request, candidates, Random(seed), count=count)
+    pairs = pair_costs(request, candidates, places)
+    alone = min(sum(unified_terms(request, pods[d], cached[d])) for d in decodes)
+    least = min(pairs.values(), default=inf)
+    assert made.cost == pytest.approx(min(least, alone))
+    if abs(least - alone) > 1e-9:
+        assert bool(made.prefills) is (least < alone)
+    if made.prefills:
+        _check_pair(made, pairs, count, places)
+    classes = [
+        tuple(sorted({fabric_class(places[p], places[d]) for p in prefills if p != d}))
+        for d in decodes
+    ]
+    assert list(group.pair_classes()) == classes
 
 
 def _check_pair(made: Choice, pairs: Pairs, count: int, places: Sequence[Place]) -> None:

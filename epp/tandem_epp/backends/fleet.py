@@ -11,6 +11,7 @@ from .ejections import Ejections, available
 from .fleet_figures import FleetFigures
 from .members import Members, pods_by_name
 from .pairing import (
+    are_alike_unified,
     can_hand_off,
     can_prefill_for,
     domains_of_nodes,
@@ -216,6 +217,14 @@ class Fleet:
         view = self._view(key, lambda: tuple(pod for pod in ready if is_partner(pod, decode)))
         # The same object, so that profiles reuse the scores they computed for it.
         return ready if len(view) == len(ready) else view
+
+    def can_exchange(self, pod: Pod, decode: Pod) -> bool:
+        """Whether `pod` may prefill for `decode` where the cost decides: because of its role, or as
+        another unified pod. Unified pods have a connector where prefill pods are beside them."""
+        if can_hand_off(pod, decode):
+            return True
+        is_other = pod is not decode and are_alike_unified(pod, decode)
+        return is_other and self.is_disaggregated(decode)
 
     def pods_with_prefill(self, model: str | None) -> tuple[Pod, ...]:
         """The pods of `ready_pods(model)` to which another of them can hand off."""

@@ -14,8 +14,8 @@ from .pods import Pod
 def can_prefill_for(pod: Pod, decode: Pod) -> bool:
     """Whether role and model allow `pod` to prefill for `decode`; the KV layout is not compared.
 
-    A pod never prefills for itself. A unified pod does not prefill for another unified pod: two
-    engines that each do both phases are not disaggregated. Nor does a pod of another model.
+    A pod never prefills for itself, nor for a pod of another model. For two unified pods see
+    `are_alike_unified`.
     """
     roles = {pod.backend.role, decode.backend.role}
     return (
@@ -34,6 +34,18 @@ def can_hand_off(pod: Pod, decode: Pod) -> bool:
 def is_kv_compatible(pod: Pod, decode: Pod) -> bool:
     """Whether both have the same KV compat hash (or none) and a model in common."""
     return pod.backend.compat == decode.backend.compat and _share_a_model(pod, decode)
+
+
+def are_alike_unified(pod: Pod, decode: Pod) -> bool:
+    """Whether both are unified pods with the same KV compat hash and a model in common, or the same
+    one.
+
+    One may prefill for the other where the cost says that it pays. They are no pair of
+    `can_prefill_for`: two engines that each do both phases are not disaggregated, so a request that
+    one of them serves alone is not a fallback.
+    """
+    roles = {pod.backend.role, decode.backend.role}
+    return roles == {Role.UNIFIED} and is_kv_compatible(pod, decode)
 
 
 def pairing_key(decode: Pod) -> object:

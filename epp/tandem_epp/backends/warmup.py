@@ -32,7 +32,6 @@ from tandem_contract.plan import WARM_UP, Plan, Target, sign
 from tandem_contract.request_kinds import PATHS, RequestKind
 
 from .fleet import Fleet
-from .pairing import can_hand_off
 from .pods import Pod
 
 MAX_CONCURRENT: Final = 4
@@ -89,7 +88,7 @@ class WarmUps:
             return
         for other in self._fleet:
             for decode, prefill in ((pod, other), (other, pod)):
-                if _has_answered(other) and _is_pair(decode, prefill):
+                if _has_answered(other) and self._is_pair(decode, prefill):
                     self._start(decode, prefill)
 
     def warm_all(self) -> None:
@@ -104,6 +103,10 @@ class WarmUps:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._session is not None:
             await self._session.close()
+
+    def _is_pair(self, decode: Pod, prefill: Pod) -> bool:
+        serves_decode = decode.backend.role.serves(Role.DECODE)
+        return serves_decode and self._fleet.can_exchange(prefill, decode)
 
     def _start(self, decode: Pod, prefill: Pod) -> None:
         by_prefill = self._warmed.setdefault(decode, WeakKeyDictionary())
@@ -191,10 +194,6 @@ class WarmUps:
 
 def _has_answered(pod: Pod) -> bool:
     return pod.ready and pod.gauges is not None
-
-
-def _is_pair(decode: Pod, prefill: Pod) -> bool:
-    return decode.backend.role.serves(Role.DECODE) and can_hand_off(prefill, decode)
 
 
 def _body(decode: Pod, prefill: Pod, random: Random) -> dict[str, Any]:

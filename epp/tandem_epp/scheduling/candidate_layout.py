@@ -16,7 +16,12 @@ from tandem_planner.fabrics import Place, fabric_class
 from tandem_planner.groups import Group, make_group
 
 from ..backends.fleet import Fleet
-from ..backends.pairing import can_hand_off, can_prefill_for, pairing_key
+from ..backends.pairing import (
+    are_alike_unified,
+    can_hand_off,
+    can_prefill_for,
+    pairing_key,
+)
 from ..backends.pods import Pod
 
 MAX_NARROWED: Final = 64
@@ -37,12 +42,22 @@ class CandidateLayout:
     """All pods of `groups` that prefill."""
     grouped: frozenset[int]
     """Decode pods that are in a group."""
+    unified: frozenset[int]
+    """Those of `rows` that do both."""
     is_decode: tuple[bool, ...]
     """Of each row of the fleet, whether other pods are there to prefill for it."""
     fabrics: Mapping[int, tuple[FabricClass, ...]]
     """Decode pod in a group → the classes of its pairs; empty if no pair is nearer than others."""
     places: tuple[Place, ...] | None
     """Of each row of the fleet; None: not known of any."""
+
+    def has_prefill_pod(self, decode: int) -> bool:
+        """Whether a pod may prefill for this one because of its role. Another unified pod alone is
+        no disaggregated backend of a unified pod."""
+        if decode not in self.grouped or decode not in self.unified:
+            return decode in self.grouped
+        groups = (group for group in self.groups if decode in group.decodes)
+        return any(row not in self.unified for group in groups for row in group.prefills)
 
     def within(self, allowed: AbstractSet[int]) -> "CandidateLayout":
         """The same for those of the pods that are `allowed`."""
@@ -59,6 +74,7 @@ class CandidateLayout:
             tuple(row for row in self.decodes if row in allowed),
             groups,
             *_members(groups),
+            self.unified & allowed,
             self.is_decode,
             _fabrics(groups),
             self.places,
@@ -75,11 +91,9 @@ def make_layout(fleet: Fleet, ready: tuple[Pod, ...], model: str | None) -> Cand
         # Once per key, not per pod: a hundred alike pods have one key.
         key = (pairing_key(decode), frozenset(decode.unwarmed_prefills))
         if (prefills := partners.get(key)) is None:
-            prefills = partners[key] = tuple(
-                row_of[pod]
-                for pod in fleet.prefill_candidates(model, decode)
-                if pod in allowed and can_hand_off(pod, decode)
-            )
+            rows = (row_of[pod] for pod in _partners(fleet, model, decode) if pod in allowed)
+            # In one order, so that pods with the same partners form one group.
+            prefills = partners[key] = tuple(sorted(rows))
         members.setdefault(prefills, []).append(row_of[decode])
     places = tuple(pod.place for pod in fleet)
     known = places if any(place != Place() for place in places) else None
@@ -89,10 +103,22 @@ def make_layout(fleet: Fleet, ready: tuple[Pod, ...], model: str | None) -> Cand
         tuple(row_of[pod] for pod in decodes),
         groups,
         *_members(groups),
+        frozenset(row_of[pod] for pod in ready if pod.backend.role is Role.UNIFIED),
         tuple(pod.estimates.is_decode for pod in fleet),
         _fabrics(groups),
         known,
     )
+
+
+def _partners(fleet: Fleet, model: str | None, decode: Pod) -> list[Pod]:
+    """The pods that may prefill for `decode`. A unified pod among alike ones is among its partners,
+    so that they form one group, within which no pod prefills for itself."""
+    candidates = fleet.prefill_candidates(model, decode)
+    partners = [pod for pod in candidates if can_hand_off(pod, decode)]
+    if decode.backend.role is not Role.UNIFIED or not fleet.is_disaggregated(decode):
+        return partners
+    alike = [pod for pod in fleet.ready_pods(model) if are_alike_unified(pod, decode)]
+    return [*partners, *(pod for pod in alike if pod not in decode.unwarmed_prefills)]
 
 
 def partner_fabrics(fleet: Fleet, decode: Pod) -> frozenset[FabricClass]:
@@ -127,11 +153,14 @@ class NarrowedLayouts:
 def _groups(
     pairs: Iterable[tuple[Sequence[int], Sequence[int]]], places: Sequence[Place] | None
 ) -> tuple[Group, ...]:
-    return tuple(
-        make_group(tuple(prefills), tuple(decodes), places)
-        for prefills, decodes in pairs
-        if prefills and decodes
-    )
+    groups = []
+    for prefills, decodes in pairs:
+        # A pod that would only prefill for itself has no partner.
+        own = prefills[0] if len(prefills) == 1 else None
+        with_partner = tuple(row for row in decodes if row != own)
+        if prefills and with_partner:
+            groups.append(make_group(tuple(prefills), with_partner, places))
+    return tuple(groups)
 
 
 def _members(groups: tuple[Group, ...]) -> tuple[tuple[int, ...], frozenset[int]]:

@@ -188,7 +188,7 @@ class CostScheduler:
         if cached and request.prompt - cached <= candidates.max_unsplit_tokens:
             return PathDecision(RoutingPath.FAST_DECODE, "cached")
         row = choice.decodes[0]
-        if row not in layout.grouped and would_split(
+        if not layout.has_prefill_pod(row) and would_split(
             request,
             candidates.pods.pods[row],
             candidates.cached_if_computing[row],

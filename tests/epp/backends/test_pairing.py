@@ -4,7 +4,7 @@ from tandem_contract.config import Backend
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.pairing import can_prefill_for, known_fabric
+from tandem_epp.backends.pairing import are_alike_unified, can_prefill_for, known_fabric
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_planner.fabrics import Place
 
@@ -21,7 +21,10 @@ def test_which_roles_can_prefill_for_each_other() -> None:
     assert can_prefill_for(p, u)
     assert not can_prefill_for(d, u)
     assert not can_prefill_for(u, u), "not for itself"
-    assert not can_prefill_for(v, u), "not between two unified backends"
+    assert not can_prefill_for(v, u), "two unified backends are not disaggregated"
+    assert are_alike_unified(v, u)
+    assert not are_alike_unified(p, u)
+    assert not are_alike_unified(u, d)
 
 
 def fleet_at(*places: tuple[str | None, str | None]) -> Fleet:

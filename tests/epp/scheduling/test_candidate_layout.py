@@ -82,7 +82,10 @@ def test_a_layout_knows_the_class_of_every_pair(pods: list[Described]) -> None:
     layout = make_layout(fleet, tuple(fleet), None)
     expected = {}
     for row, decode in enumerate(fleet):
-        partners = [pod for pod in fleet if can_hand_off(pod, decode)]
+        partners = [pod for pod in fleet if fleet.can_exchange(pod, decode)]
+        has_role = any(can_hand_off(pod, decode) for pod in fleet)
+        serves_decode = decode.backend.role.serves(Role.DECODE)
+        assert layout.has_prefill_pod(row) is (has_role and serves_decode)
         if partners and decode.backend.role.serves(Role.DECODE):
             classes = {fabric_class(pod.place, decode.place) for pod in partners}
             expected[row] = tuple(sorted(classes))
@@ -105,6 +108,50 @@ def fabric_setup(**rates: float) -> PickerSetup:
             pod.estimates.add_transfers((1.0, 1e9, 1e9 / rate), NOW, FabricClass[name])
         pod.estimates.learned()
     return setup
+
+
+def unified_setup(role: str = "prefill", compat: str | None = None) -> PickerSetup:
+    """Two unified pods, of which `u` has computed VERY_LONG and decodes for many requests, and a
+    pod `p` that has failed."""
+    setup = PickerSetup()
+    setup.fleet.apply(
+        [backend("u", "unified"), backend("v", "unified", compat), backend("p", role)]
+    )
+    setup.down("p")
+    only = frozenset({setup["u"].address or ""})
+    request = HttpRequest("POST", "/v1/completions", {wire.REQUEST_ID: "r"}, only)
+    body = json.dumps({"model": "m", "prompt": VERY_LONG}).encode()
+    placement = setup.picker.place(request, body, NOW)
+    placement.on_response_headers(ResponseHeaders(None), NOW)
+    placement.end(NOW)
+    setup["u"].estimates.decodes = 100
+    setup["u"].estimates.changed()
+    return setup
+
+
+def test_a_unified_pod_prefills_for_another_where_that_is_cheaper() -> None:
+    setup = unified_setup()
+    _, plan = setup.place(VERY_LONG)
+    assert (plan.path, plan.decode.name) == (RoutingPath.PREFILL_THEN_DECODE, "v")
+    assert [(target.name, target.asks_for_proof) for target in plan.prefill] == [("u", True)]
+
+
+def test_unified_pods_share_nothing_where_that_is_not_cheaper() -> None:
+    """A prompt that none has computed; then one whose KV is on an idle pod."""
+    setup = unified_setup()
+    _, plan = setup.place("other " * 20_000)
+    assert (plan.path, plan.reason) == (RoutingPath.FALLBACK, "no_prefill_backend")
+    setup["u"].estimates.decodes = 0
+    setup["u"].estimates.changed()
+    _, plan = setup.place(VERY_LONG)
+    assert (plan.path, plan.decode.name) == (RoutingPath.FAST_DECODE, "u")
+
+
+@pytest.mark.parametrize(("role", "compat"), [("unified", None), ("prefill", "another")])
+def test_unified_pods_share_nothing_without_a_connector(role: str, compat: str | None) -> None:
+    """Without a prefill pod beside them they have none; of another hash they cannot use it."""
+    _, plan = unified_setup(role, compat).place(VERY_LONG)
+    assert plan.prefill == ()
 
 
 RATES = {"SAME_NODE": 5e10, "SAME_DOMAIN": 1e10, "ELSEWHERE": 3e9}

@@ -10,7 +10,7 @@ from .engine import Engine, engines
 
 @pytest.fixture(scope="package")
 def shared_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Engine]]:
-    """One decode, two prefill and one unified engine, not started; the second prefill has a short
+    """One decode, two prefill and two unified engines, not started; the second prefill has a short
     KV lease."""
     shared = engines(
         tmp_path_factory.mktemp("engines"),
@@ -18,6 +18,7 @@ def shared_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[En
         prefill={},
         second={"lease": 2.0},
         unified={"role": "kv_both"},
+        second_unified={"role": "kv_both"},
     )
     try:
         yield shared
@@ -49,3 +50,9 @@ async def second_prefill(shared_engines: list[Engine]) -> Engine:
 async def unified(shared_engines: list[Engine]) -> Engine:
     await shared_engines[3].up()
     return shared_engines[3]
+
+
+@pytest.fixture
+async def second_unified(shared_engines: list[Engine]) -> Engine:
+    await shared_engines[4].up()
+    return shared_engines[4]

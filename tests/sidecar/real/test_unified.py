@@ -93,6 +93,23 @@ async def test_a_unified_pod_prefills_for_a_decode_pod(
         await other.wait_until_idle()
 
 
+async def test_unified_pods_prefill_for_each_other(
+    unified: Engine, second_unified: Engine, keys: Path
+) -> None:
+    async with two_pods(second_unified, unified, keys) as (pod, other):
+        for seed, (decoding, prefilling) in ((46, (pod, other)), (47, (other, pod))):
+            request = call(seed)
+            # A pod checks that the proof was made for it: by its address, as it has no name here.
+            target = as_target(prefilling, name=str(prefilling.sidecar.listen))
+            result = await split(decoding, target, keys, request, f"r{seed}")
+            assert result == (SPLIT, expected_tokens(request))
+            assert await decoding.finished_on(SPLIT) == 1
+            assert await decoding.decode.figure(f"{metrics.ENGINE_XFER_BYTES}_sum") > 0
+        assert await pod.errors() == await other.errors() == {}
+        await pod.wait_until_idle(unified, second_unified)
+        await other.wait_until_idle()
+
+
 async def test_a_prefill_pod_prefills_for_a_unified_pod(
     prefill: Engine, unified: Engine, keys: Path
 ) -> None:

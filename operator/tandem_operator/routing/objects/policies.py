@@ -2,7 +2,8 @@
 
     pods of        from                                       ports
     prefill pool   decode pods of its set                     all that its containers may listen on
-    decode pool    prefill pods of its set                    the same, without sidecar and engine
+    decode pool    prefill and unified pods of its set        the same, without sidecar and engine
+    unified pool   decode and unified pods of its set         the same, with the sidecar
     decode pool    Envoy, gateways                            sidecar
     both           EPP                                        sidecar or prefill engine, KV events
     both           operator, Prometheus, control plane        engine, the sidecar's admin port
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tandem_contract import labels, ports
+from tandem_contract.paths import Role
 
 from ..endpoint.observed import NETWORK_POLICY, ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
@@ -38,6 +40,8 @@ _KV_EVENTS: Final[Ports] = (
     (ports.KV_EVENTS_REPLAY, ports.KV_EVENTS_REPLAY + ports.SIDE_CHANNEL - ports.KV_EVENTS - 1),
 )
 """One port for each data-parallel rank; more ranks would take the side channel's."""
+_UNIFIED_SERVERS: Final = (ports.SIDECAR_ADMIN, ports.ENGINE_DECODE)
+"""Ports of a unified pod that no pod with a sidecar connects to, in ascending order."""
 _DECODE_SERVERS: Final = (ports.SIDECAR, ports.SIDECAR_ADMIN, ports.ENGINE_DECODE)
 """Ports of a decode pod that no prefill engine connects to, in ascending order."""
 
@@ -80,7 +84,7 @@ def network_policies(
 
 
 def _handoff_policies(observed: ObservedEndpoint) -> Iterator[Object]:
-    """Two policies for each set behind the endpoint: its prefill and decode pods reach each other.
+    """Policies of each set behind the endpoint: its pods reach those that they hand off to or from.
 
     A decode pod's set follows from its pool. Pools of *other* sets are left out by name, instead of
     naming those of the set: pods of a pool that was deleted, which finish their requests, still
@@ -89,10 +93,14 @@ def _handoff_policies(observed: ObservedEndpoint) -> Iterator[Object]:
     name = observed.key.name
     references = {pool.name: pool.pool.spec.prefill_ref for pool in observed.pools}
     sets = {pool: reference.name if reference else None for pool, reference in references.items()}
+    unified_pools = {pool.name for pool in observed.pools if pool.pool.role is Role.UNIFIED}
     for prefill_pool in sorted(set(filter(None, sets.values()))):
         others = sorted(pool for pool, name_of_set in sets.items() if name_of_set != prefill_pool)
         decode = _pods(name, "decode", other_pools=others)
         prefill = _pods(name, "prefill", pool=prefill_pool)
+        unified = _pods(name, "decode", other_pools=others)
+        unified["matchLabels"][labels.ROLE] = Role.UNIFIED.value
+        has_unified = not unified_pools <= {*others}
         # A dot, which no endpoint's name has, keeps the names of different endpoints apart.
         yield _policy(
             observed, f"{name}.{prefill_pool}-prefill", "prefill", prefill,
@@ -102,8 +110,18 @@ def _handoff_policies(observed: ObservedEndpoint) -> Iterator[Object]:
         # checks them, may send it one.
         yield _policy(
             observed, f"{name}.{prefill_pool}-decode", "decode", decode,
-            ([{"podSelector": prefill}], _without(_UNPRIVILEGED, _DECODE_SERVERS)),
+            (
+                [{"podSelector": pods} for pods in (prefill, *([unified] if has_unified else []))],
+                _without(_UNPRIVILEGED, _DECODE_SERVERS),
+            ),
         )  # fmt: skip
+        if has_unified:
+            # A unified pod also prefills, for decode pods and for other unified ones: their
+            # sidecars send the prefill leg to its sidecar, which checks the proof.
+            yield _policy(
+                observed, f"{name}.{prefill_pool}-unified", "decode", unified,
+                ([{"podSelector": decode}], _without(_UNPRIVILEGED, _UNIFIED_SERVERS)),
+            )  # fmt: skip
 
 
 def _front(

@@ -22,6 +22,8 @@ MOONCAKE_BOOTSTRAP: Final = 8998
 """Mooncake's bootstrap server of a prefill pod (vLLM's default)."""
 OFFLOADING_P2P: Final = 7777
 """Peer-to-peer tier of OffloadingConnector, plus the data-parallel rank (vLLM's default)."""
+LMCACHE_MP: Final = 5555
+"""LMCache's server on a node, to which the node's engines connect (LMCache's default)."""
 EPP_GRPC: Final = 9002
 EPP_HEALTH: Final = 9003
 EPP_PEERS: Final = 9005

@@ -28,11 +28,6 @@ VERSIONS = (
 )  # fmt: skip
 """A release for every version in which rendered flags change, and the newest one last."""
 
-# Tandem's own sidecar cannot hand off with every connector that is rendered.
-OWN_SIDECAR = {
-    "template": {"spec": {"initContainers": [{"name": "sidecar", "image": "sidecar:1"}]}}
-}
-
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nixl": ({"accelerator": {"count": 4}}, {"accelerator": {"count": 2}}),
     "nixl-untuned": ({"engine": {"tuning": "off"}}, {"engine": {"tuning": "off"}}),
@@ -44,7 +39,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "nixl-extra": ({"transfer": {"extraConfig": {"num_threads": 4}}}, {}),
     "nixl-push": ({"transfer": {"connector": "nixl-push"}}, {}),
-    "lmcache": ({"transfer": {"connector": "lmcache"}}, OWN_SIDECAR),
+    "lmcache": (
+        {"transfer": {"connector": "lmcache",
+                      "extraConfig": {"lmcache.remote_url": "redis://store:6379"}}},
+        {},
+    ),
+    "lmcache-mp": ({"transfer": {"connector": "lmcache-mp"}}, {}),
     "mooncake": ({"transfer": {"connector": "mooncake"}}, {}),
     "offloading": ({"transfer": {"connector": "offloading"}}, {}),
     "multi": (

@@ -113,8 +113,9 @@ POOLS: dict[str, Objects] = {
     "multi": pair(on_vllm("0.32.0", connector="multi", connectors=_CHAIN)),
     "mooncake": pair(on_vllm("0.32.0", connector="mooncake", rdma={"resource": "rdma/ib"})),
     "offloading": pair(on_vllm("0.32.0", connector="offloading", sideChannelPort=5700)),
-    "lmcache": pair(on_vllm("0.32.0", connector="lmcache"), template={
-        "spec": {"initContainers": [{"name": "sidecar", "image": "sidecar:1"}]}}),
+    "lmcache": pair(on_vllm("0.32.0", connector="lmcache",
+                            extraConfig={"lmcache.remote_url": "redis://store:6379"})),
+    "lmcache-mp": pair(on_vllm("0.32.0", connector="lmcache-mp")),
     "experts": pair(_EXPERTS, parallelism=_EXPERTS["parallelism"],
                     accelerator=_EXPERTS["accelerator"]),
     "experts on vLLM 0.11": unified_pool(

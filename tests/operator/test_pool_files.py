@@ -265,23 +265,6 @@ def test_a_connector_for_which_the_sidecar_exits_is_refused_by_name(connector: s
         assert connector.replace("p2p-nccl", "P2pNccl") in line
 
 
-@pytest.mark.parametrize("chain", [["lmcache", "nixl"], ["offloading", "lmcache"]])
-def test_a_chain_whose_hand_off_the_sidecar_cannot_speak_is_refused(chain: list[str]) -> None:
-    links = [{"connector": name} for name in chain]
-    (line,) = errors(prefill_pool(transfer={"connector": "multi", "connectors": links}), DECODE)
-    assert "cannot hand off with lmcache" in line
-
-
-def test_a_users_own_sidecar_may_speak_what_tandems_cannot() -> None:
-    sidecars = [{"name": "sidecar", "image": "other:1"}]
-    own = {"template": {"spec": {"initContainers": sidecars}}}
-    (pool_set,) = pair({"transfer": {"connector": "lmcache"}}, own)
-    assert pool_set.decodes[0].spec.transfer.handoff_connector == "lmcache"
-    del sidecars[0]["image"]
-    with pytest.raises(InvalidSet, match="cannot hand off with lmcache"):
-        pair({"transfer": {"connector": "lmcache"}}, own)
-
-
 def test_the_revision_depends_on_the_user_spec_of_the_pods() -> None:
     def revision(**spec: Any) -> str:
         return pair({}, spec)[0].decodes[0].revision

@@ -13,8 +13,8 @@ from ..operator.test_golden_manifests import DEFAULTS, NOW, POOLS, observed_set
 from .history import file_of_older_version
 
 CHANGING = ("every field", "scaled", "lmcache")
-"""Cases whose pools are not those of the older version: the first two get each new field, and
-lmcache is admitted only with another sidecar's image."""
+"""Cases whose pools are not those of the older version: the first two get each new field, and the
+sidecar of the older version could not hand off with lmcache."""
 NEWER = replace(DEFAULTS, tandem_image="tandem:newer", torch_image="tandem-engine:newer")
 
 

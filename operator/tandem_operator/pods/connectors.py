@@ -35,6 +35,8 @@ _KV_ROLES: Final = {
 }
 
 _NIXL: Final = frozenset({ConnectorName.NIXL, ConnectorName.NIXL_PUSH})
+_HASH_SEED: Final = "PYTHONHASHSEED"
+_NODE_IP: Final = "NODE_IP"
 
 
 def transfer_config(pool: Pool) -> dict[str, Any]:
@@ -72,11 +74,11 @@ def offloaded_bytes(spec: PoolSpec) -> int:
     return size
 
 
-def connector_variables(pool: Pool) -> dict[str, str]:
-    """Environment variables that the connectors read."""
+def connector_variables(pool: Pool) -> dict[str, Any]:
+    """Environment variables that the connectors read: each a value or a `valueFrom`."""
     spec = pool.spec
     transfer, names = spec.transfer, spec.transfer.connector_names
-    env = {
+    env: dict[str, Any] = {
         variables.SIDE_CHANNEL_HOST: POD_IP,
         variables.SIDE_CHANNEL_PORT: str(transfer.side_channel_port),
     }
@@ -91,6 +93,12 @@ def connector_variables(pool: Pool) -> dict[str, str]:
     if ConnectorName.MOONCAKE in names:
         env["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = str(ports.MOONCAKE_BOOTSTRAP)
         env["VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"] = seconds
+    if ConnectorName.LMCACHE in names:
+        # LMCache's hashes begin with it, and its keys name the model without its revision: a seed
+        # of their own keeps pods from KV of other weights, dtypes or versions in the same store.
+        env[_HASH_SEED] = str(int(pool.compat, 16))
+    if ConnectorName.LMCACHE_MP in names:
+        env[_NODE_IP] = {"fieldRef": {"fieldPath": "status.hostIP"}}
     return env
 
 
@@ -142,8 +150,6 @@ def _extra_config(spec: PoolSpec, connector: str, *, handoff: bool) -> dict[str,
     transfer = spec.transfer
     if connector in _NIXL:
         return _nixl_config(spec)
-    if connector == ConnectorName.MOONCAKE:
-        return {"mooncake_protocol": "rdma" if transfer.rdma else "tcp"}
     if connector == ConnectorName.OFFLOADING:
         size = {"cpu_bytes_to_use": OFFLOAD_BYTES}
         # The p2p tier is for peers; without it vLLM keeps KV in host memory only.
@@ -151,7 +157,16 @@ def _extra_config(spec: PoolSpec, connector: str, *, handoff: bool) -> dict[str,
             return size
         tier = {"type": "p2p", "host": POD_IP, "port": transfer.side_channel_port}
         return {"spec_name": "TieringOffloadingSpec", **size, "secondary_tiers": [tier]}
-    return {}
+    configs: dict[str, dict[str, Any]] = {
+        ConnectorName.MOONCAKE: {"mooncake_protocol": "rdma" if transfer.rdma else "tcp"},
+        # LMCache's default is Python's hash of tuples, for which collisions are easy to construct.
+        ConnectorName.LMCACHE: {"lmcache.pre_caching_hash_algorithm": "sha256_cbor"},
+        ConnectorName.LMCACHE_MP: {
+            "lmcache.mp.host": f"tcp://$({_NODE_IP})",
+            "lmcache.mp.port": ports.LMCACHE_MP,
+        },
+    }
+    return configs.get(connector, {})
 
 
 def _nixl_config(spec: PoolSpec) -> dict[str, Any]:

@@ -19,7 +19,9 @@ from typing import Any, Final
 
 from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 
+from .lmcache import LMCACHE
 from .resolve import Defaults, resolve
+from .spec import handoff_connector
 
 FieldPath = tuple[str, ...]
 
@@ -197,8 +199,16 @@ def _tensor_size_mismatch(
     prefill: Mapping[str, Any], decode: Mapping[str, Any]
 ) -> Iterator[Mismatch]:
     ours, theirs = _tensor_size(prefill), _tensor_size(decode)
-    if max(ours, theirs) % min(ours, theirs):
-        path = ("parallelism", "tensor")
+    path = ("parallelism", "tensor")
+    transfer = decode.get("transfer", {})
+    chain = [str(link.get("connector")) for link in transfer.get("connectors", ())]
+    names = chain or [str(transfer.get("connector"))]
+    if ours != theirs and handoff_connector(names) in LMCACHE:
+        yield Mismatch(
+            path, ours, theirs, path,
+            "LMCache finds only KV that was stored by as many workers: change either",
+        )  # fmt: skip
+    elif max(ours, theirs) % min(ours, theirs):
         yield Mismatch(
             path, ours, theirs, path, "one must be a multiple of the other: change either"
         )

@@ -4,6 +4,7 @@ A field that is None leaves the choice to the engine. Names are the CRD's, in sn
 descriptions say what each field means. Durations are seconds.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -157,6 +158,14 @@ class ChainedConnector(Section, frozen=True, kw_only=True):
     extra_config: dict[str, Any] = {}
 
 
+def handoff_connector(names: Sequence[str]) -> str:
+    """The connector of a chain that moves KV between the pods of a set.
+
+    The first that is not offloading: beside another connector, offloading only adds host memory.
+    """
+    return next((name for name in names if name != ConnectorName.OFFLOADING), names[0])
+
+
 class Transfer(Section, frozen=True, kw_only=True):
     connector: str
     backends: tuple[str, ...] = ()
@@ -184,13 +193,8 @@ class Transfer(Section, frozen=True, kw_only=True):
 
     @property
     def handoff_connector(self) -> str:
-        """The connector that moves KV between the pods of a set.
-
-        The first of several that is not offloading: beside another connector, offloading only
-        adds host memory.
-        """
-        names = self.connector_names
-        return next((name for name in names if name != ConnectorName.OFFLOADING), names[0])
+        """The connector that moves KV between the pods of a set."""
+        return handoff_connector(self.connector_names)
 
     @property
     def offloading(self) -> ChainedConnector | None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from tandem_contract.connectors import ConnectorName
 
+from .lmcache import lmcache_problems
 from .schema import Path_, Problem
 from .spec import SIDECAR, DecodeSpec, PoolSpec, PrefillSpec, Transfer
 
@@ -59,6 +60,7 @@ CONNECTORS: Final[Mapping[str, tuple[str, VersionRange]]] = {
     ConnectorName.NIXL: ("NixlConnector", VersionRange()),
     ConnectorName.NIXL_PUSH: ("NixlPushConnector", VersionRange((0, 24))),
     ConnectorName.LMCACHE: ("LMCacheConnectorV1", VersionRange()),
+    ConnectorName.LMCACHE_MP: ("LMCacheMPConnector", VersionRange((0, 13))),
     ConnectorName.MOONCAKE: ("MooncakeConnector", VersionRange((0, 13))),
     ConnectorName.OFFLOADING: ("OffloadingConnector", VersionRange((0, 11))),
     ConnectorName.MULTI: ("MultiConnector", VersionRange()),
@@ -72,13 +74,6 @@ _NOT_RENDERED: Final[Mapping[str, str]] = {
     " and offloading to keep KV in memory",
 }
 """`transfer.connector` → why this release does not render it, and what to use instead."""
-
-_NOT_SPOKEN: Final[Mapping[str, str]] = {
-    ConnectorName.LMCACHE: "Tandem's sidecar cannot hand off with lmcache: use nixl, or multi with"
-    " nixl before lmcache, or give a sidecar that can in"
-    " template.spec.initContainers[name=sidecar].image",
-}
-"""`transfer.connector` that is rendered → why Tandem's sidecar would exit, and what to do."""
 
 ALL2ALL: Final = {
     "naive": VersionRange(), "pplx": VersionRange(),
@@ -123,8 +118,10 @@ def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
         if has_handoff:
             yield from _unsupported_transfer(spec, release)
         yield from _unsupported_offloading(spec, release, has_handoff=has_handoff)
-    if isinstance(spec, DecodeSpec):
-        yield from _unsupported_by_the_sidecar(spec, has_handoff=has_handoff)
+    own_sidecar = isinstance(spec, DecodeSpec) and _has_own_sidecar(spec)
+    yield from lmcache_problems(spec, own_sidecar=own_sidecar)
+    if not has_handoff and not own_sidecar:
+        yield from _unsupported_by_the_sidecar(spec)
     backend = spec.parallelism.all2all_backend
     # A backend that the table lacks may be one of a newer vLLM; vLLM refuses it if it is not.
     if backend is not None:
@@ -196,21 +193,24 @@ def _unsupported_offloading(
         )
 
 
-def _unsupported_by_the_sidecar(spec: DecodeSpec, *, has_handoff: bool) -> Iterator[Problem]:
-    """A connector for which Tandem's sidecar exits.
+def _unsupported_by_the_sidecar(spec: PoolSpec) -> Iterator[Problem]:
+    """A connector for which Tandem's sidecar exits, in a pool without a hand-off.
 
-    A pool without a hand-off has a sidecar as well, which gets the connector's name.
+    It has a sidecar as well, which gets the connector's name. With a hand-off, connectors that are
+    not rendered are reported already.
     """
     connector = spec.transfer.handoff_connector
-    # With a hand-off, connectors that are not rendered are reported already.
-    refused = _NOT_SPOKEN if has_handoff else {**_NOT_SPOKEN, **_NOT_RENDERED}
+    if connector in _NOT_RENDERED:
+        yield Problem(("spec", "transfer", "connector"), _NOT_RENDERED[connector])
+
+
+def _has_own_sidecar(spec: DecodeSpec) -> bool:
+    """Whether the template gives the sidecar another image."""
     containers = spec.template.spec.get("initContainers")
     # Templates of another shape are reported where they are merged.
-    own_image = isinstance(containers, list) and any(
+    return isinstance(containers, list) and any(
         isinstance(c, dict) and c.get("name") == SIDECAR and c.get("image") for c in containers
     )
-    if connector in refused and not own_image:
-        yield Problem(("spec", "transfer", "connector"), refused[connector])
 
 
 def _requires(feature: str, versions: VersionRange, spec: PoolSpec, path: Path_) -> Problem:

@@ -31,6 +31,7 @@ from typing import Final
 
 from tandem_contract.connectors import ConnectorName
 
+from .lmcache import LmCache
 from .mooncake import Mooncake
 from .nixl import Nixl
 from .nixl_push import NixlPush
@@ -46,6 +47,8 @@ _REGISTRY: Final[Mapping[ConnectorName, Callable[[ConnectorOptions], Connector]]
     ConnectorName.MULTI: Nixl,
     ConnectorName.MOONCAKE: Mooncake,
     ConnectorName.OFFLOADING: Offloading,
+    ConnectorName.LMCACHE: LmCache,
+    ConnectorName.LMCACHE_MP: LmCache,
 }
 
 NAMES: Final = tuple(name.value for name in _REGISTRY)

@@ -9,6 +9,7 @@ import pytest
 from ..conftest import Harness
 from ..peers import Received, Turn, hangs
 from .fakes import LOCAL, params_of
+from .fakes.lmcache import FakeLmcacheConsumer, FakeLmcacheProducer, FakeLmcacheStore
 from .fakes.mooncake import FakeMooncakeConsumer, FakeMooncakeProducer
 from .fakes.multi import FakeMultiConsumer, FakeMultiProducer
 from .fakes.offloading import FakeOffloadingConsumer, FakeOffloadingProducer
@@ -201,3 +202,90 @@ async def test_fake_push_registers_once_under_an_id(harness: Harness) -> None:
     await asyncio.gather(asking, return_exceptions=True)
     await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
     assert len(harness.decode.requests) == 1
+
+
+@pytest.fixture
+def store() -> FakeLmcacheStore:
+    return FakeLmcacheStore()
+
+
+@pytest.mark.parametrize("connector", ["lmcache", "lmcache-mp"])
+async def test_fake_lmcache_hands_over(
+    harness: Harness, store: FakeLmcacheStore, connector: str
+) -> None:
+    await harness.prefill(FakeLmcacheProducer(store))
+    await harness.start(FakeLmcacheConsumer(store), connector=connector)
+    assert await ask(harness) == (REMOTE, "prefill_then_decode")
+    prefill, decode = legs(harness)
+    assert (prefill.json["max_tokens"], decode.json) == (1, BODY)
+
+
+async def test_fake_lmcache_that_stores_too_late_is_computed(
+    harness: Harness, store: FakeLmcacheStore
+) -> None:
+    stores = asyncio.Event()
+    await harness.prefill(FakeLmcacheProducer(store, stores=stores))
+    await harness.start(FakeLmcacheConsumer(store), connector="lmcache")
+    assert await ask(harness) == (LOCAL, "prefill_then_decode")
+    stores.set()
+    await asyncio.wait_for(store.has_stored.wait(), 10)
+    assert await ask(harness) == (REMOTE, "prefill_then_decode")
+
+
+@pytest.mark.parametrize(("has_stored", "text"), [(False, LOCAL), (True, REMOTE)])
+async def test_fake_lmcache_prefill_that_dies_costs_no_answer(
+    harness: Harness, store: FakeLmcacheStore, has_stored: bool, text: str
+) -> None:
+    """Whatever it had stored is complete, so it does no harm."""
+
+    async def dies(turn: Turn) -> None:
+        if has_stored:
+            store.put(turn.request)
+        turn.die()
+
+    await harness.prefill(dies)
+    await harness.start(FakeLmcacheConsumer(store), connector="lmcache")
+    assert await ask(harness) == (text, "fallback")
+
+
+async def test_fake_lmcache_is_retried_on_the_next_prefill_pod(
+    harness: Harness, store: FakeLmcacheStore
+) -> None:
+    async def dies(turn: Turn) -> None:
+        turn.die()
+
+    await harness.prefill(dies)
+    await harness.prefill(FakeLmcacheProducer(store))
+    await harness.start(FakeLmcacheConsumer(store), connector="lmcache")
+    assert await ask(harness) == (REMOTE, "prefill_then_decode")
+
+
+async def test_fake_lmcache_load_that_fails_is_computed(
+    harness: Harness, store: FakeLmcacheStore
+) -> None:
+    consumer = FakeLmcacheConsumer(store)
+
+    async def fails_to_load(turn: Turn) -> None:
+        if store.stored:
+            store.stored.clear()
+            turn.answer(500, b"{}")
+        else:
+            await consumer(turn)
+
+    await harness.prefill(FakeLmcacheProducer(store))
+    await harness.start(fails_to_load, connector="lmcache")
+    assert await ask(harness) == (LOCAL, "fallback")
+
+
+async def test_fake_lmcache_client_that_leaves_needs_no_release(
+    harness: Harness, store: FakeLmcacheStore
+) -> None:
+    prefill = await harness.prefill(hangs)
+    await harness.start(FakeLmcacheConsumer(store), connector="lmcache")
+    asking = asyncio.create_task(ask(harness))
+    await prefill.received(1)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    await asyncio.wait_for(harness.sidecar.lifecycle.idle(), 10)
+    assert not harness.decode.requests
+    assert not harness.decode.releases

@@ -11,7 +11,7 @@ they cost 105 MB. Every method may raise any ApiError; see `errors`.
 import contextlib
 import copy
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -79,6 +79,17 @@ async def connect(
         reason = " ".join(str(err).split())
         raise NotConfigured(f"cannot load the cluster's configuration: {reason}") from err
     return Api(ApiClient(configuration), observer, namespace=namespace or "default")
+
+
+@contextlib.contextmanager
+def _wrong_uid_is_a_conflict() -> Iterator[None]:
+    """The server reports a wrong `uid` as an attempt to change it."""
+    try:
+        yield
+    except Invalid as err:
+        if _WRONG_UID in err.message:
+            raise Conflict(409, err.message) from err
+        raise
 
 
 def _in_a_pod() -> bool:
@@ -200,12 +211,14 @@ class Api:
     ) -> Object:
         """Server-side apply: `manager` owns the fields in `body` and no others.
 
-        `force` takes fields over from other managers; without it that is a Conflict.
+        `force` takes fields over from other managers; without it that is a Conflict. A `uid` is a
+        precondition (Conflict).
         """
         meta = body["metadata"]
         path = resource.path(meta.get("namespace"), meta["name"])
         query = {"fieldManager": manager, "force": "true" if force else "false"}
-        return await self._call("apply", path, body, query=query, content=_APPLY)
+        with _wrong_uid_is_a_conflict():
+            return await self._call("apply", path, body, query=query, content=_APPLY)
 
     async def patch(
         self,
@@ -218,13 +231,8 @@ class Api:
     ) -> Object:
         """JSON merge patch; a `resourceVersion` or `uid` in it is a precondition (Conflict)."""
         path = resource.path(namespace, name, subresource)
-        try:
+        with _wrong_uid_is_a_conflict():
             return await self._call("patch", path, patch, content=_MERGE)
-        except Invalid as err:
-            # The server reports a wrong uid as an attempt to change the uid.
-            if _WRONG_UID in err.message:
-                raise Conflict(409, err.message) from err
-            raise
 
     async def replace(self, resource: Resource, body: Object) -> Object:
         """Replace an object. Raises Conflict unless its resourceVersion is the one in `body`."""

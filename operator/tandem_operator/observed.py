@@ -74,6 +74,8 @@ class PoolResource:
     body: Body = field(repr=False)
     """The whole object: `spec` as the user wrote it, with the schema's defaults; `status` as the
     operator last wrote it."""
+    owns_replicas: bool = False
+    """Whether the number in `spec.replicas` is the one that the operator wrote."""
 
     @property
     def status(self) -> Mapping[str, Any]:

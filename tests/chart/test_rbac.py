@@ -108,7 +108,8 @@ def _run(
 
 
 def _exercise_operator(control_plane: ControlPlane, namespace: str) -> None:
-    """Create a pair of pools, scale it to zero, move pods to another endpoint, delete all."""
+    """Create a pair of pools, leave the number of pods to the operator, scale it to zero, move pods
+    to another endpoint, delete all."""
 
     def kubectl(*arguments: str) -> str:
         return control_plane.kubectl(*arguments, f"--namespace={namespace}")
@@ -120,6 +121,11 @@ def _exercise_operator(control_plane: ControlPlane, namespace: str) -> None:
     _until(lambda: pods() == 3, "three pods")
     kubectl("wait", "--for=create", "deployment/quickstart-envoy", f"--timeout={_SECONDS}s")
     kubectl("wait", "--for=create", "deployment/quickstart-epp", f"--timeout={_SECONDS}s")
+    removal = json.dumps({"spec": {"replicas": None}})
+    for pool, number in (("prefillpool/quickstart-prefill", "1"), ("decodepool/quickstart", "2")):
+        kubectl("patch", pool, "--type=merge", f"--patch={removal}")
+        stored = ("get", pool, "--output=jsonpath={.spec.replicas}")
+        _until(lambda stored=stored, number=number: kubectl(*stored) == number, f"{pool}'s number")
     kubectl("scale", "decodepool/quickstart", "--replicas=0")
     _until(lambda: pods() == 1, "the decode pods to be gone")
     # The prefill pod stays and gets the label of the other endpoint; the first endpoint goes.

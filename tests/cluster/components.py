@@ -59,6 +59,8 @@ def controllers(issued: Authority, kubeconfig: Path, *, is_nodeless: bool = Fals
             # Without kubelets it would declare every node lost, and the pods there not ready.
             "controllers": "*,-node-lifecycle-controller" if is_nodeless else "*",
             "use-service-account-credentials": "true",
+            # 15 s by default, for which a new autoscaler waits, too.
+            "horizontal-pod-autoscaler-sync-period": "1s",
             "root-ca-file": issued.certificate("ca"),
             "service-account-private-key-file": issued.key("sa"),
             "cluster-signing-cert-file": issued.certificate("ca"),

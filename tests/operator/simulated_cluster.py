@@ -14,7 +14,7 @@ from typing import Any
 from tandem_contract.labels import SIDECAR_FLAGS
 from tandem_operator.observed import Failure, NodeState, Observed, PodState, PoolKey, RouterState
 from tandem_operator.planning import api_objects
-from tandem_operator.planning.actions import SetPlan
+from tandem_operator.planning.actions import ApplyReplicas, SetPlan
 from tandem_operator.planning.plan import plan_set
 from tandem_operator.planning.rollout import MIN_READY_SECONDS
 from tandem_operator.planning.status import Event, status_events, statuses
@@ -191,6 +191,20 @@ class SimulatedCluster:
             yield lambda write=name: self.budgets.pop(write)
         for name in plan.delete_revisions:
             yield lambda write=name: self.revisions.pop(write)
+        for replicas in plan.apply_replicas:
+            yield lambda write=replicas: self._apply_replicas(write)
+
+    def _apply_replicas(self, write: ApplyReplicas) -> None:
+        """Server-side apply. The operator is taken for the field's only owner."""
+        body = copy.deepcopy(self.objects[write.pool.kind, write.pool.name])
+        assert body["metadata"]["uid"] == write.uid
+        body["spec"].pop("replicas", None)
+        body["spec"] |= write.body["spec"]
+        owned = {"f:spec": {"f:replicas": {}}} if write.body["spec"] else {}
+        body["metadata"]["managedFields"] = [
+            {"manager": api_objects.FIELD_MANAGER, "operation": "Apply", "fieldsV1": owned}
+        ]
+        self.apply_pool(body)
 
     def _create_pod(self, body: dict[str, Any]) -> None:
         name = body["metadata"]["name"]

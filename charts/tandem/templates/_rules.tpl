@@ -3,9 +3,10 @@ What the operator may do in a namespace whose pools it serves. Creating pods is 
 it hands to an EPP may grant only what the operator holds itself (pods: get, list, watch).
 */}}
 {{- define "tandem.namespaceRules" -}}
+# The patch is for spec.replicas of pools whose user states no number, and for nothing else.
 - apiGroups: [tandem.dev]
   resources: [prefillpools, decodepools]
-  verbs: [list, watch]
+  verbs: [list, watch, patch]
 - apiGroups: [tandem.dev]
   resources: [prefillpools/status, decodepools/status]
   verbs: [patch]

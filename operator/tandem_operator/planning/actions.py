@@ -7,6 +7,9 @@ of them, the next plan continues from the state that is then in the cluster.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
+
+from tandem_contract import labels
 
 from ..observed import Body, Failure, PodName, PoolKey, SetKey
 from ..resources.pools import Pool
@@ -73,6 +76,29 @@ class Delete:
     """For the log: surplus, old revision, over, draining."""
 
 
+@dataclass(frozen=True)
+class ApplyReplicas:
+    """`spec.replicas` of a pool whose user states neither it nor `scaling`, or its withdrawal."""
+
+    pool: PoolKey
+    uid: str
+    replicas: int | None
+    """None: the operator gives up the field, which removes it unless someone else owns it, too."""
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What to apply (server-side); `uid` is a precondition."""
+        spec = {} if self.replicas is None else {"replicas": self.replicas}
+        return {
+            "apiVersion": labels.API_VERSION,
+            "kind": self.pool.kind,
+            "metadata": {
+                "name": self.pool.name, "namespace": self.pool.namespace, "uid": self.uid,
+            },
+            "spec": spec,
+        }  # fmt: skip
+
+
 class Mode(Enum):
     """Which changes a pool's pods get in this pass."""
 
@@ -135,6 +161,8 @@ class SetPlan:
     delete_pods: tuple[Delete, ...] = ()
     delete_budgets: tuple[str, ...] = ()
     delete_revisions: tuple[str, ...] = ()
+    apply_replicas: tuple[ApplyReplicas, ...] = ()
+    """Last, since a refusal must not keep a pool's pods from being replaced."""
     requeue_after: float | None = None
     """Seconds until the next pass is needed even if no object changes; None: never."""
     pools: Mapping[PoolKey, PoolPlan] = field(default_factory=dict)
@@ -152,6 +180,7 @@ class SetPlan:
             map(
                 len,
                 (self.adopt, self.create_revisions, self.apply_budgets, self.label_pods,
-                 self.create_pods, self.delete_pods, self.delete_budgets, self.delete_revisions),
+                 self.create_pods, self.delete_pods, self.delete_budgets, self.delete_revisions,
+                 self.apply_replicas),
             )
         )  # fmt: skip

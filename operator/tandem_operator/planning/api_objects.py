@@ -24,6 +24,8 @@ from ..observed import (
     SetKey,
 )
 
+FIELD_MANAGER: Final = "tandem-operator"
+"""Server-side apply's owner of the fields that this operator sets."""
 _PHASES: Final = frozenset(get_args(Phase))
 _WAITING_IS_NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
 _MAX_TROUBLE: Final = 1024
@@ -45,6 +47,7 @@ def pool_resource(body: Body) -> PoolResource:
         annotations=_mapping(metadata, "annotations"),
         created=timestamp(metadata.get("creationTimestamp")) or 0.0,
         body=body,
+        owns_replicas=_owns_replicas(metadata),
     )
 
 
@@ -144,6 +147,16 @@ def timestamp(text: object) -> float | None:
 def rfc3339(seconds: float) -> str:
     """A time in the API's format, whole seconds in UTC."""
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _owns_replicas(metadata: Body) -> bool:
+    """Whether `spec.replicas` is a field that this operator applied and no one changed since."""
+    return any(
+        entry.get("manager") == FIELD_MANAGER
+        and entry.get("operation") == "Apply"
+        and "f:replicas" in _mapping(_mapping(entry, "fieldsV1"), "f:spec")
+        for entry in _mappings(metadata, "managedFields")
+    )
 
 
 def _controller_uid(metadata: Body) -> str | None:

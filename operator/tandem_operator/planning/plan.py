@@ -26,7 +26,7 @@ from ..observed import (
 from ..pods.sidecar_flags import reads_annotation, with_flags
 from ..resources.resolve import DEFAULTS, Defaults
 from . import budgets, pod_plan, progress, revisions
-from .actions import Adopt, Create, Delete, Label, Mode, PoolPlan, SetPlan
+from .actions import Adopt, ApplyReplicas, Create, Delete, Label, Mode, PoolPlan, SetPlan
 from .pool_state import PoolState, pool_states
 from .revision_gate import Member, blocked_by, gate
 from .revisions import Target
@@ -124,6 +124,7 @@ class _PoolWrites:
     delete_pods: tuple[Delete, ...] = ()
     delete_budgets: tuple[str, ...] = ()
     delete_revisions: tuple[str, ...] = ()
+    apply_replicas: tuple[ApplyReplicas, ...] = ()
     requeue_times: tuple[float, ...] = ()
     """Unix seconds."""
 
@@ -156,6 +157,7 @@ def _plan_writes(observed: Observed, pool: PoolState, plan: PoolPlan, gate: Gate
         delete_pods=tuple(deletions),
         delete_budgets=tuple(_delete_budget(observed, pool)),
         delete_revisions=tuple(_delete_revisions(pool, plan)),
+        apply_replicas=tuple(_apply_replicas(pool)),
         requeue_times=tuple(_requeue_times(pool, plan, observed.now)),
     )
 
@@ -263,6 +265,19 @@ def _delete_revisions(pool: PoolState, plan: PoolPlan) -> Iterable[str]:
         yield state.name
 
 
+def _apply_replicas(pool: PoolState) -> Iterable[ApplyReplicas]:
+    """A number for /scale, which autoscalers read, where the user states none.
+
+    The number is the pool's own: a user who leaves `replicas` to an autoscaler by removing it does
+    not shrink the pool. Under `scaling` the operator's number is withdrawn.
+    """
+    spec = pool.resource.body["spec"]
+    if "replicas" not in spec and "scaling" not in spec:
+        yield ApplyReplicas(pool.resource.key, pool.resource.uid, pool.desired)
+    elif "scaling" in spec and pool.resource.owns_replicas:
+        yield ApplyReplicas(pool.resource.key, pool.resource.uid, None)
+
+
 def _combine(observed: Observed, pools: Sequence[_PoolWrites]) -> SetPlan:
     delays = [time - observed.now for pool in pools for time in pool.requeue_times]
     return SetPlan(
@@ -275,6 +290,7 @@ def _combine(observed: Observed, pools: Sequence[_PoolWrites]) -> SetPlan:
         delete_pods=tuple(write for pool in pools for write in pool.delete_pods),
         delete_budgets=tuple(name for pool in pools for name in pool.delete_budgets),
         delete_revisions=tuple(name for pool in pools for name in pool.delete_revisions),
+        apply_replicas=tuple(write for pool in pools for write in pool.apply_replicas),
         requeue_after=max(0.0, min(delays)) if delays else None,
         pools={pool.plan.key: pool.plan for pool in pools},
     )

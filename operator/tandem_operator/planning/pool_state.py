@@ -50,7 +50,7 @@ class PoolState:
             return self.validation.replicas
         # The spec has no readable number: the pool keeps the size that it had.
         stored = self.resource.status.get("desiredReplicas")
-        return stored if isinstance(stored, int) else len(self.counting)
+        return stored if isinstance(stored, int) else len(self.counting) or 1
 
     @property
     def rollout(self) -> Rollout:

@@ -68,7 +68,7 @@ class PoolValidation:
     rejection: Rejection | None = None
     """None: the pool may roll."""
     replicas: int | None = None
-    """Desired number of pods; None only when the spec has no readable one."""
+    """Desired number of pods; None when the spec has no readable one."""
     paused: bool = False
     notes: tuple[str, ...] = ()
     """Limits that cannot be checked here and that the user should know."""
@@ -89,7 +89,7 @@ class _Manifest:
     """A custom resource whose spec has the expected shape."""
 
     pool: PoolManifest
-    replicas: int
+    replicas: int | None
     paused: bool
 
 
@@ -248,7 +248,7 @@ def _to_pool(manifest: _Manifest, make: Callable[[], Pool]) -> PoolValidation:
     def checked() -> tuple[Pool, tuple[str, ...]]:
         pool = make()
         # Raises when a percentage of the rollout is malformed.
-        limits(pool.spec.rollout, manifest.replicas)
+        limits(pool.spec.rollout, manifest.replicas or 1)
         return pool, tuple(_problem_line(p) for p in unsupported_settings(pool.spec))
 
     result = _attempt(checked)
@@ -286,11 +286,13 @@ def _peer_name(decode: _Manifest) -> str | None:
     return None if reference is None else str(reference.get("name"))
 
 
-def _replicas(spec: Mapping[str, Any]) -> int:
-    """`replicas`, else `scaling.minReplicas`, else 1."""
-    replicas = spec.get("replicas")
+def _replicas(spec: Mapping[str, Any]) -> int | None:
+    """`scaling.minReplicas`, else `replicas`; None without either."""
+    scaling = spec.get("scaling")
+    # `replicas` beside `scaling` is a leftover: see the rule in the CRDs.
+    replicas = spec.get("replicas") if scaling is None else scaling.get("minReplicas", 1)
     if replicas is None:
-        replicas = (spec.get("scaling") or {}).get("minReplicas", 1)
+        return None
     if type(replicas) is not int or replicas < 0:
         raise ValueError(f"replicas is {replicas!r}: expected a number of pods, 0 or more")
     return replicas

@@ -1,6 +1,7 @@
 """`x-kubernetes-validations` rules, evaluated as the API server does when an object is created.
 
-Transition rules, which compare with the old object (`oldSelf`), are skipped: there is none.
+There is no old object (`oldSelf`) to compare with: transition rules are skipped, and those with
+`optionalOldSelf` see an empty optional.
 Compiling a rule takes milliseconds and importing celpy half a second, so both happen at the first
 use of a rule: a command that parses no pool does not wait for them.
 """
@@ -24,9 +25,13 @@ def broken_rules(schema: Mapping[str, Any], value: Any) -> Iterator[Mapping[str,
 
     A rule that cannot be evaluated counts as broken, as in the API server.
     """
-    rules = [r for r in schema.get(RULES, ()) if not _TRANSITION.search(r["rule"])]
+    rules = [
+        rule
+        for rule in schema.get(RULES, ())
+        if rule.get("optionalOldSelf") or not _TRANSITION.search(rule["rule"])
+    ]
     if rules:
-        activation = {"self": _to_cel(schema, value)}
+        activation = {"self": _to_cel(schema, value), "oldSelf": _to_cel({}, {})}
         yield from (rule for rule in rules if not _holds(rule["rule"], activation))
 
 
@@ -54,8 +59,13 @@ def _environment() -> "Environment":
 
 @cache
 def _program(expression: str) -> "Runner":
+    from celpy import celtypes as cel  # noqa: PLC0415 - see the module's docstring
+
     environment = _environment()
-    return environment.program(environment.compile(expression))
+    # celpy has no optionals. This is all that a rule asks of an empty one.
+    return environment.program(
+        environment.compile(expression), functions={"hasValue": lambda _: cel.BoolType(False)}
+    )
 
 
 def _to_cel(schema: Mapping[str, Any], value: Any) -> Any:

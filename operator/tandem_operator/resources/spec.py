@@ -269,10 +269,11 @@ class PoolSpec(Section, frozen=True, kw_only=True):
 
     @property
     def initial_replicas(self) -> int:
-        """Number of pods before autoscaling: `replicas`, else `scaling.minReplicas`, else 1."""
-        if self.replicas is not None:
-            return self.replicas
-        return self.scaling.min_replicas if self.scaling else 1
+        """Number of pods of a new pool: `scaling.minReplicas`, else `replicas`, else 1."""
+        # `replicas` may be a leftover beside `scaling`: the CRD admits it while it does not change.
+        if self.scaling is not None:
+            return self.scaling.min_replicas
+        return 1 if self.replicas is None else self.replicas
 
 
 class PrefillSpec(PoolSpec, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tandem_contract import labels
@@ -190,7 +191,8 @@ class ClusterCache:
                 yield key.namespace, key.name, role, state, count
 
     def upsert_pool(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
-        resource = pool_resource(trimmed(body))
+        # Whose `replicas` is stands in the managed fields, which `trimmed` removes.
+        resource = replace(pool_resource(body), body=trimmed(body))
         keys: tuple[PoolKey | WorkKey, ...] = (resource.key, set_key(resource.body))
         if resource.key.kind == DECODE_POOL:
             keys += (endpoint_of(resource),)

@@ -25,7 +25,8 @@ from tandem_kube.resources import (
 )
 
 from ..observed import Body, EndpointKey, Failure, Observed, PoolKey, PoolResource, SetKey
-from ..planning.actions import Adopt, Create, SetPlan
+from ..planning.actions import Adopt, ApplyReplicas, Create, SetPlan
+from ..planning.api_objects import FIELD_MANAGER
 from ..planning.revisions import sample_pod
 from ..planning.status import StatusBody, status_events
 from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
@@ -39,8 +40,6 @@ from .write_errors import (
     template_failure,
 )
 
-FIELD_MANAGER: Final = "tandem-operator"
-"""Server-side apply's owner of the fields that this operator sets."""
 EVENT_CONTROLLER: Final = "tandem.dev/operator"
 """`reportingController` of our events."""
 _SECRET_BYTES: Final = 32
@@ -158,6 +157,8 @@ class Cluster:
                 yield pool, self._create_pods(creates)
         for pod in plan.delete_pods:
             yield pod.pool, self._delete_pod(namespace, pod.name, pod.uid)
+        for replicas in plan.apply_replicas:
+            yield replicas.pool, self._apply_replicas(replicas)
 
     async def write_status(self, key: PoolKey, status: StatusBody) -> set[WorkKey]:
         """Write a pool's status and send events about its transitions, if the status changed.
@@ -262,6 +263,12 @@ class Cluster:
         body = dict(budget.body)
         applied = await self._api.apply(POD_DISRUPTION_BUDGETS, body, manager=FIELD_MANAGER)
         self.cache.upsert_budget(applied)
+
+    async def _apply_replicas(self, write: ApplyReplicas) -> None:
+        # Without force: a number that someone writes right now wins, by a Conflict.
+        resource = POOL_RESOURCES[write.pool.kind]
+        applied = await self._api.apply(resource, write.body, manager=FIELD_MANAGER, force=False)
+        self.cache.upsert_pool(applied)
 
     async def _adopt(self, adopt: Adopt) -> None:
         """Make the pool the owner of an orphan, unless the pool was deleted meanwhile.

@@ -157,8 +157,9 @@ class Feed(ListWatch[Object]):
         return self.synced.is_set() or (self.watch.optional and self.failures > 0)
 
     def _parse(self, body: Object) -> Object:
-        # The largest part of many objects, which the cache drops anyway.
-        body["metadata"].pop("managedFields", None)
+        # The largest part of many objects. The cache reads them of pools only.
+        if self.watch.kind not in POOL_RESOURCES:
+            body["metadata"].pop("managedFields", None)
         return body
 
     def _replace(self, listed: list[Object], version: int, *, restored: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the cache reads from API objects. Pure."""
+"""What the runtime reads from API objects. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +8,7 @@ from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 from tandem_contract.paths import Role
 
 from ..observed import Body, EndpointKey, Kind, PoolKey, PoolResource
+from ..planning.api_objects import FIELD_MANAGER
 from .store import WatchScope
 
 
@@ -44,6 +45,28 @@ def trimmed(body: Body, *without: str) -> Body:
     dropped = ("managedFields", "resourceVersion")
     metadata = {k: v for k, v in body["metadata"].items() if k not in dropped}
     return {**{k: v for k, v in body.items() if k not in without}, "metadata": metadata}
+
+
+def is_foreign(existing: Body, key: EndpointKey) -> bool:
+    """Whether an object belongs to someone else or to another endpoint.
+
+    Endpoints can collide: the Service of an endpoint `a-epp` has the name of endpoint `a`'s EPP.
+    """
+    metadata = existing["metadata"]
+    managers = {entry.get("manager") for entry in metadata.get("managedFields", ())}
+    endpoint = (metadata.get("labels") or {}).get(labels.ENDPOINT, key.name)
+    return FIELD_MANAGER not in managers or endpoint != key.name
+
+
+def pool_and_owners(body: Body) -> tuple[str | None, list[str]]:
+    """Pool label and owners' uids: equal for two versions of one object of a pool.
+
+    A pod whose pool label someone removed in order to debug it no longer belongs to the pool,
+    although it keeps its name and owner.
+    """
+    metadata = body["metadata"]
+    owners = sorted(owner["uid"] for owner in metadata.get("ownerReferences", ()))
+    return (metadata.get("labels") or {}).get(labels.POOL), owners
 
 
 def _text_at(body: Body, *path: str) -> str | None:

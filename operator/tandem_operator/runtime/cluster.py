@@ -30,6 +30,7 @@ from ..planning.api_objects import FIELD_MANAGER
 from ..planning.revisions import sample_pod
 from ..planning.status import StatusBody, status_events
 from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
+from .bodies import is_foreign, pool_and_owners
 from .cache import ClusterCache, WorkKey
 from .reads import get_by_name, read_plan_keys
 from .watches import POOL_RESOURCES
@@ -208,7 +209,7 @@ class Cluster:
             ref, resource = ObjectRef.of(body), resource_of(body)
             try:
                 if ref not in known and (existing := await get_by_name(self._api, resource, body)):
-                    if _is_foreign(existing, key):
+                    if is_foreign(existing, key):
                         # Server-side apply would silently add our fields to someone else's object.
                         failures[ref] = Failure("NameTaken", _NOT_OURS)
                         continue
@@ -255,7 +256,7 @@ class Cluster:
         except AlreadyExists:
             # Names are deterministic, so this may be our own object from an earlier attempt.
             created = await self._api.get(resource, create.name, body["metadata"]["namespace"])
-            if _pool_and_owners(created) != _pool_and_owners(body):
+            if pool_and_owners(created) != pool_and_owners(body):
                 raise
         self._upsert(resource, created)
 
@@ -333,25 +334,3 @@ class Cluster:
 
 def _without_status(pool: PoolResource) -> Body:
     return {name: value for name, value in pool.body.items() if name != "status"}
-
-
-def _is_foreign(existing: Body, key: EndpointKey) -> bool:
-    """Whether an object belongs to someone else or to another endpoint.
-
-    Endpoints can collide: the Service of an endpoint `a-epp` has the name of endpoint `a`'s EPP.
-    """
-    metadata = existing["metadata"]
-    managers = {entry.get("manager") for entry in metadata.get("managedFields", ())}
-    endpoint = (metadata.get("labels") or {}).get(labels.ENDPOINT, key.name)
-    return FIELD_MANAGER not in managers or endpoint != key.name
-
-
-def _pool_and_owners(body: Body) -> tuple[str | None, list[str]]:
-    """Pool label and owners' uids: equal for two versions of one object of a pool.
-
-    A pod whose pool label someone removed in order to debug it no longer belongs to the pool,
-    although it keeps its name and owner.
-    """
-    metadata = body["metadata"]
-    owners = sorted(owner["uid"] for owner in metadata.get("ownerReferences", ()))
-    return (metadata.get("labels") or {}).get(labels.POOL), owners

@@ -35,8 +35,8 @@ class CountedRequest:
     __slots__ = (
         *("_computing", "_entries", "_hand_over", "_load", "_outcome", "_pods"),
         "_prefill_in_flight",
-        *("assumed_tokens", "can_fall_back", "chain", "decode", "fleet", "is_judged", "is_own"),
-        *("media_parts", "model", "placed", "prefill", "size"),
+        *("assumed_tokens", "can_fall_back", "chain", "decode", "fleet", "has_failed", "is_judged"),
+        *("is_own", "media_parts", "model", "placed", "prefill", "size"),
     )
 
     def __init__(  # noqa: PLR0917 - what was placed, in its order
@@ -79,6 +79,8 @@ class CountedRequest:
         placed the request."""
         self._outcome: Outcome | None = Outcome.UNKNOWN
         """The decode pod's, as response headers told here; None: only the end will tell."""
+        self.has_failed = False
+        """Whether a failure after the response headers is counted: at most one is."""
         self._hand_over: HandOver | None = None
         self._prefill_in_flight = prefill[0] if prefill else None
         """The prefill pod on which the request counts; None once that count is returned."""
@@ -147,8 +149,9 @@ class CountedRequest:
         if not self.is_judged:
             self.is_judged = True
             self._pods.judge_silence(self.fleet, now)
-        else:
-            self._pods.judge_end(self.fleet, self._outcome, now)
+        elif not self.has_failed:
+            outcome = self._pods.judge_end(self.fleet, self._outcome, now)
+            self.has_failed = outcome.is_failure
         self.drop(now)
 
     def drop(self, now: float) -> None:

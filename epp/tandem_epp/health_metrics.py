@@ -24,7 +24,7 @@ class HealthCollector(Collector):
             "Requests of this EPP by what happened at a backend. answered: below HTTP 500; "
             "error: 5xx; "
             "unreachable, reset: no connection, or one that ended before the response; broken: "
-            "the answer broke off; timeout: 504; stalled: the client left a backend that was "
+            "the answer broke off; timeout: 504; stalled: the request ended at a backend that was "
             "silent for a minute; handoff: a prefill backend gave no usable KV; "
             "busy: 429 or 503; unknown: nothing was learned.",
             labels=("backend", "outcome"),

@@ -13,7 +13,8 @@ any other 5xx                                                 -> error
 everything below 500                                          -> answered: 4xx is the client's fault
 
 Without response headers the client left: `abandoned` below. After them the pod may stall: `ended`
-below. Or the answer may break off, which Envoy's access log tells: `ext_proc.access_log`.
+below. Or the answer may break off, which Envoy's access log tells: `ext_proc.access_log`. It also
+tells of stalls at pods whose metrics do not show them.
 
 The prefill pods, where the plan named some: see `prefill_outcomes`.
 """
@@ -23,11 +24,7 @@ from enum import StrEnum
 from typing import Final
 
 from tandem_contract.paths import RoutingPath
-
-STALL_SECONDS: Final = 60.0
-"""Seconds without response headers after which a request that its client abandons may count as
-stalled. Shorter: impatient clients accuse pods with long queues. Longer than clients wait: never
-counted."""
+from tandem_contract.stalls import STALL_SECONDS
 
 _VIA_UPSTREAM: Final = "via_upstream"
 """Envoy's response code details for a response of the backend."""
@@ -59,7 +56,7 @@ class Outcome(StrEnum):
     """No answer in time: 504, of Envoy or of the pod."""
     STALLED = "stalled"
     """The request ended after STALL_SECONDS in which the pod answered no request and generated no
-    token, although it had one to compute."""
+    token, although it had one to compute; or Envoy ended it, for it had sent nothing for longer."""
     HANDOFF = "handoff"
     """The sidecar got no usable KV from this prefill pod."""
     BUSY = "busy"
@@ -76,6 +73,17 @@ class Outcome(StrEnum):
     def accepts_nothing(self) -> bool:
         """Whether the pod probably takes no request now: it is avoided until a scrape succeeds."""
         return self in (Outcome.UNREACHABLE, Outcome.RESET)
+
+
+class Ending(StrEnum):
+    """How an answer ended too early, after its headers."""
+
+    BROKEN = "broken"
+    """The connection to the backend ended."""
+    IDLE = "idle"
+    """Envoy's stream idle timeout ended it: neither side sent a byte for so long."""
+    LEFT = "left"
+    """The client left, STALL_SECONDS or more after headers which nothing followed."""
 
 
 _FAILURES: Final = frozenset(

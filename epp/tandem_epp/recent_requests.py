@@ -36,6 +36,9 @@ class RecentRequests:
             return
         del self._running[name]
         self._ended.pop(name, None)
+        if placement.pods.has_failed:
+            # Its failure has been counted.
+            return
         self._ended[name] = _served(placement)
         if len(self._ended) > self._most:
             self._ended.popitem(last=False)
@@ -47,6 +50,8 @@ class RecentRequests:
         served = _served(running) if running is not None else self._ended.get(request_id)
         if served is None or served[0] != backend:
             return None
+        if running is not None:
+            running.pods.has_failed = True
         self._running.pop(request_id, None)
         self._ended.pop(request_id, None)
         return served[1]

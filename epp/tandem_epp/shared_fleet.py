@@ -119,20 +119,20 @@ class SharedFleet:
     def on_broken(self, broken: BrokenAnswer, now: float) -> None:
         """An Envoy that logs here reports a broken answer, perhaps of another replica's request:
         each Envoy logs to one replica."""
-        if not self._count_broken(broken.request_id, broken.backend, now) and (
-            publisher := self._publisher()
-        ):
-            publisher.publish(BrokenLogged(broken.request_id, broken.backend))
+        logged = BrokenLogged(broken.request_id, broken.backend, broken.ending)
+        if not self._count_broken(logged, now) and (publisher := self._publisher()):
+            publisher.publish(logged)
 
-    def _count_broken(self, request_id: str, backend: str, now: float) -> bool:
+    def _count_broken(self, logged: BrokenLogged, now: float) -> bool:
         """Count a broken answer if this replica placed the request on `backend`; returns whether
         it did."""
-        placed = self._recent.take(request_id, backend)
+        backend = logged.backend
+        placed = self._recent.take(logged.request_id, backend)
         if placed is None:
             return False
-        judge_broken(self._fleet, BrokenAnswer(backend, placed), now)
+        judge_broken(self._fleet, BrokenAnswer(backend, placed, ending=logged.ending), now)
         if (publisher := self._publisher()) is not None:
-            publisher.publish(AnswerBroke(backend, max(0.0, now - placed)))
+            publisher.publish(AnswerBroke(backend, max(0.0, now - placed), logged.ending))
         return True
 
     def _on_ejected(self, pod: Pod, now: float) -> None:
@@ -204,10 +204,11 @@ class SharedFleet:
                 requests[event.request].on_response_headers(response, now, report)
             case RequestEnded() if event.request in requests:
                 requests.pop(event.request).end(now)
-            case AnswerBroke(backend, age):
-                judge_broken(self._fleet, BrokenAnswer(backend, now - age), now, is_own=False)
-            case BrokenLogged(request_id, backend):
-                self._count_broken(request_id, backend, now)
+            case AnswerBroke(backend, age, ending):
+                broken = BrokenAnswer(backend, now - age, ending=ending)
+                judge_broken(self._fleet, broken, now, is_own=False)
+            case BrokenLogged():
+                self._count_broken(event, now)
             case PodEjected() | PodLearned() | PodFailed() | PrefixCached() | AdaptersLoaded():
                 if (pod := self._find(peer, event.pod)) is not None:
                     _learn(self._fleet, pod, event, now)

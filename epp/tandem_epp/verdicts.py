@@ -21,7 +21,15 @@ from .backends.fleet import Fleet
 from .backends.pods import Pod
 from .ext_proc.access_log import BrokenAnswer
 from .ext_proc.messages import ResponseHeaders
-from .outcomes import Outcome, abandoned, decode_outcome, ended, ended_unproved, prefill_outcomes
+from .outcomes import (
+    Ending,
+    Outcome,
+    abandoned,
+    decode_outcome,
+    ended,
+    ended_unproved,
+    prefill_outcomes,
+)
 
 
 class PlacedPods(Struct, frozen=True):
@@ -138,11 +146,14 @@ class PlacedPods(Struct, frozen=True):
 
 
 def judge_broken(fleet: Fleet, broken: BrokenAnswer, now: float, *, is_own: bool = True) -> None:
-    """Count that an answer broke off, at `now`, at each pod with its address: the ranks of an
+    """Count that an answer ended too early, at `now`, at each pod with its address: the ranks of an
     engine share one. `is_own`: Envoy told this EPP, and not another replica."""
+    outcome = Outcome.BROKEN if broken.ending is Ending.BROKEN else Outcome.STALLED
     for pod in fleet:
-        if pod.address == broken.backend:
-            fleet.ejections.record(pod, Outcome.BROKEN, now, broken.started, is_own=is_own)
+        # A pod that generates tokens works: then the client was impatient.
+        is_working = broken.ending is Ending.LEFT and pod.generated_at >= broken.started
+        if pod.address == broken.backend and not is_working:
+            fleet.ejections.record(pod, outcome, now, broken.started, is_own=is_own)
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -120,6 +120,33 @@ async def test_an_answer_that_breaks_off_counts_although_its_headers_passed(
         assert broken == [1], "a complete answer is not broken"
 
 
+def time_out_idle_streams(bootstrap: Json, _: list[Backend]) -> None:
+    """Far sooner than the operator's half an hour."""
+    listener = bootstrap["static_resources"]["listeners"][0]
+    listener["filter_chains"][0]["filters"][0]["typed_config"]["stream_idle_timeout"] = "1s"
+
+
+async def test_an_answer_that_envoy_ends_because_no_byte_comes_is_a_stall(tmp_path: Path) -> None:
+    async with running(tmp_path, "BUFFERED", time_out_idle_streams) as stack:
+
+        async def began_and_broke() -> bool:
+            async with stack.session.get(stack.url + "/v1/responses/slow") as response:
+                if response.status != 200:
+                    # On a busy machine the timeout may come before the headers.
+                    return False
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await response.read()
+                return True
+
+        async def is_counted() -> bool:
+            pods = [backend.name for backend in stack.decode]
+            stalls = [await figure(stack, "outcomes_total", p, outcome="stalled") for p in pods]
+            return sum(stalls) == 1
+
+        await until(began_and_broke)
+        await until(is_counted)
+
+
 def use_second_pod_always(bootstrap: Json, decode: list[Backend]) -> None:
     """Envoy chooses a pod itself, like a gateway that uses an alternate."""
     clusters = bootstrap["static_resources"]["clusters"]

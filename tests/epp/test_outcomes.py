@@ -3,7 +3,8 @@
 import pytest
 
 from tandem_contract.paths import RoutingPath
-from tandem_epp.outcomes import STALL_SECONDS, Outcome, abandoned, decode_outcome, prefill_outcomes
+from tandem_contract.stalls import STALL_SECONDS
+from tandem_epp.outcomes import Outcome, abandoned, decode_outcome, prefill_outcomes
 
 REFUSED = (
     "upstream_reset_before_response_started"

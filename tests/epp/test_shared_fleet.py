@@ -1,6 +1,7 @@
 """Replicas that share their placements: each sees the others' counts and prompts, and returns
 them."""
 
+import dataclasses
 import json
 from array import array
 
@@ -8,13 +9,15 @@ import msgspec
 import pytest
 
 from tandem_contract.prefix import text_chain
+from tandem_contract.stalls import STALL_SECONDS
 from tandem_contract.timing import Timing
 from tandem_epp.backends.adapters import AdapterSlots
+from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.health import BASE_EJECTION, EJECT_IN_A_ROW, HealthState
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.ext_proc.access_log import BrokenAnswer
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.outcomes import Outcome
+from tandem_epp.outcomes import Ending, Outcome
 from tandem_epp.peers.frames import (
     PrefixCached,
     RequestAnswered,
@@ -357,6 +360,37 @@ def test_a_broken_answer_counts_once_at_all_replicas(logs: int, *, has_ended: bo
     assert rates[0] == rates[1] > 0
     counts = [setup["d"].health.outcomes[Outcome.BROKEN] for setup in replicas.setups]
     assert counts == [1, 0]
+
+
+@pytest.mark.parametrize("logs", [0, 1], ids=["placed it", "did not"])
+@pytest.mark.parametrize("is_logged_first", [False, True])
+def test_a_stall_that_metrics_and_the_log_show_counts_once(
+    logs: int, *, is_logged_first: bool
+) -> None:
+    replicas = Replicas(d="decode")
+    for setup in replicas.setups:
+        setup["d"].apply_scrape(counted(9), NOW - 1)
+    placement, _ = replicas.setups[0].place(prompt="short")
+    placement.on_response_headers(ResponseHeaders(None, 200, is_stream=True), NOW)
+    for setup in replicas.setups:
+        setup["d"].apply_scrape(counted(9), NOW + STALL_SECONDS)
+
+    def log() -> None:
+        idle = dataclasses.replace(broken(placement), ending=Ending.IDLE)
+        replicas.shared[logs].on_broken(idle, NOW + STALL_SECONDS)
+        replicas.mesh.advance(replicas.mesh.now + 1.0)
+
+    if is_logged_first:
+        log()
+    placement.end(NOW + STALL_SECONDS)
+    log()
+    counts = [setup["d"].health.outcomes[Outcome.STALLED] for setup in replicas.setups]
+    assert counts == [1, 0], "an outcome of a request of the first replica"
+
+
+def counted(tokens: float) -> ScrapeResult:
+    """A scrape of a pod that has generated so many tokens and computes one request."""
+    return ScrapeResult(Gauges(running=1), b"", counters=EngineCounters(generated_tokens=tokens))
 
 
 def test_invented_log_entries_count_nowhere() -> None:

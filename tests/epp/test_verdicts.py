@@ -4,11 +4,12 @@ import pytest
 from msgspec.structs import replace
 
 from tandem_contract.paths import RoutingPath
+from tandem_contract.stalls import STALL_SECONDS
 from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
 from tandem_epp.ext_proc.access_log import BrokenAnswer
 from tandem_epp.ext_proc.messages import ResponseHeaders
-from tandem_epp.outcomes import STALL_SECONDS, Outcome
+from tandem_epp.outcomes import Ending, Outcome
 from tandem_epp.verdicts import judge_broken
 
 from .test_picker import NOW, WEIGHTED, PickerSetup
@@ -265,3 +266,22 @@ def test_a_pod_that_breaks_each_answer_off_is_ejected() -> None:
         setup.fleet.ejections.record(bad, Outcome.ANSWERED, NOW, NOW)
         judge_broken(setup.fleet, BrokenAnswer("10.0.0.1:8000", NOW), NOW)
     assert bad.health.is_ejected
+
+
+@pytest.mark.parametrize(
+    ("ending", "generated", "expected"),
+    [
+        (Ending.IDLE, False, Outcome.STALLED),
+        (Ending.IDLE, True, Outcome.STALLED),
+        (Ending.LEFT, False, Outcome.STALLED),
+        (Ending.LEFT, True, None),
+    ],
+)
+def test_an_answer_that_nothing_followed_is_a_stall_unless_the_pod_works_and_its_client_left(
+    ending: Ending, generated: bool, expected: Outcome | None
+) -> None:
+    setup = PickerSetup(d="decode")
+    if generated:
+        scraped(setup, 10, NOW + 1)
+    judge_broken(setup.fleet, BrokenAnswer("10.0.0.1:8000", NOW, ending=ending), NOW + 99)
+    assert outcomes(setup) == ({} if expected is None else {"d": {expected: 1}})

@@ -86,9 +86,13 @@ def test_the_health_listener_is_exempt_from_limits() -> None:
     assert "ignore_global_conn_limit" not in clients
 
 
-def test_only_broken_connections_are_logged_by_default_and_to_our_epp_alone() -> None:
+def test_only_answers_that_ended_early_are_logged_by_default_and_to_our_epp_alone() -> None:
     (log,) = manager(envoy_bootstrap(PLAIN))["access_log"]
-    assert log["filter"] == {"response_flag_filter": {"flags": ["UC", "UR", "UPE"]}}
+    failed, gave_up = log["filter"]["or_filter"]["filters"]
+    assert failed == {"response_flag_filter": {"flags": ["UC", "UR", "UPE", "SI"]}}
+    left, late = gave_up["and_filter"]["filters"]
+    assert left == {"response_flag_filter": {"flags": ["DC", "DR"]}}
+    assert late["duration_filter"]["comparison"]["value"]["default_value"] == 60_000
     assert (
         manager(envoy_bootstrap(replace(PLAIN, reports_broken_answers=False)))["access_log"] == []
     )

@@ -1,8 +1,9 @@
-"""Envoy's access log as a gRPC service: answers that broke off after their headers had passed.
+"""Envoy's access log as a gRPC service: how answers ended that were not complete.
 
-ext_proc does not show them: Envoy ends its stream alike for a complete answer, a broken one and a
-client that left. So the operator has Envoy log the requests whose upstream connection failed, and
-only these. Those that failed before the headers are left out here, because ext_proc has shown them.
+ext_proc does not show it: Envoy ends its stream alike for a complete answer, a broken one and a
+client that left. So the operator has Envoy log the requests that may have ended in one of the
+ways of `Ending`, and only these. Those that failed before the headers are left out here, because
+ext_proc has shown them.
 """
 
 import asyncio
@@ -15,7 +16,9 @@ import grpc
 import grpc.aio
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.stalls import STALL_SECONDS
 
+from ..outcomes import Ending
 from . import access_log_pb2 as pb
 
 SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"
@@ -25,13 +28,14 @@ _AFTER_HEADERS: Final = "upstream_reset_after_response_started"
 
 @dataclass(frozen=True, slots=True)
 class BrokenAnswer:
-    """An answer whose connection to the backend ended in the middle."""
+    """An answer that ended too early."""
 
     backend: str
     """`ip:port`."""
     started: float
     """When Envoy received the request; Unix seconds."""
     request_id: str = ""
+    ending: Ending = Ending.BROKEN
 
 
 def broken_answers(message: pb.StreamAccessLogsMessage) -> Iterator[BrokenAnswer]:
@@ -39,11 +43,31 @@ def broken_answers(message: pb.StreamAccessLogsMessage) -> Iterator[BrokenAnswer
     for entry in message.http_logs.log_entry:
         common = entry.common_properties
         socket = common.upstream_remote_address.socket_address
-        if entry.response.response_code_details.startswith(_AFTER_HEADERS) and socket.address:
+        ending = _ending(entry)
+        if ending is not None and socket.address:
             start = common.start_time
             address = str(HostPort(socket.address, socket.port_value))
             started = start.seconds + start.nanos / 1e9
-            yield BrokenAnswer(address, started, entry.request.request_id)
+            yield BrokenAnswer(address, started, entry.request.request_id, ending)
+
+
+def _ending(entry: pb.HTTPAccessLogEntry) -> Ending | None:
+    """None: the answer is complete, had not begun, or was flowing when its client left."""
+    if entry.response.response_code_details.startswith(_AFTER_HEADERS):
+        return Ending.BROKEN
+    common = entry.common_properties
+    if not common.HasField("time_to_first_upstream_rx_byte"):
+        return None
+    flags = common.response_flags
+    if flags.stream_idle_timeout:
+        return Ending.IDLE
+    has_left = flags.downstream_connection_termination or flags.downstream_remote_reset
+    # The log does not tell when the last byte came: only that there was none.
+    if not has_left or entry.response.response_body_bytes:
+        return None
+    headers_at = common.time_to_first_upstream_rx_byte.ToTimedelta()
+    silent = (common.duration.ToTimedelta() - headers_at).total_seconds()
+    return Ending.LEFT if silent >= STALL_SECONDS else None
 
 
 class AccessLogService:

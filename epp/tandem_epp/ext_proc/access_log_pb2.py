@@ -22,32 +22,35 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tandem_epp/ext_proc/access_log.proto\x12\x11tandem.access_log\x1a\x1fgoogle/protobuf/timestamp.proto\"U\n\x17StreamAccessLogsMessage\x12:\n\thttp_logs\x18\x02 \x01(\x0b\x32\'.tandem.access_log.HTTPAccessLogEntries\"\x1a\n\x18StreamAccessLogsResponse\"P\n\x14HTTPAccessLogEntries\x12\x38\n\tlog_entry\x18\x01 \x03(\x0b\x32%.tandem.access_log.HTTPAccessLogEntry\"\xcb\x01\n\x12HTTPAccessLogEntry\x12=\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\".tandem.access_log.AccessLogCommon\x12\x39\n\x07request\x18\x03 \x01(\x0b\x32(.tandem.access_log.HTTPRequestProperties\x12;\n\x08response\x18\x04 \x01(\x0b\x32).tandem.access_log.HTTPResponseProperties\"~\n\x0f\x41\x63\x63\x65ssLogCommon\x12.\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12;\n\x17upstream_remote_address\x18\r \x01(\x0b\x32\x1a.tandem.access_log.Address\"+\n\x15HTTPRequestProperties\x12\x12\n\nrequest_id\x18\t \x01(\t\"7\n\x16HTTPResponseProperties\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"C\n\x07\x41\x64\x64ress\x12\x38\n\x0esocket_address\x18\x01 \x01(\x0b\x32 .tandem.access_log.SocketAddress\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$tandem_epp/ext_proc/access_log.proto\x12\x11tandem.access_log\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"U\n\x17StreamAccessLogsMessage\x12:\n\thttp_logs\x18\x02 \x01(\x0b\x32\'.tandem.access_log.HTTPAccessLogEntries\"\x1a\n\x18StreamAccessLogsResponse\"P\n\x14HTTPAccessLogEntries\x12\x38\n\tlog_entry\x18\x01 \x03(\x0b\x32%.tandem.access_log.HTTPAccessLogEntry\"\xcb\x01\n\x12HTTPAccessLogEntry\x12=\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32\".tandem.access_log.AccessLogCommon\x12\x39\n\x07request\x18\x03 \x01(\x0b\x32(.tandem.access_log.HTTPRequestProperties\x12;\n\x08response\x18\x04 \x01(\x0b\x32).tandem.access_log.HTTPResponseProperties\"\xa8\x02\n\x0f\x41\x63\x63\x65ssLogCommon\x12.\n\nstart_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x41\n\x1etime_to_first_upstream_rx_byte\x18\t \x01(\x0b\x32\x19.google.protobuf.Duration\x12;\n\x17upstream_remote_address\x18\r \x01(\x0b\x32\x1a.tandem.access_log.Address\x12\x38\n\x0eresponse_flags\x18\x10 \x01(\x0b\x32 .tandem.access_log.ResponseFlags\x12+\n\x08\x64uration\x18\x17 \x01(\x0b\x32\x19.google.protobuf.Duration\"x\n\rResponseFlags\x12)\n!downstream_connection_termination\x18\x0f \x01(\x08\x12\x1b\n\x13stream_idle_timeout\x18\x11 \x01(\x08\x12\x1f\n\x17\x64ownstream_remote_reset\x18\x1c \x01(\x08\"+\n\x15HTTPRequestProperties\x12\x12\n\nrequest_id\x18\t \x01(\t\"T\n\x16HTTPResponseProperties\x12\x1b\n\x13response_body_bytes\x18\x03 \x01(\x04\x12\x1d\n\x15response_code_details\x18\x06 \x01(\t\"C\n\x07\x41\x64\x64ress\x12\x38\n\x0esocket_address\x18\x01 \x01(\x0b\x32 .tandem.access_log.SocketAddress\"4\n\rSocketAddress\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x12\n\nport_value\x18\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem_epp.ext_proc.access_log_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=92
-  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=177
-  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_start=179
-  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=205
-  _globals['_HTTPACCESSLOGENTRIES']._serialized_start=207
-  _globals['_HTTPACCESSLOGENTRIES']._serialized_end=287
-  _globals['_HTTPACCESSLOGENTRY']._serialized_start=290
-  _globals['_HTTPACCESSLOGENTRY']._serialized_end=493
-  _globals['_ACCESSLOGCOMMON']._serialized_start=495
-  _globals['_ACCESSLOGCOMMON']._serialized_end=621
-  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=623
-  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=666
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=668
-  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=723
-  _globals['_ADDRESS']._serialized_start=725
-  _globals['_ADDRESS']._serialized_end=792
-  _globals['_SOCKETADDRESS']._serialized_start=794
-  _globals['_SOCKETADDRESS']._serialized_end=846
+  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_start=124
+  _globals['_STREAMACCESSLOGSMESSAGE']._serialized_end=209
+  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_start=211
+  _globals['_STREAMACCESSLOGSRESPONSE']._serialized_end=237
+  _globals['_HTTPACCESSLOGENTRIES']._serialized_start=239
+  _globals['_HTTPACCESSLOGENTRIES']._serialized_end=319
+  _globals['_HTTPACCESSLOGENTRY']._serialized_start=322
+  _globals['_HTTPACCESSLOGENTRY']._serialized_end=525
+  _globals['_ACCESSLOGCOMMON']._serialized_start=528
+  _globals['_ACCESSLOGCOMMON']._serialized_end=824
+  _globals['_RESPONSEFLAGS']._serialized_start=826
+  _globals['_RESPONSEFLAGS']._serialized_end=946
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_start=948
+  _globals['_HTTPREQUESTPROPERTIES']._serialized_end=991
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_start=993
+  _globals['_HTTPRESPONSEPROPERTIES']._serialized_end=1077
+  _globals['_ADDRESS']._serialized_start=1079
+  _globals['_ADDRESS']._serialized_end=1146
+  _globals['_SOCKETADDRESS']._serialized_start=1148
+  _globals['_SOCKETADDRESS']._serialized_end=1200
 # @@protoc_insertion_point(module_scope)

@@ -35,6 +35,8 @@ import msgspec
 
 from tandem_contract.prefix import Chain
 
+from ..outcomes import Ending
+
 VERSION: Final = 1
 PATH: Final = "/v1/peer"
 MAX_CHAIN: Final = 32_768
@@ -129,12 +131,13 @@ class TextsCounted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerBroke(msgspec.Struct, frozen=True, array_like=True):
-    """An answer to a request of the peer broke off after its headers."""
+    """An answer to a request of the peer ended too early, after its headers."""
 
     backend: str
     """`ip:port` of the pod."""
     age: float
     """Seconds since the peer placed the request."""
+    ending: Ending = Ending.BROKEN
 
 
 class BrokenLogged(msgspec.Struct, frozen=True, array_like=True):
@@ -144,6 +147,7 @@ class BrokenLogged(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     backend: str
     """`ip:port` of the pod."""
+    ending: Ending = Ending.BROKEN
 
 
 class PrefixCached(msgspec.Struct, frozen=True, array_like=True):

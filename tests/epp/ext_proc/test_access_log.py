@@ -1,16 +1,25 @@
 """Answers that broke off, as Envoy's access log tells them."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
+import aiohttp
 import grpc.aio
 import pytest
+from aiohttp import web
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.stalls import STALL_SECONDS
 from tandem_epp.ext_proc import access_log_pb2 as pb
 from tandem_epp.ext_proc.access_log import SERVICE, BrokenAnswer, broken_answers
 from tandem_epp.ext_proc.grpc_server import GrpcServer
 from tandem_epp.ext_proc.http2_server import Http2Server
+from tandem_epp.outcomes import Ending
+from tandem_operator.routing.envoy.clusters import Json
 
+from ..real import envoy, envoy_settings, serving_app
 from ..test_picker import PickerSetup
 
 AFTER = "upstream_reset_after_response_started{protocol_error}"
@@ -48,6 +57,41 @@ def test_other_entries_are_left_out(message: pb.StreamAccessLogsMessage) -> None
     assert list(broken_answers(message)) == []
 
 
+def silent(
+    flag: str, *, headers: float | None = 2.0, ended: float = 2.0 + STALL_SECONDS, body: int = 0
+) -> pb.StreamAccessLogsMessage:
+    """An entry with a response flag; seconds since the request, and bytes of the answer's body."""
+    message = logged("some details")
+    (entry,) = message.http_logs.log_entry
+    common = entry.common_properties
+    setattr(common.response_flags, flag, True)
+    if headers is not None:
+        common.time_to_first_upstream_rx_byte.FromMilliseconds(round(1000 * headers))
+    common.duration.FromMilliseconds(round(1000 * ended))
+    entry.response.response_body_bytes = body
+    return message
+
+
+LEAVES = pytest.mark.parametrize(
+    "flag", ["downstream_connection_termination", "downstream_remote_reset"]
+)
+
+
+@LEAVES
+def test_a_client_that_leaves_counts_if_nothing_followed_the_headers_for_long(flag: str) -> None:
+    (answer,) = broken_answers(silent(flag))
+    assert answer == BrokenAnswer("10.0.0.1:8000", 1000.5, "r1", Ending.LEFT)
+    assert not list(broken_answers(silent(flag, ended=1.0 + STALL_SECONDS)))
+    assert not list(broken_answers(silent(flag, body=1))), "when the last byte came is not known"
+    assert not list(broken_answers(silent(flag, headers=None))), "ext_proc has shown it"
+
+
+def test_envoys_idle_timeout_counts_after_the_headers() -> None:
+    (answer,) = broken_answers(silent("stream_idle_timeout", body=9))
+    assert answer.ending is Ending.IDLE
+    assert not list(broken_answers(silent("stream_idle_timeout", headers=None)))
+
+
 @pytest.mark.parametrize("kind", [GrpcServer, Http2Server])
 async def test_the_server_reports_them_and_its_stop_does_not_wait_for_envoy(
     kind: type[GrpcServer] | type[Http2Server],
@@ -70,3 +114,72 @@ async def test_the_server_reports_them_and_its_stop_does_not_wait_for_envoy(
         # Far longer than the test may take: an open log must not delay the end.
         await server.stop(grace=1e4)
         assert await call.code() is grpc.StatusCode.OK
+
+
+@asynccontextmanager
+async def log_receiver(
+    messages: asyncio.Queue[pb.StreamAccessLogsMessage],
+) -> AsyncIterator[int]:
+    """An access log service that passes on what it receives; yields its port."""
+
+    async def receive(
+        stream: AsyncIterator[pb.StreamAccessLogsMessage], _: object
+    ) -> pb.StreamAccessLogsResponse:
+        async for message in stream:
+            messages.put_nowait(message)
+        return pb.StreamAccessLogsResponse()
+
+    method = grpc.stream_unary_rpc_method_handler(
+        receive,
+        request_deserializer=pb.StreamAccessLogsMessage.FromString,
+        response_serializer=pb.StreamAccessLogsResponse.SerializeToString,
+    )
+    server = grpc.aio.server()
+    handlers = grpc.method_handlers_generic_handler(SERVICE, {"StreamAccessLogs": method})
+    server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.component
+async def test_what_envoy_logs_of_clients_that_leave(tmp_path: Path) -> None:
+    async def stall(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if request.path.endswith("begun"):
+            await response.write(b"first")
+        await asyncio.Event().wait()
+        return response
+
+    def log_at_once(bootstrap: Json) -> None:
+        listener = bootstrap["static_resources"]["listeners"][0]
+        manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+        _, gave_up = manager["access_log"][0]["filter"]["or_filter"]["filters"]
+        _, late = gave_up["and_filter"]["filters"]
+        late["duration_filter"]["comparison"]["value"]["default_value"] = 0
+
+    app = web.Application()
+    app.router.add_get("/v1/responses/{name}", stall)
+    messages: asyncio.Queue[pb.StreamAccessLogsMessage] = asyncio.Queue()
+    async with log_receiver(messages) as port, serving_app(app) as backend:
+        settings = envoy_settings(port, [backend.removeprefix("http://")])
+        async with (
+            envoy(tmp_path, settings, change=log_at_once) as url,
+            aiohttp.ClientSession() as session,
+        ):
+            endings = {}
+            for path, expected in (("nothing", b""), ("begun", b"first")):
+                response = await session.get(f"{url}/v1/responses/{path}")
+                assert await response.content.read(len(expected)) == expected
+                response.close()
+                message = await messages.get()
+                assert not list(broken_answers(message)), "impatient"
+                (entry,) = message.http_logs.log_entry
+                # As if a minute had passed.
+                entry.common_properties.duration.seconds += round(STALL_SECONDS)
+                endings[path] = [answer.ending for answer in broken_answers(message)]
+    assert endings == {"nothing": [Ending.LEFT], "begun": []}

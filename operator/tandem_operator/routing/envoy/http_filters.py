@@ -10,6 +10,7 @@ from typing import Final, Literal
 from tandem_contract import headers as wire
 from tandem_contract.api_paths import NOT_SERVED, ApiPaths
 from tandem_contract.openai_errors import TYPES, error_body
+from tandem_contract.stalls import STALL_SECONDS
 
 from .clusters import EPP, FALLBACK, PICKED, TYPE, Json
 
@@ -20,7 +21,7 @@ _PICK_TIMEOUT: Final = "5s"
 """Longest wait for the EPP, whose decision takes about a millisecond. After it the request goes to
 any decode pod."""
 _LOG_FLUSH: Final = "0.2s"
-"""How late the EPP learns that an answer broke off."""
+"""How late the EPP learns that an answer ended too early."""
 _CONTENT_TOO_LARGE: Final = 413
 EXT_PROC: Final = "http.ext_proc"
 """Name of the filter that asks the EPP, without its prefix."""
@@ -141,11 +142,18 @@ def ext_proc(body_mode: BodyMode, response_bodies: bool) -> Json:
 
 
 def broken_answer_log() -> Json:
-    """Tells the EPP, over its gRPC port, of requests whose upstream connection failed."""
+    """Tells the EPP, over its gRPC port, of answers that ended too early by a pod's fault."""
+    # The connection to the upstream ended, was reset, or broke HTTP; no byte for the stream idle
+    # timeout.
+    failed = {"response_flag_filter": {"flags": ["UC", "UR", "UPE", "SI"]}}
+    # The client closed its connection or stream, after so long that the pod may have stalled.
+    left = {"response_flag_filter": {"flags": ["DC", "DR"]}}
+    milliseconds = {"default_value": round(1000 * STALL_SECONDS), "runtime_key": "none"}
+    late = {"duration_filter": {"comparison": {"op": "GE", "value": milliseconds}}}
+    gave_up = {"and_filter": {"filters": [left, late]}}
     return {
         "name": "envoy.access_loggers.http_grpc",
-        # Flags: connection to the upstream ended, was reset, or broke HTTP.
-        "filter": {"response_flag_filter": {"flags": ["UC", "UR", "UPE"]}},
+        "filter": {"or_filter": {"filters": [failed, gave_up]}},
         "typed_config": {
             "@type": TYPE + "extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
             "common_config": {

@@ -155,7 +155,7 @@ def table(outcome: Outcome) -> Table:
     """One row per routing path; times in milliseconds, of streamed answers."""
     rows = Table(Column("path", no_wrap=True, min_width=19), box=SIMPLE_HEAD, title="Routing paths")
     for heading in (
-        "requests", "TTFT ms\np50/p99", "ITL ms\np50/p99", "KV moved", "ms per\ntransfer"
+        "requests", "TTFT ms\np50/p99", "ITL ms\np50/p99", "KV moved\nMiB", "ms per\ntransfer"
     ):  # fmt: skip
         rows.add_column(heading, justify="right", no_wrap=True)
     for path, row in outcome.paths.items():
@@ -164,7 +164,7 @@ def table(outcome: Outcome) -> Table:
             counters = outcome.counters
             # At least 1: without any transfer the mean is 0, not an error.
             mean = counters.transfer_seconds / max(1.0, counters.transfers)
-            transfers = (f"{counters.kv_bytes / 2**20:,.1f} MiB", _ms(mean))
+            transfers = (f"{counters.kv_bytes / 2**20:,.1f}", _ms(mean))
         rows.add_row(
             path,
             str(row.requests),

@@ -3,6 +3,7 @@
     cluster_pods, local_pods   the pods to check: of a cluster's namespace, of this machine's stack
     gather                     asks engines and sidecars; the answers become `facts`
     checks                     facts → findings (pure); `compatibility` compares pairs of engines
+    lmcache                    what both sides must agree on with LMCache, and what it finds
     estimates                  what the EPPs estimate of their pods, and how old that is
     findings                   a finding: severity, check, subject, detail, fix
     engine_command             an engine's command line → flags and KV transfer configuration

@@ -7,7 +7,7 @@ from tandem_contract import metrics
 from tandem_contract.paths import ErrorPhase, Role
 from tandem_planner.fabrics import FABRICS, Fabric
 
-from . import compatibility
+from . import compatibility, lmcache
 from .estimates import check_estimates
 from .facts import Engine, Facts, Gpu, Sidecar
 from .findings import Finding, Severity
@@ -89,7 +89,12 @@ def _check_engine(engine: Engine) -> Iterator[Finding]:
     yield from _check_load_failure(engine)
     yield from _check_side_channel(engine)
     yield from _check_lost_kv(engine)
-    if engine.role is Role.DECODE:
+    if engine.role is not Role.DECODE:
+        return
+    # Only NIXL counts bytes. Where both are in a chain, the engine's count of hits is of both.
+    if lmcache.is_alone(engine):
+        yield from lmcache.check_hits(engine)
+    else:
         yield from _check_transfer_rate(engine)
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from .facts import Engine
 from .findings import Finding, Severity
+from .lmcache import chunk_size, hash_seed
 
 CHECK: Final = "compatible"
 
@@ -132,6 +133,12 @@ ITEMS: Final = (
         "LoRA adapters",
         lambda e: ", ".join(sorted(e.adapters)) or "none",
         "load every adapter on both sides before clients use it",
+    ),
+    Item("hash seed", hash_seed, "leave PYTHONHASHSEED out of engine.env, or set it on both"),
+    Item(
+        "chunk size",
+        chunk_size,
+        "set lmcache.chunk_size in transfer.extraConfig of the PrefillPool only",
     ),
 )
 

@@ -1,6 +1,6 @@
 """Facts about a running set, the input of `checks`. None: the fact could not be read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,22 @@ class EngineCommand:
     @property
     def connectors(self) -> tuple[str, ...]:
         """vLLM's connector names; for a MultiConnector, those of its members."""
+        return tuple(str(link.get("kv_connector")) for link in self._links)
+
+    def settings(self, connector: str) -> Mapping[str, Any]:
+        """The `kv_connector_extra_config` of a connector; empty without one."""
+        links = (link for link in self._links if link.get("kv_connector") == connector)
+        extra = next(links, {}).get("kv_connector_extra_config")
+        return extra if isinstance(extra, dict) else {}
+
+    @property
+    def _links(self) -> Sequence[Mapping[str, Any]]:
         extra = self.kv_transfer_config.get("kv_connector_extra_config")
         chain = extra.get("connectors") if isinstance(extra, dict) else None
         links = [self.kv_transfer_config, *(chain if isinstance(chain, list) else ())]
-        names = [str(link.get("kv_connector")) for link in links if isinstance(link, dict)]
+        links = [link for link in links if isinstance(link, dict)]
         # The first link is the MultiConnector itself, unless there is only one connector.
-        return tuple(names[1:] or names)
+        return links[1:] or links
 
     def uses(self, prefix: str) -> bool:
         """Whether a connector's name begins with `prefix`."""

@@ -114,6 +114,38 @@ def test_flags_with_the_same_effect_are_equal() -> None:
     assert finding.detail == "dtype: prefill has auto, decode has bfloat16"
 
 
+def with_lmcache(role: Role, seed: str = "1", found: float = 0, **extra: Any) -> Engine:
+    """An engine with LMCacheConnectorV1 that has looked 20,000 tokens up."""
+    transfer = {"kv_connector": "LMCacheConnectorV1", "kv_connector_extra_config": extra}
+    base = engine(role, transfer=transfer, side_channel=None)
+    assert base.command is not None
+    command = replace(base.command, environment={"PYTHONHASHSEED": seed})
+    counters = {metrics.ENGINE_EXTERNAL_QUERIES: 2e4, metrics.ENGINE_EXTERNAL_HITS: found}
+    return replace(base, command=command, counters=counters)
+
+
+def test_a_decode_engine_that_finds_nothing_in_lmcache_is_a_warning() -> None:
+    prefill, found = with_lmcache(Role.PREFILL), with_lmcache(Role.DECODE, found=9e3)
+    assert problems(Facts((prefill, found), (), GPU)) == []
+    details = [f.detail for f in run_checks(Facts((prefill, found), (), GPU))]
+    assert "9000 of 20000 prompt tokens were found in LMCache" in details
+    (finding,) = problems(Facts((prefill, with_lmcache(Role.DECODE)), (), GPU))
+    assert (finding.check, finding.severity) == ("LMCache hits", Severity.WARNING)
+    idle = replace(found, counters={})
+    (finding,) = problems(Facts((prefill, idle), (), GPU))
+    assert (finding.check, finding.severity) == ("LMCache hits", Severity.UNKNOWN)
+
+
+def test_lmcaches_keys_are_compared() -> None:
+    prefill = with_lmcache(Role.PREFILL)
+    other = with_lmcache(Role.DECODE, seed="2", found=1, **{"lmcache.chunk_size": 64})
+    details = {f.detail for f in problems(Facts((prefill, other), (), GPU))}
+    assert details == {
+        "hash seed: prefill has 1, decode has 2",
+        "chunk size: prefill has default, decode has 64",
+    }
+
+
 def test_engines_are_compared_within_their_revision() -> None:
     def of(engine: Engine, compat: str, version: str) -> Engine:
         return replace(engine, pod=f"{engine.pod}-{compat}", compat=compat, version=version)

@@ -1,7 +1,7 @@
-"""The router's configuration file: `disaggregated_serving` and `backends`.
+"""The router's configuration file: `disaggregated_serving`, `health_checks` and `backends`.
 
 `load_router_config` reads one YAML file. Fields of an `EndpointPickerConfig` may stand beside these
-two; they belong to the EPP and are passed on in `extra`.
+three; they belong to the EPP and are passed on in `extra`.
 
 Errors: `documents.DocumentError`, with file, line and field.
 """
@@ -17,12 +17,26 @@ import msgspec
 
 from .api_paths import ApiPaths
 from .documents import Document, DocumentError, load_documents
-from .durations import parse_duration
+from .durations import format_duration, parse_duration
 from .labels import FABRIC_DOMAIN
 from .paths import Role
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_KNOWN: Final = ("disaggregated_serving", "backends")
+_KNOWN: Final = ("disaggregated_serving", "health_checks", "backends")
+
+
+_NO_HANDOFF: Final = "lets no hand-off succeed: write a time above 0"
+_NO_CHECK: Final = "lets no check pass: write a time above 0"
+_DURATIONS: Final = {
+    ("disaggregated_serving", "prefill_timeout"): _NO_HANDOFF,
+    ("disaggregated_serving", "kv_transfer_timeout"): _NO_HANDOFF,
+    ("health_checks", "interval"): "0 is no interval: write a time of at least 100ms",
+    ("health_checks", "timeout"): _NO_CHECK,
+}
+"""Section and name of each duration, and what is wrong with one of 0."""
+MIN_CHECK_INTERVAL: Final = 0.1
+"""Seconds: the shortest interval between two checks of a backend. The EPP reads the metrics of a
+busy backend as often."""
 
 
 class Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +78,32 @@ class DisaggregatedServing(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     `tandem_contract.api_paths` writes them."""
 
 
+class HealthChecks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How every backend is checked; durations are in seconds after loading.
+
+    A check reads the backend's metrics page and, with `path`, requests that path first. It passes
+    if both answer 2xx in time.
+    """
+
+    path: str | None = None
+    """Path that is requested at the backend's URL, such as /health. None: the metrics page alone,
+    which an engine may go on serving after its GPU failed."""
+    interval: float = 2.0
+    """Seconds between two checks of a backend that passes, at most; at least 0.1. The metrics of a
+    busy backend are read more often. Too short: a hundred idle backends cost a part of a CPU core.
+    Too long: the death of an idle backend is noticed late."""
+    timeout: float = 2.0
+    """Seconds for each request of a check. Too short: a backend that is slow under load fails its
+    checks. Too long: one that hangs gets requests meanwhile."""
+    unhealthy_threshold: int = 3
+    """Failed checks in a row after which the backend gets no requests; before its first passed
+    check one is enough. Lower: one lost packet takes a backend out, and its prefixes are
+    forgotten."""
+    healthy_threshold: int = 1
+    """Passed checks in a row after which an unhealthy backend gets requests again. Higher: a
+    backend that comes and goes stays out for longer."""
+
+
 class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine, or sidecar in front of an engine, that the router may choose."""
 
@@ -100,6 +140,7 @@ class RouterConfig(msgspec.Struct, frozen=True):
     disaggregated_serving: DisaggregatedServing = msgspec.field(
         default_factory=DisaggregatedServing
     )
+    health_checks: HealthChecks = msgspec.field(default_factory=HealthChecks)
     backends: tuple[Backend, ...] = ()
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
     """The other top-level fields: the EPP's scheduling configuration."""
@@ -109,12 +150,14 @@ def load_router_config(file: Path, environ: Mapping[str, str] = os.environ) -> R
     """Read, check and resolve `file`.
 
     Raises DocumentError when it is no single YAML mapping, a field is unknown or of the wrong
-    type, a duration does not parse, a `${VAR}` in credentials is not set, a weight is below 1,
-    a URL is not http(s), or two backends share a name.
+    type, a duration does not parse, a `${VAR}` in credentials is not set, a weight or threshold is
+    below 1, a URL is not http(s), or two backends share a name.
     """
     documents = load_documents(file)
     if len(documents) != 1 or not isinstance(documents[0].data, dict):
-        raise DocumentError(f"{file}:1: expected one YAML mapping with {' and '.join(_KNOWN)}")
+        raise DocumentError(
+            f"{file}:1: expected one YAML mapping with {_KNOWN[0]} and {_KNOWN[-1]}"
+        )
     return router_config(documents[0], environ)
 
 
@@ -138,6 +181,7 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
         if message.startswith("Invalid enum value"):
             message += f": a role is {', '.join(Role)}"
         raise document.error(path.rstrip("`").removeprefix("$").removeprefix("."), message) from err
+    _check_health_checks(document, config.health_checks)
     _check_backends(document, config)
     _check_api_paths(document, config.disaggregated_serving.api_paths)
     storage = config.disaggregated_serving.default_external_storage
@@ -146,24 +190,22 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
 
 
 def _resolve_durations(document: Document, data: dict[str, Any]) -> None:
-    section = data.get("disaggregated_serving")
-    if not isinstance(section, dict):
-        return
-    resolved = dict(section)
-    for name in ("prefill_timeout", "kv_transfer_timeout"):
-        if name not in resolved:
+    """Replace the text of every duration by its seconds."""
+    for section, name in _DURATIONS:
+        fields = data.get(section)
+        if not isinstance(fields, dict) or name not in fields:
             continue
-        path = f"disaggregated_serving.{name}"
+        path = f"{section}.{name}"
         # A bare number in YAML is refused: its unit would be a guess.
-        if not isinstance(resolved[name], str):
-            raise document.error(path, f'{resolved[name]!r} has no unit: write "30s" or "250ms"')
+        if not isinstance(fields[name], str):
+            raise document.error(path, f'{fields[name]!r} has no unit: write "30s" or "250ms"')
         try:
-            resolved[name] = parse_duration(resolved[name])
+            seconds = parse_duration(fields[name])
         except ValueError as err:
             raise document.error(path, str(err)) from err
-        if resolved[name] == 0:
-            raise document.error(path, "lets no hand-off succeed: write a time above 0")
-    data["disaggregated_serving"] = resolved
+        if seconds == 0:
+            raise document.error(path, _DURATIONS[section, name])
+        data[section] = {**fields, name: seconds}
 
 
 def _resolve_credentials(document: Document, data: dict[str, Any], env: Mapping[str, str]) -> None:
@@ -191,6 +233,18 @@ def _expand(
         if name not in env:
             raise document.error(path, f"${{{name}}} is not set in the environment: export {name}")
     return _VARIABLE.sub(lambda match: env[match[1]], text)
+
+
+def _check_health_checks(document: Document, checks: HealthChecks) -> None:
+    at = "health_checks"
+    if checks.interval < MIN_CHECK_INTERVAL:
+        message = f"{format_duration(checks.interval)} is too short: write at least 100ms"
+        raise document.error(f"{at}.interval", message)
+    if checks.path is not None and not checks.path.startswith("/"):
+        raise document.error(f"{at}.path", f"{checks.path!r} is not a path: begin with /")
+    for name in ("unhealthy_threshold", "healthy_threshold"):
+        if (threshold := getattr(checks, name)) < 1:
+            raise document.error(f"{at}.{name}", f"{threshold} is below 1")
 
 
 def _check_backends(document: Document, config: RouterConfig) -> None:

@@ -205,6 +205,7 @@ class Service:
         self._precise.apply(routing.scheduling.events, routing.scheduling.tokenizers)
         scraping = routing.scheduling.scraping
         self._scraper.settings, self._warm_ups.tls = scraping, scraping.tls
+        self._scraper.checks = self._configuration.router.health_checks
         self._scraper.sync()
 
     def _routing(self) -> Routing:

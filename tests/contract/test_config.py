@@ -10,6 +10,7 @@ from tandem_contract.config import (
     Credentials,
     DisaggregatedServing,
     ExternalStorage,
+    HealthChecks,
     RouterConfig,
     load_router_config,
 )
@@ -168,6 +169,16 @@ def test_a_backend_has_an_address(url: str, address: str) -> None:
     assert Backend("a", url).address == address
 
 
+def test_health_checks_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text("health_checks: {path: /health, interval: 500ms, healthy_threshold: 2}")
+    assert load_router_config(file).health_checks == HealthChecks(
+        path="/health", interval=0.5, timeout=2.0, unhealthy_threshold=3, healthy_threshold=2
+    )
+    file.write_text("health_checks:")
+    assert load_router_config(file).health_checks == HealthChecks()
+
+
 SERVING = "disaggregated_serving:\n  enabled: true\n  "
 FIRST = "backends:\n- name: a\n  url: http://a\n"
 
@@ -191,6 +202,14 @@ FIRST = "backends:\n- name: a\n  url: http://a\n"
         ("disaggregated_serving: yes", 1, "disaggregated_serving: Expected `object`"),
         (SERVING + "default_external_storage: {}", 3, "missing required field `endpoint`"),
         (SERVING + "default_external_storage: {endpoint: s3}", 3, "endpoint: 's3' is not a URL"),
+        ("health_checks: {interval: 99ms}", 1, "interval: 99ms is too short: write at least 100ms"),
+        ("health_checks: {interval: 0s}", 1, "interval: 0 is no interval"),
+        ("health_checks: {timeout: 0ms}", 1, "timeout: lets no check pass"),
+        ("health_checks: {timeout: 2}", 1, "timeout: 2 has no unit"),
+        ("health_checks: {path: health}", 1, "path: 'health' is not a path: begin with /"),
+        ("health_checks: {healthy_threshold: 0}", 1, "healthy_threshold: 0 is below 1"),
+        ("health_checks: {unhealthy_threshold: 0}", 1, "unhealthy_threshold: 0 is below 1"),
+        ("health_checks: {retries: 1}", 1, "unknown field `retries`"),
         ("backends: {}", 1, "backends: Expected `array`"),
         ("backends:\n- 3", 2, r"backends\[0\]: Expected `object`"),
         (FIRST + "- name: b", 4, r"backends\[1\]: Object missing required field `url`"),

@@ -69,7 +69,7 @@ class PickerSetup:
         return next(pod for pod in self.fleet if pod.name == name)
 
     def down(self, name: str) -> None:
-        self[name].record_scrape_failure()
+        self[name].record_failed_check()
         self.fleet.invalidate_views()
 
     def place(self, prompt: object = LONG, **fields: object) -> tuple[Placement, Plan]:

@@ -1,8 +1,8 @@
 """How often a backend is scraped, and what its figures are worth until the next scrape. Pure.
 
     busy      requests of this EPP, or the engine reports work       every BUSY_INTERVAL
-    idle      nothing happens                                        less and less often,
-                                                                     down to IDLE_INTERVAL
+    idle      nothing happens                                        less and less often, down to
+                                                                     the interval of health checks
     failing   the last scrape failed                                 after RETRY_INTERVAL, then
                                                                      down to MAX_RETRY_INTERVAL
 
@@ -14,14 +14,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
+from tandem_contract.config import MIN_CHECK_INTERVAL
+
 from .engine_page import Gauges
 
-BUSY_INTERVAL: Final = 0.1
+BUSY_INTERVAL: Final = MIN_CHECK_INTERVAL
 """Seconds between scrapes of a busy backend. Too long: requests that other EPPs place there are
 noticed late."""
-IDLE_INTERVAL: Final = 2.0
-"""Seconds between scrapes of an idle backend, at most. Too short: a hundred idle backends cost a
-part of a CPU core. Too long: the death of an idle backend is noticed late."""
 RETRY_INTERVAL: Final = 0.25
 """Seconds from a scrape that failed to the next one."""
 MAX_RETRY_INTERVAL: Final = 1.0
@@ -42,17 +41,17 @@ short: one slow scrape makes a loaded backend look idle. Too long: it looks load
 has gone."""
 
 
-def next_interval(previous: float, *, is_busy: bool, failures: int = 0) -> float:
+def next_interval(previous: float, longest: float, *, is_busy: bool, failures: int = 0) -> float:
     """Seconds from the scrape that just ended to the next one, when the last wait was `previous`
-    seconds and the last `failures` scrapes failed."""
+    seconds and the last `failures` scrapes failed; `longest`: the interval of health checks."""
     if failures == 1:
         # Soon, however idle the backend is: after a few failures it is not chosen any more.
-        return RETRY_INTERVAL
+        return min(RETRY_INTERVAL, longest)
     if failures:
-        return min(MAX_RETRY_INTERVAL, previous * _BACK_OFF)
+        return min(MAX_RETRY_INTERVAL, longest, previous * _BACK_OFF)
     if is_busy:
         return BUSY_INTERVAL
-    return min(IDLE_INTERVAL, previous * _BACK_OFF)
+    return min(longest, previous * _BACK_OFF)
 
 
 class Scrapable(Protocol):

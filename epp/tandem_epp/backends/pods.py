@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from itertools import count
 from typing import Final
 
-from tandem_contract.config import Backend
+from tandem_contract.config import Backend, HealthChecks
 from tandem_contract.paths import Role
 from tandem_planner.fabrics import Place
 
@@ -26,8 +26,7 @@ BLOCK_TOKENS: Final = 16
 """KV block size, in tokens, of a backend whose metrics do not report it: vLLM's default."""
 CAPACITY_BLOCKS: Final = 31_250
 """KV blocks of a backend whose metrics do not report their number: half a million tokens."""
-FAILURE_THRESHOLD: Final = 3
-"""Failed scrapes in a row that make a backend unhealthy. Before its first answer one is enough."""
+_DEFAULT_CHECKS: Final = HealthChecks()
 
 _NUMBERS: Final = count(1)
 
@@ -51,6 +50,8 @@ class Pod:
     """Uncached prompt tokens of requests that were placed here and are not answered yet."""
     generated_at = 0.0
     """When a scrape last showed tokens that the one before did not; Unix seconds, 0: never."""
+    _passes = 0
+    """Passed checks in a row."""
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class Pod:
         self.remote_in_flight = 0
         """Those of `in_flight` that other replicas placed."""
         self.healthy = True
-        """True until a scrape fails: a backend can serve before its first scrape."""
+        """True until checks fail: a backend can serve before its first check."""
         self.estimates = PodEstimates(backend.weight, backend.address)
         """What requests are predicted to take here."""
         self.hits = PromptHits()
@@ -109,7 +110,7 @@ class Pod:
         """Identity of the process that answered the last scrape, empty when it does not report;
         None before the first answer."""
         self._failures = 0
-        """Failed scrapes in a row."""
+        """Failed checks in a row."""
         self._scraped: Gauges | None = None
         """`gauges` before they faded."""
         self._in_flight_at_scrape = 0
@@ -146,11 +147,13 @@ class Pod:
         that has prefill pods beside it (known where the cost chooses)."""
         return self.backend.role is Role.DECODE or self.estimates.is_decode
 
-    def apply_scrape(self, result: ScrapeResult, now: float = 0.0) -> bool:
-        """Take in a scrape that succeeded at `now` (Unix seconds); returns whether anything
-        changed that scorers see."""
+    def apply_scrape(
+        self, result: ScrapeResult, now: float = 0.0, checks: HealthChecks = _DEFAULT_CHECKS
+    ) -> bool:
+        """Take in a scrape that succeeded at `now` (Unix seconds), which is a passed check; returns
+        whether anything changed that scorers see."""
         # Compared before any of these fields is overwritten below.
-        changed = result.gauges != self.gauges or not self.healthy
+        changed, was_healthy = result.gauges != self.gauges, self.healthy
         previous, self.incarnation = self.incarnation, result.incarnation
         # What is known before the first answer came from another replica, which scraped this
         # process.
@@ -169,7 +172,9 @@ class Pod:
             # index counts assumed ones.
             capacity = result.blocks * self.block_tokens / self.token_scale
             self.prefixes.set_capacity(self, int(capacity))
-        self.gauges, self.healthy, self._failures = result.gauges, True, 0
+        self.gauges, self._failures = result.gauges, 0
+        self._passes += 1
+        self.healthy = self.healthy or self._passes >= checks.healthy_threshold
         if result.counters.generated_tokens != self.counters.generated_tokens:
             self.generated_at = now
         self.counters = result.counters
@@ -179,7 +184,7 @@ class Pod:
         room = result.blocks * self.block_tokens if result.blocks else None
         self.estimates.on_counters(result.counters, result.gauges, room, now)
         self.hits.on_counters(result.counters, receives_kv=self.receives_kv)
-        return self.health.on_scrape() or changed
+        return self.health.on_scrape() or changed or self.healthy != was_healthy
 
     def fade(self, staleness: float) -> None:
         """Trust `gauges` less: they have been stale for `staleness` seconds (see `pace.fade`)."""
@@ -187,11 +192,11 @@ class Pod:
             own, own_at_scrape = self.in_flight, self._in_flight_at_scrape
             self.gauges = fade(self._scraped, own_at_scrape, own, staleness)
 
-    def record_scrape_failure(self) -> bool:
-        """Count a failed scrape; returns whether it made the backend unhealthy."""
-        self._failures += 1
+    def record_failed_check(self, checks: HealthChecks = _DEFAULT_CHECKS) -> bool:
+        """Count a failed check; returns whether it made the backend unhealthy."""
+        self._failures, self._passes = self._failures + 1, 0
         has_answered = self.gauges is not None
-        if not self.healthy or (has_answered and self._failures < FAILURE_THRESHOLD):
+        if not self.healthy or (has_answered and self._failures < checks.unhealthy_threshold):
             return False
         self.healthy = False
         # It probably restarts. If it does not, its prompts are learned again.

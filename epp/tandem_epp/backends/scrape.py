@@ -1,5 +1,8 @@
 """Scrapes each backend's metrics: often while it is busy, seldom while nothing changes (`pace`).
 
+A scrape is also the backend's health check. Where the configuration names a path for checks, the
+scrape requests that first, once per interval and while checks fail.
+
 One task starts the scrapes that are due, TICK seconds apart, so a backend that gets a request is
 scraped within TICK although its idle interval has not passed.
 """
@@ -17,6 +20,7 @@ from typing import Final
 import aiohttp
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.config import HealthChecks
 
 from ..supervised import SupervisedTask
 from .engine_page import EnginePage
@@ -31,7 +35,6 @@ TICK: Final = 0.025
 """Seconds between two looks at which scrapes are due."""
 _SHARE_SECONDS: Final = 0.1
 """Seconds between two rounds in which pods without samples take over the figures of alike pods."""
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=2.0)
 _DNS_SECONDS: Final = 10.0
 """Seconds for which a host name's address is used before it is resolved again."""
 _log: Final = logging.getLogger(__name__)
@@ -57,6 +60,8 @@ class _Target:
     """When the figures of the last successful scrape become stale."""
     failures: int = 0
     """Failed scrapes in a row."""
+    checked_at: float = float("-inf")
+    """When the path of health checks was last requested, in seconds of the monotonic clock."""
     resolved_at: float = float("-inf")
     processes: dict[str, bytes | None] = field(default_factory=dict)
     """Pod name → identity of the process that answered the last scrape; a pod that is unhealthy is
@@ -65,7 +70,8 @@ class _Target:
     @property
     def due_at(self) -> float:
         # Requests that came since the last scrape shorten the wait at once.
-        is_soon = not self.failures and any(pod.in_flight for pod in self.members.pods)
+        pods = self.members.pods
+        is_soon = not self.failures and any(pod.in_flight and pod.healthy for pod in pods)
         interval = min(BUSY_INTERVAL, self.interval) if is_soon else self.interval
         return self.ended_at + interval * self.jitter
 
@@ -79,6 +85,8 @@ class Scraper:
         self._fleet, self._on_backend_up = fleet, on_backend_up
         self.settings = ScrapeSettings()
         """Replaced as a whole, for the next scrapes."""
+        self.checks = HealthChecks()
+        """Likewise."""
         self._targets: dict[Members, _Target] = {}
         self._random = Random()
         self._allowance = Allowance(burst=TICK)
@@ -107,7 +115,7 @@ class Scraper:
             # No limit of connections: `pace` limits the scrapes, and one that hangs must not hold
             # up the others.
             connector = aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(timeout=_TIMEOUT, connector=connector)
+            self._session = aiohttp.ClientSession(connector=connector)
             session = self._session
             self._loop_task = SupervisedTask("scraping", lambda: self._run(session))
         backends = {members for members in self._fleet.backends if members.pods[0].serving}
@@ -177,8 +185,13 @@ class Scraper:
             target.task = None
             target.ended_at = monotonic()
         pods = target.members.pods
-        is_busy = changed or any(pod.is_busy or not pod.health.is_available for pod in pods)
-        target.interval = next_interval(target.interval, is_busy=is_busy, failures=target.failures)
+        # Not for an unhealthy one: the checks that prove it healthy again are not made at once.
+        is_busy = changed or any(
+            pod.healthy and (pod.is_busy or not pod.health.is_available) for pod in pods
+        )
+        target.interval = next_interval(
+            target.interval, self.checks.interval, is_busy=is_busy, failures=target.failures
+        )
         target.jitter = self._random.uniform(0.9, 1.1)
         if not target.failures:
             # Set only here: after a failure the figures go on fading from where they are.
@@ -194,20 +207,22 @@ class Scraper:
         """Scrape into the pods; returns whether anything changed that scorers see."""
         members = target.members
         readiness = _readiness(members)
-        url = self.settings.metrics_url(members.url)
+        url = self._health_url(target)
         try:
-            async with session.get(url, ssl=self.settings.tls or True) as response:
-                body = await response.read()
-                response.raise_for_status()
+            if url:
+                await self._get(url, session)
+                target.checked_at = monotonic()
+            url = self.settings.metrics_url(members.url)
+            body = await self._get(url, session)
         # A timeout is an OSError, too (TimeoutError).
         except (aiohttp.ClientError, OSError) as err:
             target.failures += 1
             changed = False
             for pod in members.pods:
-                if pod.record_scrape_failure():
+                if pod.record_failed_check(self.checks):
                     changed = True
                     _log.warning(
-                        "backend %s is unhealthy and not chosen until a scrape of %s succeeds: %s",
+                        "backend %s is unhealthy and gets no requests until it answers %s: %s",
                         pod.name,
                         url,
                         str(err) or type(err).__name__,
@@ -221,6 +236,26 @@ class Scraper:
             self._fleet.invalidate_scores()
         return changed
 
+    def _health_url(self, target: _Target) -> str:
+        """What to request before the metrics page; empty: nothing."""
+        path = self.checks.path
+        if path is None:
+            return ""
+        # The page alone proves no health: an unhealthy backend needs both answers at each check.
+        is_doubtful = target.failures or not target.members.pods[0].healthy
+        # Early rather than late: the next scrape may be twice as far away as this one was.
+        waited = monotonic() - target.checked_at + 2 * target.interval
+        is_due = is_doubtful or waited >= self.checks.interval
+        return target.members.url.rstrip("/") + path if is_due else ""
+
+    async def _get(self, url: str, session: aiohttp.ClientSession) -> bytes:
+        """The body of a 2xx answer. Raises ClientError, OSError."""
+        timeout = aiohttp.ClientTimeout(total=self.checks.timeout)
+        async with session.get(url, ssl=self.settings.tls or True, timeout=timeout) as response:
+            body = await response.read()
+            response.raise_for_status()
+            return body
+
     def _apply_page(self, members: Members, page: EnginePage) -> bool:
         """Apply a page to the pods; returns whether anything changed that scorers see."""
         # A page without load figures says nothing about the ranks: the engine may be starting.
@@ -232,8 +267,8 @@ class Scraper:
         results = page.ranks or (page.total,) * len(members.pods)
         for pod, result in zip(members.pods, results, strict=True):
             was_healthy = pod.healthy
-            changed |= pod.apply_scrape(result, now)
-            if not was_healthy:
+            changed |= pod.apply_scrape(result, now, self.checks)
+            if pod.healthy and not was_healthy:
                 _log.info("backend %s is healthy again", pod.name)
         return changed
 

@@ -134,8 +134,8 @@ def load_routing(
 def load_scheduling(
     document: Document, fields: Mapping[str, Any], serving: DisaggregatedServing
 ) -> Scheduling:
-    """The scheduling that `fields` of `document` configure: all top-level fields but
-    `disaggregated_serving` and `backends`. Raises DocumentError."""
+    """The scheduling that `fields` of `document` configure: all top-level fields but those of
+    `tandem_contract.config`. Raises DocumentError."""
     config = read_picker_config(document, dict(fields))
     return _Builder(document, config, serving.fallback_to_unified).build()
 

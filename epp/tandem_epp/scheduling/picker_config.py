@@ -94,7 +94,7 @@ class RequestHandler(Strict, frozen=True):
 
 
 class PickerConfig(Strict, frozen=True):
-    """The document without `disaggregated_serving` and `backends`."""
+    """The document without `disaggregated_serving`, `health_checks` and `backends`."""
 
     apiVersion: str = API_VERSIONS[0]  # noqa: N815 - Kubernetes' name
     kind: str = KIND

@@ -56,7 +56,7 @@ def test_the_limit_is_per_role_and_model() -> None:
 def test_pods_that_are_not_ready_stand_in_for_no_other() -> None:
     fleet = decodes(2)
     first, second = fleet
-    first.record_scrape_failure()
+    first.record_failed_check()
     fail(fleet, second)
     assert not second.health.is_ejected
 
@@ -94,7 +94,7 @@ def test_when_only_ejected_pods_are_left_they_are_used() -> None:
     fleet = decodes(2)
     bad, good = fleet
     fail(fleet, bad)
-    good.record_scrape_failure()
+    good.record_failed_check()
     fleet.invalidate_views()
     assert fleet.ready_pods("m") == (bad,)
 
@@ -104,7 +104,7 @@ def test_an_ejected_prefill_pod_stays_if_no_other_can_prefill() -> None:
     d, p, q = fleet
     fail(fleet, p)
     assert fleet.ready_pods(None) == (d, q)
-    q.record_scrape_failure()
+    q.record_failed_check()
     fleet.invalidate_views()
     assert fleet.ready_pods(None) == (d, p)
 

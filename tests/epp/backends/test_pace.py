@@ -10,7 +10,6 @@ from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.pace import (
     BUSY_INTERVAL,
     HALF_LIFE,
-    IDLE_INTERVAL,
     MAX_RATE,
     MAX_RETRY_INTERVAL,
     RETRY_INTERVAL,
@@ -20,6 +19,8 @@ from tandem_epp.backends.pace import (
     select_due,
 )
 
+LONGEST = 2.0
+
 
 @dataclass
 class FakeTarget:
@@ -28,18 +29,26 @@ class FakeTarget:
 
 def test_an_idle_backend_is_scraped_less_and_less_often() -> None:
     intervals = [BUSY_INTERVAL]
-    while intervals[-1] < IDLE_INTERVAL:
-        intervals.append(next_interval(intervals[-1], is_busy=False))
+    while intervals[-1] < LONGEST:
+        intervals.append(next_interval(intervals[-1], LONGEST, is_busy=False))
     assert intervals == sorted(set(intervals)), "it grows at each scrape"
-    assert next_interval(IDLE_INTERVAL, is_busy=False) == IDLE_INTERVAL
-    assert next_interval(IDLE_INTERVAL, is_busy=True) == BUSY_INTERVAL
+    assert next_interval(LONGEST, LONGEST, is_busy=False) == LONGEST
+    assert next_interval(LONGEST, LONGEST, is_busy=True) == BUSY_INTERVAL
 
 
 def test_a_failing_backend_is_tried_again_soon_and_then_less_often() -> None:
-    assert next_interval(IDLE_INTERVAL, is_busy=True, failures=1) == RETRY_INTERVAL
-    second = next_interval(RETRY_INTERVAL, is_busy=True, failures=2)
+    assert next_interval(LONGEST, LONGEST, is_busy=True, failures=1) == RETRY_INTERVAL
+    second = next_interval(RETRY_INTERVAL, LONGEST, is_busy=True, failures=2)
     assert RETRY_INTERVAL < second < MAX_RETRY_INTERVAL
-    assert next_interval(MAX_RETRY_INTERVAL, is_busy=True, failures=9) == MAX_RETRY_INTERVAL
+    assert (
+        next_interval(MAX_RETRY_INTERVAL, LONGEST, is_busy=True, failures=9) == MAX_RETRY_INTERVAL
+    )
+
+
+def test_no_interval_is_longer_than_that_of_health_checks() -> None:
+    longest = 0.2
+    for failures in (0, 1, 2, 9):
+        assert next_interval(longest, longest, is_busy=False, failures=failures) == longest
 
 
 def test_the_longest_overdue_are_scraped_first() -> None:

@@ -2,17 +2,13 @@
 
 from dataclasses import replace
 
-from tandem_contract.config import Backend
+from tandem_contract.config import Backend, HealthChecks
 from tandem_contract.paths import Role
 from tandem_contract.prefix import text_chain
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pace import HALF_LIFE
-from tandem_epp.backends.pods import (
-    FAILURE_THRESHOLD,
-    DiscoveredBackend,
-    Pod,
-)
+from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_planner.prefill_fit import prefill_sample
 
 REPORT = ScrapeResult(Gauges(), b"one", block_tokens=16, blocks=100)
@@ -29,18 +25,36 @@ def members(*pods: Pod) -> list[DiscoveredBackend]:
 def test_a_backend_that_never_answered_is_unhealthy_after_one_failed_scrape() -> None:
     fresh = pod()
     assert fresh.ready
-    assert fresh.record_scrape_failure()
+    assert fresh.record_failed_check()
     assert not fresh.ready
-    assert not fresh.record_scrape_failure(), "it was unhealthy before"
+    assert not fresh.record_failed_check(), "it was unhealthy before"
 
 
-def test_a_backend_that_answered_may_fail_a_few_scrapes() -> None:
+def test_a_backend_that_answered_may_fail_a_few_checks() -> None:
     scraped_pod = pod()
     scraped_pod.apply_scrape(REPORT)
-    changes = [scraped_pod.record_scrape_failure() for _ in range(FAILURE_THRESHOLD)]
-    assert changes == [*[False] * (FAILURE_THRESHOLD - 1), True]
+    changes = [scraped_pod.record_failed_check() for _ in range(3)]
+    assert changes == [False, False, True]
     assert scraped_pod.apply_scrape(REPORT), "becoming healthy is a change"
     assert scraped_pod.ready
+
+
+def test_thresholds_say_how_many_checks_in_a_row_count() -> None:
+    checks = HealthChecks(unhealthy_threshold=2, healthy_threshold=3)
+    scraped_pod = pod()
+    scraped_pod.apply_scrape(REPORT, checks=checks)
+    assert not scraped_pod.record_failed_check(checks)
+    scraped_pod.apply_scrape(REPORT, checks=checks)
+    assert not scraped_pod.record_failed_check(checks), "a passed check between them"
+    assert scraped_pod.record_failed_check(checks)
+    ready = []
+    for passes in (True, True, False, True, True, True):
+        if passes:
+            scraped_pod.apply_scrape(REPORT, checks=checks)
+        else:
+            scraped_pod.record_failed_check(checks)
+        ready.append(scraped_pod.ready)
+    assert ready == [False, False, False, False, False, True]
 
 
 def test_a_restart_clears_the_index_and_another_capacity_shrinks_it() -> None:

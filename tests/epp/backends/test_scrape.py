@@ -8,6 +8,7 @@ from aiohttp import web
 
 from tandem_contract import metrics as names
 from tandem_contract.config import Backend as BackendConfig
+from tandem_contract.config import HealthChecks
 from tandem_contract.prefix import text_chain
 from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.fleet import Fleet
@@ -105,6 +106,44 @@ async def test_figures_fade_while_a_backend_answers_no_scrape(
         assert pod.ready, "late figures count less; they do not make a backend unhealthy"
         release.set()
         await until(lambda: holds(pod.gauges == Gauges(running=8)))
+
+
+async def test_a_check_requests_the_path_and_the_metrics(fleet: tuple[Fleet, Scraper]) -> None:
+    pods, scraper = fleet
+    scraper.checks = HealthChecks("/health", interval=0.1, healthy_threshold=3)
+    backend = Backend("a")
+    async with serving(backend):
+        pods.apply([DiscoveredBackend(BackendConfig("a", f"http://127.0.0.1:{backend.port}"))])
+        scraper.sync()
+        (pod,) = pods
+        await until(lambda: holds(pod.gauges is not None))
+        assert pod.ready
+        backend.fails = True
+        await until(lambda: holds(not pod.ready))
+        backend.received.clear()
+        backend.fails = False
+        await until(lambda: holds(pod.ready))
+        assert [request.path for request in backend.received[:3]] == ["/health"] * 3
+        # With the next settings the page alone counts.
+        scraper.checks = HealthChecks(interval=0.1)
+        backend.fails = True
+        scraped_at = pod.scraped_at
+        await until(lambda: holds(pod.scraped_at > scraped_at and scraper.is_complete))
+        assert pod.ready
+
+
+async def test_a_check_that_takes_too_long_fails(fleet: tuple[Fleet, Scraper]) -> None:
+    pods, scraper = fleet
+    scraper.checks = HealthChecks("/v1/responses/hang", timeout=0.1)
+    backend = Backend("a")
+    async with serving(backend):
+        pods.apply([DiscoveredBackend(BackendConfig("a", f"http://127.0.0.1:{backend.port}"))])
+        scraper.sync()
+        (pod,) = pods
+        await until(lambda: holds(not pod.ready))
+        scraper.checks = HealthChecks("/v1/responses/hang", timeout=20.0)
+        backend.release.set()
+        await until(lambda: holds(pod.ready))
 
 
 async def holds(condition: bool) -> bool:

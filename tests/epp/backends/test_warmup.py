@@ -167,7 +167,7 @@ async def test_pods_that_cannot_pair_or_do_not_answer_are_not_warmed() -> None:
             silent=(Role.PREFILL, "a", ("m",)),
             right=(Role.PREFILL, "a", ("n", "m")),
         )
-        setup["silent"].record_scrape_failure()
+        setup["silent"].record_failed_check()
         setup.is_enabled = False
         setup.scrape("d", "other_hash", "other_model", "right")
         setup.is_enabled = True

@@ -7,9 +7,10 @@ import pytest
 from prometheus_client import generate_latest
 
 from tandem_contract import headers as wire
+from tandem_contract.config import HealthChecks
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges
-from tandem_epp.backends.pods import FAILURE_THRESHOLD, Pod, ScrapeResult
+from tandem_epp.backends.pods import Pod, ScrapeResult
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.llmd_metrics.families import PREFIX, Pool
 from tandem_epp.llmd_metrics.requests import MAX_MODELS
@@ -134,7 +135,7 @@ def test_errors_by_code() -> None:
     answer(setup, status=500)
     setup.refusal(b'{"model": "other", "prompt": "x"}')
     setup.refusal(b"{")
-    for _ in range(FAILURE_THRESHOLD):
+    for _ in range(HealthChecks().unhealthy_threshold):
         setup.down("d")
     setup.refusal(b'{"model": "m", "prompt": "x"}')
     page = generate_latest(setup.metrics.registry).decode()
@@ -178,7 +179,7 @@ def test_mean_spread_and_queue_of_the_pods_that_answer() -> None:
     load(setup["a"], 1, 2, 0.25)
     load(setup["b"], 3, 4, 0.75)
     load(setup["c"], 90, 90, 0.9)
-    for _ in range(FAILURE_THRESHOLD):
+    for _ in range(HealthChecks().unhealthy_threshold):
         setup.down("c")
     read = lambda each: value(metrics, each, name)  # noqa: E731
     assert read("inference_pool_ready_pods") == read("llm_d_epp_ready_endpoints") == 2

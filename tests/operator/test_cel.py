@@ -54,7 +54,7 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"model": {"name": "m", "source": {"s3": {"uri": "s3://models/m"}}}, "engine": TORCH}, "model",
      "downloads nothing"),
     ({"engine": {"envFrom": [{"prefix": "A_"}]}}, "engine.envFrom.0", "give one of"),
-    ({"transfer": {"connector": "multi"}}, "transfer.connectors", "multi needs it"),
+    ({"transfer": {"connector": "multi"}}, "transfer.connectors", "multi needs connectors"),
     ({"transfer": {"connectors": [{"connector": "nixl"}]}}, "transfer.connectors", "multi"),
     ({"transfer": {"connector": "storage"}}, "transfer.storage", "needs storage.endpoint"),
     ({"transfer": {"leaseDuration": "0.0s"}}, "transfer.leaseDuration", "above 0"),

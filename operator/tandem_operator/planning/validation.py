@@ -23,6 +23,7 @@ from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 from ..conditions import Reason
 from ..observed import Body
 from ..resources.compatibility import disagreements, inherit, replicated_heads_note
+from ..resources.inert import without_inert_fields
 from ..resources.pools import (
     DecodePool,
     Pool,
@@ -266,7 +267,7 @@ def _problem_line(problem: Problem) -> str:
 
 def _read_manifest(kind: str, body: Body) -> _Manifest:
     metadata = body["metadata"]
-    spec = defaulted_spec(kind, body["spec"])
+    spec = without_inert_fields(defaulted_spec(kind, body["spec"]))
     annotations = metadata.get("annotations") or {}
     own_labels = metadata.get("labels") or {}
     name, namespace = metadata["name"], metadata["namespace"]

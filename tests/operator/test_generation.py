@@ -1,13 +1,24 @@
-"""An edit of a pool between the operator's plan and its write of the status."""
+"""An edit of a pool between the operator's plan and its writes to the pool."""
 
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
+from tandem_kube.resources import SERVICES
+
 from ..cluster.control_plane import ControlPlane
 from .killing import proxy
-from .operating import PREFILL_POOLS, api_of, names, operating, prefill, until
+from .operating import (
+    DECODE_POOLS,
+    PREFILL_POOLS,
+    api_of,
+    decode,
+    names,
+    operating,
+    prefill,
+    until,
+)
 
 pytestmark = pytest.mark.control_plane
 
@@ -42,3 +53,37 @@ async def test_an_edit_that_only_the_answer_to_the_status_write_shows_is_planned
 
             await until(is_observed, operator)
     assert seen[0] == 1
+
+
+async def test_an_edit_between_the_plan_and_the_number_of_replicas_is_planned(
+    crds: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    is_edited = False
+    edit = {"spec": {"paused": True, "routing": {"endpoint": "moved"}}}
+    async with api_of(crds.kubeconfig) as api, proxy(crds.kubeconfig, tmp_path) as between:
+
+        async def edit_first(request: web.Request) -> None:
+            nonlocal is_edited
+            if request.path.endswith("/decodepools/d") and not is_edited:
+                is_edited = True
+                between.cut_watches()
+                await api.patch(DECODE_POOLS, "d", edit, namespace)
+
+        between.before = edit_first
+        flags = f"--kubeconfig={between.kubeconfig}", f"--namespace={namespace}"
+        with operating(tmp_path / "operator.log", *flags, "--no-leader-elect") as operator:
+            await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=1))
+            spec = {"prefillRef": {"name": "p"}}
+            await api.create(DECODE_POOLS, decode("d", namespace, **spec))
+
+            async def is_planned() -> bool:
+                pool = await api.get(DECODE_POOLS, "d", namespace)
+                services = (await api.list(SERVICES, namespace)).items
+                observed = pool.get("status", {}).get("observedGeneration")
+                return bool(
+                    pool["spec"].get("replicas") == 1
+                    and observed == pool["metadata"]["generation"]
+                    and "moved" in {service["metadata"]["name"] for service in services}
+                )
+
+            await until(is_planned, operator)

@@ -35,6 +35,21 @@ def test_the_first_number_is_one_and_is_written_once() -> None:
     assert cluster.status("d")["observedGeneration"] == generation
 
 
+@pytest.mark.parametrize("writes", range(12))
+def test_an_operator_that_dies_after_any_write_comes_to_the_same_number(writes: int) -> None:
+    cluster = SimulatedCluster(PREFILL, decode_pool(replicas=None))
+    cluster.reconcile(writes=writes)
+    cluster.settle()
+    cluster.edit("DecodePool", "d", scaling=SCALING)
+    cluster.reconcile(writes=writes)
+    cluster.settle()
+    assert replicas(cluster) is None
+    cluster.edit("DecodePool", "d", scaling=None)
+    cluster.reconcile(writes=writes)
+    cluster.settle()
+    assert replicas(cluster) == len(cluster.of("d", ready=True)) == 3
+
+
 def test_a_number_that_an_autoscaler_wrote_stays() -> None:
     cluster = settled(PREFILL, decode_pool(replicas=None))
     cluster.edit("DecodePool", "d", replicas=4)

@@ -14,9 +14,23 @@ from tandem_kube.resources import Object
 
 from ..cluster.control_plane import ControlPlane
 from ..cluster.kubectl import Failed
-from .operating import PREFILL_POOLS, Operator, api_of, operating, prefill, until
+from .operating import (
+    PREFILL_POOLS,
+    Operator,
+    api_of,
+    condition,
+    kubelet,
+    operating,
+    prefill,
+    until,
+)
 
 pytestmark = pytest.mark.control_plane
+
+
+ALL_BUT_POOLS = ("", "apps", "policy", "networking.k8s.io", "rbac.authorization.k8s.io",
+                 "events.k8s.io")  # fmt: skip
+"""API groups in which the operator writes, without its own."""
 
 
 @asynccontextmanager
@@ -127,3 +141,41 @@ async def test_an_hpa_scales_a_pool_without_a_number(
         await pool.settles(replicas=3)
         pool.git_ops_apply(paused=True)
         await pool.settles(replicas=3)
+
+
+async def test_without_the_right_to_write_the_number_the_pods_run_and_the_pool_says_why(
+    crds: ControlPlane, namespace: str, tmp_path: Path
+) -> None:
+    """The rights of an operator whose roles are not the chart's and date from before."""
+    user = f"operator-{namespace}"
+    rules = [
+        {"apiGroups": ALL_BUT_POOLS, "resources": ["*"], "verbs": ["*"]},
+        {"apiGroups": ["tandem.dev"], "resources": ["*"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": ["tandem.dev"], "resources": ["*/status"], "verbs": ["patch"]},
+        {"apiGroups": ["tandem.dev"], "resources": ["*/finalizers"], "verbs": ["update"]},
+    ]
+    meta = {"metadata": {"name": "operator", "namespace": namespace}}
+    group = "rbac.authorization.k8s.io"
+    role = {"apiVersion": f"{group}/v1", "kind": "Role", "rules": rules, **meta}
+    binding = {
+        "apiVersion": f"{group}/v1", "kind": "RoleBinding", **meta,
+        "roleRef": {"apiGroup": group, "kind": "Role", "name": "operator"},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": user}],
+    }  # fmt: skip
+    for body in (role, binding):
+        crds.kubectl("create", "--filename=-", input=json.dumps(body))
+    flags = f"--kubeconfig={crds.kubeconfig_for(user)}", f"--namespace={namespace}"
+    async with api_of(crds.kubeconfig) as api, kubelet(api, namespace):
+        with operating(tmp_path / "operator.log", *flags, "--no-leader-elect") as operator:
+            await api.create(PREFILL_POOLS, prefill("p", namespace))
+
+            async def is_reported() -> bool:
+                pool = await api.get(PREFILL_POOLS, "p", namespace)
+                reported = condition(pool, "Reconciling")
+                return (
+                    reported.get("reason") == "Forbidden"
+                    and "cannot patch resource" in reported["message"]
+                    and condition(pool, "PodsReady")["status"] == "True"
+                )
+
+            await until(is_reported, operator)

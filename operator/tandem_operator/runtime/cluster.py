@@ -1,8 +1,9 @@
 """All API reads and writes of a reconciliation, for one set or endpoint at a time.
 
-The answer to every write goes into the cache at once. When the API server refuses one object, that
-becomes a Failure of its pool and the other writes continue. Conflicts, and errors that say nothing
-about the object (`write_errors.TRANSIENT_ERRORS`), are raised: the whole reconciliation is retried.
+The answer to every write but one goes into the cache at once. When the API server refuses one
+object, that becomes a Failure of its pool and the other writes continue. Conflicts, and errors that
+say nothing about the object (`write_errors.TRANSIENT_ERRORS`), are raised: the whole reconciliation
+is retried.
 """
 
 import asyncio
@@ -268,8 +269,10 @@ class Cluster:
     async def _apply_replicas(self, write: ApplyReplicas) -> None:
         # Without force: a number that someone writes right now wins, by a Conflict.
         resource = POOL_RESOURCES[write.pool.kind]
-        applied = await self._api.apply(resource, write.body, manager=FIELD_MANAGER, force=False)
-        self.cache.upsert_pool(applied)
+        await self._api.apply(resource, write.body, manager=FIELD_MANAGER, force=False)
+        # The answer is no news to anyone once it is in the cache, and yet it is a generation that
+        # was not planned, maybe with someone else's edit. So it comes in by `write_status` or by
+        # the watch, which enqueue what it changes.
 
     async def _adopt(self, adopt: Adopt) -> None:
         """Make the pool the owner of an orphan, unless the pool was deleted meanwhile.

@@ -53,9 +53,8 @@ class Reconcilers:
         for pool, status in statuses(cluster.observe(key), plan).items():
             self.enqueue(await cluster.write_status(pool, status))
         # The answer to a patch may hold someone else's change too, such as a pod's readiness, and
-        # its watch event is then no news to the cache. The number of replicas makes a generation
-        # of its own, which is not the one that was planned.
-        if plan.label_pods or plan.adopt or plan.apply_replicas:
+        # its watch event is then no news to the cache.
+        if plan.label_pods or plan.adopt:
             self.enqueue({key})
         if not done:
             raise WritesRefused

@@ -45,6 +45,14 @@ def test_the_sidecar_hands_off_with_lmcache(transfer: dict[str, Any], env: dict[
     assert value_of("--connector", sidecar(decode)) == spoken
 
 
+def test_a_setting_that_is_off_names_no_store() -> None:
+    extra = {"lmcache.enable_p2p": False, "lmcache.remote_url": None}
+    refusal({"transfer": {"connector": "lmcache", "extraConfig": extra}})
+    secret = {"secretKeyRef": {"name": "store", "key": "url"}}
+    env = [{"name": "LMCACHE_REMOTE_URL", "valueFrom": secret}]
+    assert pair({"transfer": {"connector": "lmcache"}}, {"engine": {"env": env}})
+
+
 @pytest.mark.parametrize(
     "connectors",
     [[{"connector": "lmcache"}], [{"connector": "lmcache"}, {"connector": "nixl"}]],
@@ -77,6 +85,13 @@ def test_lmcaches_own_disaggregation_is_refused_with_the_reason() -> None:
 def test_adapters_whose_kv_would_be_mixed_up_are_refused(transfer: dict[str, Any]) -> None:
     model = {"name": "org/model", "loraAdapters": [{"name": "sql", "path": "org/sql"}]}
     assert "loraAdapters: LMCache's keys" in refusal({"model": model, "transfer": transfer})
+
+
+@pytest.mark.parametrize("flag", ["--enable-prompt-embeds", "--enable_lora"])
+def test_what_lmcaches_keys_do_not_contain_is_refused(flag: str) -> None:
+    engine = {"engine": {"extraArgs": [flag]}}
+    for pools in (({"transfer": MP, **engine}, {}), ({"transfer": MP}, engine)):
+        assert "extraArgs: --enable-" in refusal(*pools)
 
 
 def test_both_sides_have_as_many_workers() -> None:

@@ -7,7 +7,7 @@ LMCache keeps KV under the name of the model and a hash of the tokens. Settings 
 that those name is not read here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tandem_contract.connectors import ConnectorName
@@ -23,6 +23,9 @@ _SHARED: Final = frozenset(
     {"remote_url", "enable_p2p", "storage_plugins", "config_file", "remote_config_url"}
 )
 """Settings of LMCacheConnectorV1 that name a store of several engines, or where it is named."""
+_NOT_IN_KEYS: Final = {"--enable-lora": "adapters", "--enable-prompt-embeds": "embeddings"}
+"""Flags of vLLM → what requests may then have that LMCache's keys do not contain. To LMCache a
+prompt of embeddings is a row of zeros."""
 _OFF: Final = frozenset({"", "0", "false", "no"})
 
 
@@ -32,14 +35,8 @@ def lmcache_problems(spec: PrefillSpec | DecodeSpec, *, own_sidecar: bool) -> It
     links = [link for link in transfer.links if link.connector in LMCACHE]
     if not links:
         return
+    yield from _key_problems(spec)
     if isinstance(spec, PrefillSpec):
-        # DecodePools inherit the adapters and must agree on them.
-        if spec.model.lora_adapters:
-            yield Problem(
-                ("spec", "model", "loraAdapters"),
-                "LMCache's keys do not name the adapter, so a request would read the KV of another"
-                " one: use connector nixl, without lmcache in its chain",
-            )
         return
     handoff = transfer.handoff_connector
     if handoff not in LMCACHE or own_sidecar:
@@ -55,18 +52,38 @@ def lmcache_problems(spec: PrefillSpec | DecodeSpec, *, own_sidecar: bool) -> It
         yield from _store_problems(spec, link)
 
 
+def _key_problems(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
+    """What the KV of a prompt depends on and LMCache's keys do not."""
+    fix = "use connector nixl, without lmcache in its chain"
+    # DecodePools inherit the adapters and must agree on them.
+    if isinstance(spec, PrefillSpec) and spec.model.lora_adapters:
+        yield Problem(
+            ("spec", "model", "loraAdapters"),
+            "LMCache's keys do not name the adapter, so a request would read the KV of another"
+            f" one: {fix}",
+        )
+    for argument in spec.engine.extra_args:
+        flag = argument.partition("=")[0].replace("_", "-")
+        if (keyed := _NOT_IN_KEYS.get(flag)) is not None:
+            yield Problem(
+                ("spec", "engine", "extraArgs"),
+                f"{flag}: LMCache's keys do not contain {keyed}, so a request would read the KV of"
+                f" another one: leave it out, or {fix}",
+            )
+
+
 def _store_problems(spec: PoolSpec, link: ChainedConnector) -> Iterator[Problem]:
     """Settings of LMCacheConnectorV1 with which a hand-off moves no KV, or wrong KV."""
     path = _extra_config_path(spec, link)
     settings = _settings(spec, link)
-    if str(settings.get("enable_pd", "")).lower() not in _OFF:
+    if _is_on(settings, "enable_pd"):
         yield Problem(
             path,
             "LMCache's P/D mode (enable_pd) is not supported: its sender tells only one address"
             " when the KV has arrived, and before that a decode engine reads blocks that were not"
             ' written. Leave it out and name a shared store in "lmcache.remote_url"',
         )
-    elif not spec.engine.env_from and not _SHARED & settings.keys():
+    elif not spec.engine.env_from and not any(_is_on(settings, name) for name in _SHARED):
         yield Problem(
             path,
             "connector lmcache needs a store that both pools use: set"
@@ -74,10 +91,15 @@ def _store_problems(spec: PoolSpec, link: ChainedConnector) -> Iterator[Problem]
         )
 
 
+def _is_on(settings: Mapping[str, Any], name: str) -> bool:
+    return str(settings.get(name) or "").lower() not in _OFF
+
+
 def _settings(spec: PoolSpec, link: ChainedConnector) -> dict[str, Any]:
     """LMCache's settings by name; those of the connector win, as in LMCache."""
+    # A value from a Secret or a ConfigMap is not known, but there is one.
     variables = {
-        str(variable.get("name")).removeprefix(_VARIABLE_PREFIX).lower(): variable.get("value")
+        str(variable.get("name")).removeprefix(_VARIABLE_PREFIX).lower(): variable.get("value", "?")
         for variable in spec.engine.env
         if str(variable.get("name")).startswith(_VARIABLE_PREFIX)
     }

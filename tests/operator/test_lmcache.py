@@ -122,3 +122,17 @@ def test_pods_share_keys_only_with_pods_of_their_compat_hash() -> None:
         {"engine": {"dtype": "float16"}},
     ):
         assert seed(other) != seed({})
+
+
+def test_models_of_two_volumes_have_two_names_in_lmcaches_server() -> None:
+    """The server's keys name the model as `--model` does, which for volumes is a directory."""
+    names = set()
+    for claim in ("a", "b"):
+        source = {"pvc": {"claimName": claim, "path": "weights"}}
+        (pool_set,) = pair({"model": {"name": "m", "source": source}, "transfer": MP})
+        engines = [pod["spec"]["containers"][0] for pod in pods(pool_set)[:2]]
+        (name,) = {engine["args"][0] for engine in engines}
+        mounts = {m["name"]: m["mountPath"] for m in engines[0]["volumeMounts"]}
+        assert name == f"{mounts['model']}/weights"
+        names.add(name)
+    assert len(names) == 2

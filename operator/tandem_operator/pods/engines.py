@@ -19,11 +19,11 @@ from ..resources.pools import Pool, PrefillPool
 from ..resources.spec import EngineSpec, LoraAdapter, ModelSpec, PoolSpec, S3Source
 from . import connectors
 from .connectors import POD_IP
+from .models import model_argument, model_mount
 
 SHUTDOWN: Final = 10
 """Seconds an engine has to end after a drain; within the pod's grace beyond `drain.timeout`."""
 
-_MODEL_MOUNT: Final = "/model"
 _CACHE_MOUNT: Final = "/model-cache"
 _HOME: Final = "/home/tandem"
 _SHM_PER_RANK: Final = 2
@@ -102,7 +102,7 @@ def command(pool: Pool, port: int, *, handoff: bool) -> tuple[list[str], list[st
     `handoff`: whether the pool has a peer that it hands KV to or takes KV from.
     """
     spec = pool.spec
-    model = model_argument(spec.model)
+    model = model_argument(pool)
     names = spec.model.served_names
     if spec.engine.type == "torch":
         words, args = ["tandem-engine"], ["--model", model]
@@ -149,31 +149,15 @@ def downward_api() -> list[dict[str, Any]]:
     ]
 
 
-def model_argument(model: ModelSpec) -> str:
-    """The engine's model argument: a directory in the container, a repository, an S3 URI, or
-    `tiny:SEED`."""
-    source = model.source
-    if source.tiny is not None:
-        return f"tiny:{source.tiny.seed}"
-    if source.path is not None:
-        return source.path
-    if source.s3 is not None:
-        return source.s3.uri
-    if (mounted := source.pvc or source.oci) is not None:
-        return f"{_MODEL_MOUNT}/{mounted.path}" if mounted.path else _MODEL_MOUNT
-    repository = source.huggingface.repository if source.huggingface else None
-    return repository or model.name
-
-
 def engine_needs(pool: Pool) -> ContainerNeeds:
     """Volumes, mounts and variables for the model, the home directory and shared memory."""
-    model = _model_volume(pool.spec.model)
+    model = _model_volume(pool.spec.model, model_mount(pool))
     if pool.spec.engine.type == "torch":
         return model + _writable_home(temporary_files=True)
     return model + _writable_home(temporary_files=False) + _shared_memory(pool.spec)
 
 
-def _model_volume(model: ModelSpec) -> ContainerNeeds:
+def _model_volume(model: ModelSpec, mount: str) -> ContainerNeeds:
     source = model.source
     if source.path is not None:
         # Same path in the container as on the host: the command line reads the same in both.
@@ -181,11 +165,11 @@ def _model_volume(model: ModelSpec) -> ContainerNeeds:
         return _read_only_mount(volume, source.path)
     if source.pvc is not None:
         claim = {"claimName": source.pvc.claim_name, "readOnly": True}
-        return _read_only_mount({"name": "model", "persistentVolumeClaim": claim}, _MODEL_MOUNT)
+        return _read_only_mount({"name": "model", "persistentVolumeClaim": claim}, mount)
     if source.oci is not None:
         policy = {"pullPolicy": source.oci.pull_policy} if source.oci.pull_policy else {}
         image = {"reference": source.oci.reference, **policy}
-        return _read_only_mount({"name": "model", "image": image}, _MODEL_MOUNT)
+        return _read_only_mount({"name": "model", "image": image}, mount)
     if source.s3 is not None:
         return ContainerNeeds(env=_s3_variables(source.s3))
     return _hub_needs(model)

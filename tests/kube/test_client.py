@@ -74,6 +74,20 @@ async def test_apply_owns_its_fields_and_takes_them_by_force(api: Api, namespace
 
 
 @pytest.mark.control_plane
+async def test_an_apply_for_a_deleted_object_creates_none(api: Api, namespace: str) -> None:
+    created = await api.apply(CONFIG_MAPS, config_map(namespace, "a", x="1"), manager="one")
+    body = config_map(namespace, "a", x="2")
+    body["metadata"]["uid"] = str(uuid.uuid4())
+    with pytest.raises(Conflict):
+        await api.apply(CONFIG_MAPS, body, manager="one")
+    body["metadata"]["uid"] = created["metadata"]["uid"]
+    await api.apply(CONFIG_MAPS, body, manager="one")
+    await api.delete(CONFIG_MAPS, "a", namespace)
+    with pytest.raises(Conflict):
+        await api.apply(CONFIG_MAPS, body, manager="one")
+
+
+@pytest.mark.control_plane
 async def test_a_list_is_complete_for_any_page_size(api: Api, namespace: str) -> None:
     for name in "abcde":
         body = config_map(namespace, name)

@@ -7,6 +7,10 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PATTERN: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)")
 
 
+class Seconds(float):
+    """A duration; text such as `30s` in a custom resource."""
+
+
 def parse_duration(text: str) -> float:
     """Seconds in `text`.
 

@@ -59,6 +59,13 @@ def allow_list(_ctx: click.Context, _param: click.Parameter, value: tuple[str, .
         raise click.BadParameter(str(err)) from err
 
 
+def url_path(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    """A path of the engine."""
+    if not value.startswith("/"):
+        raise click.BadParameter(f"{value!r} is not a path: begin with /")
+    return value
+
+
 def size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
     digits = value.rstrip("BGKMi")
     unit = value[len(digits) :]

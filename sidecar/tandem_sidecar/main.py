@@ -9,14 +9,7 @@ from typing import Any, Final
 import click
 import uvloop
 
-from tandem_contract.commandline import (
-    DURATION,
-    HOST_PORT,
-    api_paths,
-    command,
-    config_file,
-    fail,
-)
+from tandem_contract.commandline import DURATION, HOST_PORT, api_paths, command, config_file, fail
 
 from . import connectors, llmd_command
 from .flag_values import (
@@ -28,6 +21,7 @@ from .flag_values import (
     engine_url,
     size,
     size_text,
+    url_path,
 )
 from .http.server import Limits
 from .observability import logs
@@ -44,7 +38,7 @@ from .security.credentials import (
     Tls,
     listen_tls,
 )
-from .settings import Breaker, Policy, Settings
+from .settings import Breaker, HealthChecks, Policy, Settings
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +89,9 @@ def settings_from(flags: Flags) -> Settings:
         allow=given.pop("prefill_allow"),
         api=given.pop("api_path"),
         breaker=Breaker(given.pop("breaker_failures"), given.pop("breaker_cooldown")),
+        health=HealthChecks(
+            given.pop("health_path"), given.pop("health_interval"), given.pop("health_timeout")
+        ),
         tls=tls,
         listen_tls=for_clients,
         log_format=LogFormat(given.pop("log_format")),
@@ -211,6 +208,24 @@ def settings_from(flags: Flags) -> Settings:
     type=DURATION,
     default=duration_text(_DEFAULTS.silence_timeout),
     help="Silence of an engine after which /health is requested; after as long again it is hung.",
+)
+@click.option(
+    "--health-path",
+    callback=url_path,
+    default=_DEFAULTS.health.path,
+    help="Path of the engine that answers 200 while it is healthy; the pod is ready by it.",
+)
+@click.option(
+    "--health-interval",
+    type=DURATION,
+    default=duration_text(_DEFAULTS.health.interval),
+    help="Time between two checks of a healthy engine.",
+)
+@click.option(
+    "--health-timeout",
+    type=DURATION,
+    default=duration_text(_DEFAULTS.health.timeout),
+    help="Time for an answer, after which the engine counts as unhealthy.",
 )
 @click.option(
     "--breaker-failures",

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tandem_contract import ports
+from tandem_contract import endpoints, ports
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.commandline import HostPort
 from tandem_contract.connectors import ConnectorName
@@ -38,6 +38,18 @@ class Breaker:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthChecks:
+    """How the sidecar checks its engine; by the last check it is ready or not."""
+
+    path: str = endpoints.HEALTH
+    """Path of the engine that answers 200 while it is healthy."""
+    interval: float = 2.0
+    """Seconds between two checks of a healthy engine. Too long: readiness is out of date."""
+    timeout: float = 5.0
+    """Seconds for an answer. Too short: a busy engine makes the pod unready."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings of a sidecar; times in seconds.
 
@@ -63,6 +75,7 @@ class Settings:
     """The paths that clients may request of the engine. Too many: clients reach what only an
     operator should, such as adapters, caches and profiles."""
     breaker: Breaker = field(default_factory=Breaker)
+    health: HealthChecks = field(default_factory=HealthChecks)
     tls: Tls = field(default_factory=Tls)
     listen_tls: ListenTls | None = None
     """TLS for clients; None: plain TCP."""

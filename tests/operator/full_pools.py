@@ -55,6 +55,12 @@ _SHARED: dict[str, Any] = {
     "rollout": {"maxSurge": "10%", "maxUnavailable": 0, "minReadySeconds": 20,
                 "progressDeadline": "30m"},
     "drain": {"timeout": "60s"},
+    "healthChecks": {
+        "path": "/healthz", "startupTimeout": "45m",
+        "readiness": {"interval": "5s", "timeout": "3s", "unhealthyThreshold": 4,
+                      "healthyThreshold": 2},
+        "liveness": {"interval": "30s", "timeout": "20s", "unhealthyThreshold": 9},
+    },
     "placement": {"topologyKey": "topology.kubernetes.io/zone"},
     "paused": True,
     "template": {
@@ -105,7 +111,9 @@ _DECODE: dict[str, Any] = {
     "routing": {
         "endpoint": "chat", "split": "off", "apiPaths": ["/version"],
         "envoy": {"enabled": False, "apiKeySecretRef": {"name": "clients"}},
-        "epp": {"enabled": True, "replicas": 2, "config": {"plugins": []}},
+        "epp": {"enabled": True, "replicas": 2, "config": {"plugins": []},
+                "healthChecks": {"path": "/health", "interval": "5s", "timeout": "500ms",
+                                 "unhealthyThreshold": 2, "healthyThreshold": 3}},
         "inferencePool": {"enabled": True},
         "gatewayRef": {
             "name": "g", "namespace": "n", "sectionName": "s", "hostnames": ["*.example.com"],

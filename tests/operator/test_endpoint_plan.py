@@ -10,7 +10,7 @@ import pytest
 
 from tandem_contract import labels
 from tandem_contract.commandline import parse_host_port
-from tandem_contract.config import load_router_config
+from tandem_contract.config import HealthChecks, load_router_config
 from tandem_contract.plan import key_id
 from tandem_operator.observed import Body, Failure
 from tandem_operator.routing.endpoint.observed import (
@@ -191,7 +191,8 @@ def test_an_unreadable_pool_prevents_deletions() -> None:
 
 def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     config = {"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]}
-    routing = {"epp": {"config": config, "replicas": 3}}
+    checks = {"path": "/health", "unhealthyThreshold": 2}
+    routing = {"epp": {"config": config, "replicas": 3, "healthChecks": checks}}
     objects = planned(endpoint(decode(routing=routing, sidecar={"prefillTimeout": "5s"})))
     file = tmp_path / "router.yaml"
     file.write_text(objects[ObjectRef("v1", "ConfigMap", "chat-epp")]["data"]["router.yaml"])
@@ -199,6 +200,7 @@ def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     assert loaded.disaggregated_serving.enabled
     assert loaded.disaggregated_serving.prefill_timeout is None
     assert loaded.extra == config
+    assert loaded.health_checks == HealthChecks(path="/health", unhealthy_threshold=2)
     assert objects[EPP]["spec"]["replicas"] == 3
 
 

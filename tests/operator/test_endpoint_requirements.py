@@ -87,6 +87,22 @@ def test_the_most_replicas_and_the_first_configuration_by_name_count() -> None:
     assert (requirements.epp_replicas, requirements.epp_config) == (3, CONFIG)
 
 
+def test_the_first_health_checks_by_name_count() -> None:
+    checks = {"path": "/health", "interval": "5s", "timeout": "500ms", "healthyThreshold": 2}
+    stated = decode("b", routing={"epp": {"healthChecks": checks}})
+    other = decode("c", routing={"epp": {"healthChecks": {"path": "/ping"}}})
+    assert together(decode("a"), stated, other).health_checks == {
+        "path": "/health",
+        "interval": "5s",
+        "timeout": "500ms",
+        "healthy_threshold": 2,
+    }
+    assert together(decode("a")).health_checks == {}
+    assert find_conflicts(pools(decode("a"), stated)) == ()
+    (line,) = find_conflicts(pools(decode("a"), stated, other))
+    assert line.startswith("routing.epp.healthChecks of c differs from that of b, which is used")
+
+
 def test_each_gateway_is_listed_once() -> None:
     def via(pool: str, **gateway: Any) -> DecodePool:
         routing = {"inferencePool": {"enabled": True}, "gatewayRef": gateway}

@@ -187,10 +187,11 @@ def test_the_static_router_configuration() -> None:
 def test_the_static_router_configuration_has_the_pools_picker_configuration() -> None:
     plugins = [{"type": "random-picker"}]
     config = {"plugins": plugins, "disaggregated_serving": {"enabled": False}}
-    (pool_set,) = pair({}, {"routing": {"epp": {"config": config}}})
+    epp = {"config": config, "healthChecks": {"interval": "9s"}}
+    (pool_set,) = pair({}, {"routing": {"epp": epp}})
     addresses = {p["metadata"]["name"]: "127.0.1.1" for p in pods(pool_set)}
     data = static_router_config([pool_set], addresses)
-    assert data["plugins"] == plugins
+    assert (data["plugins"], data["health_checks"]) == (plugins, {"interval": "9s"})
     assert data["disaggregated_serving"]["enabled"]
 
 

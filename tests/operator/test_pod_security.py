@@ -19,6 +19,7 @@ from ..cluster.kubectl import Failed
 from .endpoints import endpoint
 from .pool_yaml import pair
 from .test_engines import CASES
+from .test_probes import CHECKS
 
 pytestmark = pytest.mark.control_plane
 
@@ -28,6 +29,10 @@ TINY: tuple[dict[str, Any], dict[str, Any]] = (
      "accelerator": {}, "placement": {"topologyKey": "topology.kubernetes.io/zone"}},
     {"accelerator": {}, "routing": {"epp": {"enabled": False}}},
 )  # fmt: skip
+CHECKED: tuple[dict[str, Any], dict[str, Any]] = (
+    {"healthChecks": CHECKS}, {"healthChecks": CHECKS}
+)  # fmt: skip
+"""The API server has rules for probes, too."""
 
 
 @pytest.fixture
@@ -58,7 +63,7 @@ def test_the_restricted_profile_admits_every_pod(
     defaults = Defaults(assigned_users=assigned_users)
     bodies = []
     cases = [specs for name, specs in CASES.items() if name not in RDMA]
-    for i, (prefill, decode) in enumerate((*cases, TINY)):
+    for i, (prefill, decode) in enumerate((*cases, TINY, CHECKED)):
         for pod in pods(pair(prefill, decode)[0], defaults):
             pod["metadata"]["name"] += f"-{i}"
             bodies.append(pod)

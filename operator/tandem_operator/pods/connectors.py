@@ -10,11 +10,12 @@ from typing import Any, Final
 from tandem_contract import environment as variables
 from tandem_contract import ports
 from tandem_contract.connectors import ConnectorName
+from tandem_contract.durations import Seconds
 from tandem_contract.paths import Role
 
 from ..resources import vllm_versions
 from ..resources.pools import Pool
-from ..resources.spec import ChainedConnector, PoolSpec, Seconds
+from ..resources.spec import ChainedConnector, PoolSpec
 
 POD_IP: Final = "$(POD_IP)"
 TRANSFER_FLAG: Final = "--kv-transfer-config"

@@ -18,7 +18,7 @@ from tandem_contract.durations import format_duration
 from ..resources.pools import DecodePool, Pool, PrefillPool
 from ..resources.resolve import Defaults
 from ..resources.spec import SIDECAR
-from . import connectors, drain_hook, engines, prestop, sidecar_flags
+from . import connectors, drain_hook, engines, prestop, probes, sidecar_flags
 from .connectors import POD_IP
 
 Container = dict[str, Any]
@@ -41,8 +41,6 @@ two cores beside kube-system. A real model on CPUs needs `engine.resources`."""
 _MEMORY_PER_ACCELERATOR: Final = 4
 """GiB of host memory, beside one CPU: less than vLLM uses while it loads weights, so that the
 request never keeps a pod from a node that has the accelerators."""
-_STARTUP: Final = 1800
-"""Seconds an engine may take to load its weights and to compile: 400 GB from a slow disk."""
 _PLAN_KEY_DIR: Final = "/var/run/tandem/plan-keys"
 _USER: Final = 65532
 """A user id that no image assigns, so that the process owns no file of the image."""
@@ -102,7 +100,7 @@ def container_security(*, read_only: bool, locks_memory: bool = False) -> dict[s
 def prefill_engine(pool: PrefillPool) -> Container:
     """The engine of a prefill pod."""
     container = _engine(pool, ports.ENGINE_PREFILL, handoff=True)
-    container["readinessProbe"] = _probe(endpoints.HEALTH, ports.ENGINE_PREFILL, failures=3)
+    container["readinessProbe"] = probes.engine_readiness(pool, ports.ENGINE_PREFILL)
     # The torch engine drains by itself after SIGTERM and needs no hook.
     if pool.spec.engine.type == "vllm":
         container["lifecycle"] = {"preStop": {"exec": {"command": _wait_until_idle(pool)}}}
@@ -135,8 +133,8 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
         ],
         # No startup probe: Kubernetes would start the engine only after the sidecar is ready, and
         # the sidecar is ready only after the engine.
-        "readinessProbe": _probe(endpoints.READY, ports.SIDECAR_ADMIN, failures=2),
-        "livenessProbe": _liveness(endpoints.ALIVE, ports.SIDECAR_ADMIN),
+        "readinessProbe": probes.sidecar_readiness(pool),
+        "livenessProbe": probes.sidecar_liveness(pool),
         "securityContext": container_security(read_only=True),
         "terminationMessagePolicy": _MESSAGE_POLICY,
     }
@@ -159,9 +157,8 @@ def _engine(pool: Pool, port: int, *, handoff: bool) -> Container:
         "args": args,
         "env": engines.environment(pool, handoff=handoff),
         "ports": _ports(pool, port, handoff=handoff),
-        # `failures` counts probes, and there is one every 2 seconds.
-        "startupProbe": _probe(endpoints.HEALTH, port, failures=_STARTUP // 2),
-        "livenessProbe": _liveness(endpoints.HEALTH, port),
+        "startupProbe": probes.engine_startup(pool, port),
+        "livenessProbe": probes.engine_liveness(pool, port),
         "securityContext": container_security(
             read_only=engine.type == "torch",
             locks_memory=handoff and pool.spec.transfer.rdma is not None,
@@ -226,6 +223,7 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
         *("--engine", f"http://[{POD_IP}]:{ports.ENGINE_DECODE}"),
         *("--connector", pool.spec.transfer.handoff_connector),
         *connectors.peer_port_flag(pool),
+        *probes.sidecar_flags(pool),
         *sidecar_flags.ARGUMENTS,
         *("--drain-timeout", format_duration(pool.spec.drain.timeout)),
         *("--pod-name", "$(POD_NAME)"),
@@ -236,17 +234,3 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
     # Another picker signs no plans, so the sidecar follows its choices only within these networks.
     allow = (word for net in defaults.pod_networks for word in ("--prefill-allow", net))
     return [*arguments, *allow]
-
-
-def _probe(path: str, port: int, *, failures: int) -> dict[str, Any]:
-    return {
-        "httpGet": {"path": path, "port": port},
-        "periodSeconds": 2,
-        "timeoutSeconds": 2,
-        "failureThreshold": failures,
-    }
-
-
-def _liveness(path: str, port: int) -> dict[str, Any]:
-    """A liveness probe that fails after a minute only: a slow container must not be restarted."""
-    return {**_probe(path, port, failures=6), "periodSeconds": 10, "timeoutSeconds": 10}

@@ -23,13 +23,13 @@ import msgspec
 
 from tandem_contract import labels
 from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
-from tandem_contract.durations import parse_duration
+from tandem_contract.durations import Seconds, parse_duration
 from tandem_contract.paths import Role
 
 from ..crd import load_schema
 from .compatibility import compat_facts
 from .resolve import Defaults, resolve
-from .spec import DecodeSpec, PrefillSpec, Seconds
+from .spec import DecodeSpec, PrefillSpec
 
 Revision = NewType("Revision", str)
 CompatHash = NewType("CompatHash", str)

@@ -10,14 +10,13 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tandem_contract.connectors import ConnectorName
+from tandem_contract.durations import Seconds
 from tandem_contract.paths import Role
+
+from .health_checks import EppChecks, HealthChecks
 
 SIDECAR: Final = "sidecar"
 """Name of the sidecar's container, by which a template replaces its image."""
-
-
-class Seconds(float):
-    """A duration; `30s` in the custom resource."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -262,6 +261,7 @@ class PoolSpec(Section, frozen=True, kw_only=True):
     scaling: Scaling | None = None
     rollout: Rollout = Rollout()
     drain: Drain
+    health_checks: HealthChecks = HealthChecks()
     placement: Placement | None = None
     image_pull_secrets: tuple[SecretName, ...] = ()
     paused: bool
@@ -297,6 +297,7 @@ class EppSpec(Section, frozen=True, kw_only=True):
     enabled: bool
     replicas: int | None = None
     config: dict[str, Any] | None = None
+    health_checks: EppChecks = EppChecks()
 
 
 class Switch(Section, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from . import aggregate
 from .aggregate import Families
 from .engine_client import EngineHealth
 
-NOT_HEALTHY: Final = "the engine's /health does not answer 200\n"
+NOT_HEALTHY: Final = "the engine does not pass the health check: it has to answer 200\n"
 DRAIN_IS_LOCAL: Final = "only a process of this pod begins a drain: to drain it, delete the pod\n"
 _MAX_BODY_BYTES: Final = 1024
 """No admin request has a body that is read."""

@@ -1,4 +1,4 @@
-"""Requests of the sidecar's own to its decode engine: `/health` and `/metrics`."""
+"""Requests of the sidecar's own to its decode engine: health checks and `/metrics`."""
 
 import asyncio
 from typing import Final
@@ -9,31 +9,30 @@ from tandem_contract.commandline import HostPort
 from ..http.answers import Answer, Collector, NoAnswer
 from ..http.messages import request_bytes
 from ..http.upstream import Pool
+from ..settings import HealthChecks
 
-HEALTHY_SECONDS: Final = 2.0
-"""Seconds between checks of a healthy engine: readiness may be out of date for this long."""
 UNHEALTHY_SECONDS: Final = 0.2
 """Seconds between checks of an engine that starts: readiness may be late by this much."""
-_HEALTH_TIMEOUT: Final = 5.0
-"""Seconds after which a `/health` without an answer counts as unhealthy."""
 METRICS_TIMEOUT: Final = 1.0
 """Seconds that a scrape of the sidecar waits for a busy engine's metrics."""
 
 
 class EngineHealth:
-    """Whether the engine's last `/health` answered 200."""
+    """Whether the engine passed the last health check: it answered 200 in time."""
 
-    def __init__(self, pool: Pool, engine: HostPort) -> None:
+    def __init__(self, pool: Pool, engine: HostPort, checks: HealthChecks) -> None:
         self.healthy = False
         self._pool = pool
         self._engine = engine
+        self._checks = checks
 
     async def follow(self) -> None:
         """Check again and again, forever."""
+        path, interval, timeout = self._checks.path, self._checks.interval, self._checks.timeout
         while True:
-            page = await _get(self._pool, self._engine, endpoints.HEALTH, timeout=_HEALTH_TIMEOUT)
+            page = await _get(self._pool, self._engine, path, timeout=timeout)
             self.healthy = page is not None
-            await asyncio.sleep(HEALTHY_SECONDS if self.healthy else UNHEALTHY_SECONDS)
+            await asyncio.sleep(interval if self.healthy else min(interval, UNHEALTHY_SECONDS))
 
 
 async def fetch_metrics(

@@ -73,7 +73,7 @@ class Components:
             None if tls is None else lambda: tls.context,
         )
         _add_gauges(metrics, self.lifecycle, self.server, self._breakers)
-        self.health = EngineHealth(pool, settings.engine)
+        self.health = EngineHealth(pool, settings.engine, settings.health)
 
         def data_path_counts() -> DataPathCounts:
             # A failed load that waits for the observer's batch would otherwise be missing here, and

@@ -1,12 +1,14 @@
 """The sidecar's own requests to its decode engine."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
 
 from tandem_sidecar.http.upstream import Pool
-from tandem_sidecar.process.engine_client import fetch_metrics
+from tandem_sidecar.process.engine_client import EngineHealth, fetch_metrics
+from tandem_sidecar.settings import HealthChecks
 
 from ..peers import Peer, Turn
 
@@ -40,4 +42,46 @@ async def test_an_engine_that_does_not_answer_has_no_page(engine: Peer, failure:
         engine.close_port()
     pool = Pool()
     assert await fetch_metrics(pool, engine.address, timeout=0.1) is None
+    pool.close()
+
+
+async def test_health_is_what_the_path_answers(engine: Peer) -> None:
+    status = 503
+
+    async def script(turn: Turn) -> None:
+        turn.answer(status if turn.request.target == "/own/health" else 404, b"")
+
+    engine.script = script
+    pool = Pool()
+    health = EngineHealth(pool, engine.address, HealthChecks("/own/health", interval=0.02))
+    following = asyncio.create_task(health.follow())
+    async with asyncio.timeout(20), engine.arrived:
+        await engine.arrived.wait_for(lambda: len(engine.requests) > 1)
+        assert not health.healthy
+        status = 200
+        # It checks again while it waits for these, and what it saw is known by then.
+        seen = len(engine.requests)
+        await engine.arrived.wait_for(lambda: len(engine.requests) > seen + 2)
+        assert health.healthy
+        status = 503
+        seen = len(engine.requests)
+        await engine.arrived.wait_for(lambda: len(engine.requests) > seen + 2)
+        assert not health.healthy
+    following.cancel()
+    pool.close()
+
+
+async def test_an_engine_that_is_too_slow_is_not_healthy(engine: Peer) -> None:
+    async def script(turn: Turn) -> None:
+        await turn.gone.wait()
+
+    engine.health = script
+    pool = Pool()
+    health = EngineHealth(pool, engine.address, HealthChecks(interval=0.02, timeout=0.05))
+    health.healthy = True
+    following = asyncio.create_task(health.follow())
+    async with asyncio.timeout(20):
+        while health.healthy:
+            await asyncio.sleep(0.01)
+    following.cancel()
     pool.close()

@@ -2,8 +2,8 @@
 
 Each object of an endpoint has one value per setting, while every pool brings its own. A component
 exists when any pool enables it; the longest drain timeout of any pool counts; fallback to unified
-serving needs the consent of every pool; of several EPP configurations that of the first pool by
-name wins.
+serving needs the consent of every pool; of several EPP configurations and health checks those of
+the first pool by name win.
 """
 
 import json
@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from tandem_contract import ports
+from tandem_contract.durations import Seconds, format_duration
 
 from ...pods.manifests import pod_names
 from ...resources.pools import DecodePool, PoolSet, PrefillPool
@@ -32,6 +33,8 @@ class EndpointRequirements:
     """None when no pool sets it."""
     epp_config: Mapping[str, Any]
     """EndpointPickerConfig as the user wrote it; empty when no pool sets it."""
+    health_checks: Mapping[str, Any]
+    """The section of that name in the router configuration; empty when no pool sets it."""
     envoy: bool
     """Whether the operator runs Envoy."""
     api_key_secret: str | None
@@ -63,6 +66,7 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         epp=any(r.epp.enabled for r in routings),
         epp_replicas=max(replicas, default=None),
         epp_config=epp_config(decodes),
+        health_checks=health_checks(decodes),
         envoy=any(r.envoy.enabled for r in routings),
         api_key_secret=next(filter(None, map(_api_key_secret, routings)), None),
         inference_pool=any(r.inference_pool.enabled for r in routings),
@@ -78,6 +82,28 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
 def epp_config(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
     """The EndpointPickerConfig in effect for all `decodes` together, in order of their names."""
     return next((d.spec.routing.epp.config for d in decodes if d.spec.routing.epp.config), {})
+
+
+def health_checks(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
+    """The router configuration's section `health_checks` for all `decodes` together, in order of
+    their names; empty when none states it."""
+    return next(filter(None, (_health_checks(d.spec.routing) for d in decodes)), {})
+
+
+def _health_checks(routing: Routing) -> dict[str, Any]:
+    checks = routing.epp.health_checks
+    fields = {
+        "path": checks.path,
+        "interval": _duration(checks.interval),
+        "timeout": _duration(checks.timeout),
+        "unhealthy_threshold": checks.unhealthy_threshold,
+        "healthy_threshold": checks.healthy_threshold,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _duration(seconds: Seconds | None) -> str | None:
+    return None if seconds is None else format_duration(seconds)
 
 
 def api_paths(decodes: Iterable[DecodePool]) -> tuple[str, ...]:
@@ -130,6 +156,7 @@ def static_router_config(sets: Sequence[PoolSet], addresses: Mapping[str, str]) 
         **epp_config(decodes),
         # Last: the rendered sections replace those in the user's configuration.
         "disaggregated_serving": disaggregated_serving(decodes),
+        **({"health_checks": checks} if (checks := health_checks(decodes)) else {}),
         "backends": backends,
     }
 
@@ -146,6 +173,7 @@ def _api_key_secret(routing: Routing) -> str | None:
 _COMPARED: Mapping[str, Callable[[Routing], Any]] = {
     "epp.enabled": lambda routing: routing.epp.enabled,
     "epp.config": lambda routing: routing.epp.config or None,
+    "epp.healthChecks": lambda routing: _health_checks(routing) or None,
     "envoy.enabled": lambda routing: routing.envoy.enabled,
     "envoy.apiKeySecretRef": _api_key_secret,
 }

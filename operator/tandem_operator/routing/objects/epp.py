@@ -42,8 +42,9 @@ def epp_objects(
     names = Names(observed.key.name)
     config = {
         **required.epp_config,
-        # Last: the operator's section replaces one in the user's configuration.
+        # Last: the operator's sections replace those in the user's configuration.
         "disaggregated_serving": required.disaggregated_serving,
+        **({"health_checks": required.health_checks} if required.health_checks else {}),
     }
     document = json.dumps(config, indent=1, sort_keys=True)
     replicas = required.epp_replicas or settings.epp_replicas

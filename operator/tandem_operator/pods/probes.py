@@ -1,0 +1,101 @@
+"""Kubernetes' probes of engine and sidecar, and the sidecar's own check of its engine, as
+`healthChecks` of the pool says. Pure.
+
+A field that is left out keeps the value below: these are rendered into the templates of all pools,
+so a changed value reports UpdateAvailable for each of them.
+"""
+
+import math
+from typing import Any, Final
+
+from tandem_contract import endpoints, ports
+from tandem_contract.durations import format_duration
+
+from ..resources.health_checks import HealthChecks
+from ..resources.pools import Pool
+
+Probe = dict[str, Any]
+
+_STARTUP: Final = 1800
+"""Seconds an engine may take to load its weights and to compile: 400 GB from a slow disk."""
+_READY_SECONDS: Final = 2
+"""Interval and timeout of startup and readiness probes: a pod serves soon after it can."""
+_LIVE_SECONDS: Final = 10
+"""Interval and timeout of liveness probes."""
+_LIVE_FAILURES: Final = 6
+"""With the interval a minute: a slow container must not be restarted."""
+_ENGINE_READY_FAILURES: Final = 3
+_SIDECAR_READY_FAILURES: Final = 2
+
+
+def engine_startup(pool: Pool, port: int) -> Probe:
+    """Until it passes, the engine's other probes wait."""
+    checks = pool.spec.health_checks
+    probe = _readiness(checks, _engine_path(pool), port, _ENGINE_READY_FAILURES)
+    seconds = checks.startup_timeout or _STARTUP
+    failures = math.ceil(seconds / probe["periodSeconds"])
+    # Kubernetes allows one pass only.
+    probe.pop("successThreshold", None)
+    return {**probe, "failureThreshold": failures}
+
+
+def engine_readiness(pool: Pool, port: int) -> Probe:
+    """Of an engine without a sidecar in front of it."""
+    checks = pool.spec.health_checks
+    return _readiness(checks, _engine_path(pool), port, _ENGINE_READY_FAILURES)
+
+
+def engine_liveness(pool: Pool, port: int) -> Probe:
+    """Whether the engine is restarted."""
+    return _liveness(pool.spec.health_checks, _engine_path(pool), port)
+
+
+def sidecar_readiness(pool: Pool) -> Probe:
+    """Whether the sidecar takes requests and its engine is healthy."""
+    checks = pool.spec.health_checks
+    return _readiness(checks, endpoints.READY, ports.SIDECAR_ADMIN, _SIDECAR_READY_FAILURES)
+
+
+def sidecar_liveness(pool: Pool) -> Probe:
+    """Whether the sidecar is restarted."""
+    return _liveness(pool.spec.health_checks, endpoints.ALIVE, ports.SIDECAR_ADMIN)
+
+
+def sidecar_flags(pool: Pool) -> list[str]:
+    """Flags for the sidecar's check of its engine; none for what the pool leaves out. They are no
+    live flags: a path belongs to the engine of the same pod."""
+    checks = pool.spec.health_checks
+    durations = {
+        "--health-interval": checks.readiness.interval,
+        "--health-timeout": checks.readiness.timeout,
+    }
+    path = ["--health-path", checks.path] if checks.path else []
+    stated = ((flag, format_duration(s)) for flag, s in durations.items() if s is not None)
+    return [*path, *(word for pair in stated for word in pair)]
+
+
+def _engine_path(pool: Pool) -> str:
+    return pool.spec.health_checks.path or endpoints.HEALTH
+
+
+def _readiness(checks: HealthChecks, path: str, port: int, failures: int) -> Probe:
+    stated = checks.readiness
+    probe = {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": int(stated.interval or _READY_SECONDS),
+        "timeoutSeconds": int(stated.timeout or _READY_SECONDS),
+        "failureThreshold": stated.unhealthy_threshold or failures,
+    }
+    if stated.healthy_threshold is not None:
+        probe["successThreshold"] = stated.healthy_threshold
+    return probe
+
+
+def _liveness(checks: HealthChecks, path: str, port: int) -> Probe:
+    stated = checks.liveness
+    return {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": int(stated.interval or _LIVE_SECONDS),
+        "timeoutSeconds": int(stated.timeout or _LIVE_SECONDS),
+        "failureThreshold": stated.unhealthy_threshold or _LIVE_FAILURES,
+    }

@@ -22,7 +22,8 @@ class Knowledge(IntEnum):
     """How much the index knows of a pod."""
 
     NOTHING = 0
-    """No connection to the engine's events, or none that was ever in order."""
+    """No connection to the engine's events, or the engine is being asked for batches that were
+    missed."""
     PARTIAL = 1
     """Blocks are missing, because they were cached before the first event, or because their event
     was malformed or found no memory: a pod has what the index says, and perhaps more."""
@@ -43,13 +44,14 @@ class PodFeed:
         """The group of layers that is indexed; see `_has_group`."""
         self._has_group = False
         self._has_other_groups = False
-        self.is_connected = False
+        self.is_current = False
+        """Whether there is a connection, and no batch before the next one is missing."""
         self.position = Position()
 
     @property
     def knowledge(self) -> Knowledge:
         """How much the index knows of the pod now."""
-        if not self.is_connected:
+        if not self.is_current:
             return Knowledge.NOTHING
         # A model without a layer of full attention: none of its blocks is indexed.
         is_readable = self._has_group or not self._has_other_groups
@@ -74,7 +76,7 @@ class PodFeed:
     def disconnect(self) -> None:
         """The feed broke off, perhaps in the middle of a batch: what it told is not known any
         more."""
-        self.is_connected = False
+        self.is_current = False
         self.drop()
 
     def _apply(self, event: KvEvent) -> None:

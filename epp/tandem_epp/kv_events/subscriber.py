@@ -6,7 +6,7 @@
 
 On a new connection, on a gap and when another engine answers, the batches that were missed are
 asked for. What a replay cannot give is lost: the pod's blocks are dropped, and known in part from
-then on. While there is no connection nothing is known of the pod.
+then on. While there is no connection, or batches are asked for, nothing is known of the pod.
 """
 
 import asyncio
@@ -97,11 +97,11 @@ class Subscriber:
 
     async def _follow_connection(self, monitor: "zmq.asyncio.Socket") -> None:
         message: Any = parse_monitor_message(await monitor.recv_multipart())
-        self._feed.is_connected = False
+        self._feed.is_current = False
         if message["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
             # Batches were sent before the connection; perhaps by another engine.
             await self._catch_up()
-            self._feed.is_connected = True
+            self._feed.is_current = True
 
     async def _receive(self, subscription: "zmq.asyncio.Socket") -> None:
         """Apply the messages that wait, a slice at most."""
@@ -126,11 +126,14 @@ class Subscriber:
             case BatchOrder.GAP | BatchOrder.RESTART as verdict:
                 if verdict is BatchOrder.GAP:
                     self._count("gap")
+                # Until it has caught up, the index may have too much and too little.
+                self._feed.is_current = False
                 await self._catch_up()
                 # A replay has this batch too, unless it failed.
                 if judge(self._feed.position, number, batch.timestamp) is not BatchOrder.DUPLICATE:
                     self._feed.drop()
                     self._feed.apply(number, batch)
+                self._feed.is_current = True
 
     async def _catch_up(self) -> None:
         """Replay what was missed since the last batch, or since the engine's start. If that fails,

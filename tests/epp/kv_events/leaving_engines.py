@@ -34,7 +34,7 @@ async def main() -> None:
 
 
 async def _connected(feed: PodFeed) -> bool:
-    return feed.is_connected
+    return feed.is_current
 
 
 asyncio.run(main())

@@ -105,6 +105,20 @@ async def test_a_gap_is_filled_by_a_replay_from_the_last_batch(
     assert collector.knowledge(POD) is Knowledge.WHOLE
 
 
+async def test_until_a_gap_is_filled_nothing_is_known(
+    collector: EventCollector, engine: FakeVllmPublisher
+) -> None:
+    await engine.publish(stored([1], [1, 2, 3, 4]))
+    await follow(collector, engine)
+    assert await cached(collector) == 4
+    engine.has_replay = False
+    await engine.publish(removed([1]), is_lost=True)
+    await engine.publish(stored([7], [21, 22, 23, 24]))
+    await until(lambda: engine.replays_asked == [0, 0])
+    # The pod may have less than the index says, and more.
+    assert await cached(collector) is None
+
+
 async def test_a_gap_that_cannot_be_filled_drops_the_index(collector: EventCollector) -> None:
     async with FakeVllmPublisher(keeps=2) as engine:
         await engine.publish(stored([1], [1, 2, 3, 4]))

@@ -17,7 +17,7 @@ class _Feed:
     def __init__(self) -> None:
         self.blocks, self.counts = PodBlocks(), Counter[str]()
         self.feed = PodFeed("pod", self.blocks, self.counts)
-        self.feed.is_connected = True
+        self.feed.is_current = True
         self._number = 0
 
     def apply(self, *events: Any) -> None:

@@ -9,10 +9,14 @@ compiler, Python's headers, mypy and setuptools. Without this step the same sour
 What mypyc cannot compile, or compiles to something else, stays out of `MODULES`:
 
 - structs that msgspec decodes, because unions in their annotations are lost (`messages`,
-  `prompt_key`, `timing`);
+  `media_placeholders`, `timing`, `plan`);
 - a class of which an interpreted class inherits;
 - generic data classes, and data classes with fields that `__init__` does not take;
-- a protocol that is checked at run time (`scheduling.profile`).
+- a protocol that is checked at run time (`scheduling.config`);
+- classes of exceptions (`body_fields`, `http2.errors`): where two handlers in a function name their
+  exceptions alike, that of the second is expected to be of the first one's class;
+- a class to which something holds weak references;
+- an alias that differs between type checkers and run time (`tandem_contract.prefix`).
 
 A compiled function checks the types of its arguments, so it takes no other class that merely looks
 the same.
@@ -36,17 +40,31 @@ from mypyc.build import mypycify
 PACKAGES: Final = ("contract/tandem_contract", "planner/tandem_planner", "epp/tandem_epp")
 """The packages that contain or are imported by the modules below."""
 MODULES: Final = (
+    "tandem_contract.api_paths",
     "tandem_contract.fast_metrics",
     "tandem_contract.overlaps",
+    "tandem_contract.plan_mac",
+    "tandem_contract.request_ids",
+    "tandem_contract.request_kinds",
+    "tandem_contract.single_engine",
+    "tandem_epp.answered_model",
+    "tandem_epp.backends.adapters",
     "tandem_epp.backends.cached_prefixes",
     "tandem_epp.backends.ejections",
     "tandem_epp.backends.fleet",
     "tandem_epp.backends.fleet_figures",
     "tandem_epp.backends.health",
+    "tandem_epp.backends.holder_sets",
+    "tandem_epp.backends.pairing",
     "tandem_epp.backends.placed_prefixes",
+    "tandem_epp.backends.pods",
     "tandem_epp.backends.prefix_tree",
+    "tandem_epp.backends.prefix_walk",
     "tandem_epp.backends.radix_tree",
+    "tandem_epp.backends.rewrite_rules",
+    "tandem_epp.backends.sorted_table",
     "tandem_epp.backends.token_scales",
+    "tandem_epp.bodies",
     "tandem_epp.counted_request",
     "tandem_epp.estimates.busy_period",
     "tandem_epp.estimates.cost_record",
@@ -56,35 +74,46 @@ MODULES: Final = (
     "tandem_epp.estimates.prefill_queue",
     "tandem_epp.estimates.prompt_hits",
     "tandem_epp.estimates.request_load",
+    "tandem_epp.ext_proc.codec",
     "tandem_epp.ext_proc.http2_server",
     "tandem_epp.ext_proc.stream",
     "tandem_epp.ext_proc.wire_answers",
     "tandem_epp.ext_proc.wire_bodies",
     "tandem_epp.ext_proc.wire_headers",
+    "tandem_epp.faults",
     "tandem_epp.field_types",
     "tandem_epp.history",
     "tandem_epp.http2.connection",
+    "tandem_epp.http2.control",
+    "tandem_epp.http2.flow",
     "tandem_epp.http2.frames",
     "tandem_epp.http2.grpc",
     "tandem_epp.http2.headers",
     "tandem_epp.http2.held_bytes",
+    "tandem_epp.http2.limits",
     "tandem_epp.http2.pieces",
     "tandem_epp.http2.sending",
     "tandem_epp.http2.session",
+    "tandem_epp.http2.stream",
     "tandem_epp.llmd_metrics.requests",
     "tandem_epp.media",
+    "tandem_epp.metrics",
+    "tandem_epp.model_rewrites",
     "tandem_epp.outcomes",
     "tandem_epp.picker",
     "tandem_epp.placement",
     "tandem_epp.placement_headers",
     "tandem_epp.preparation",
     "tandem_epp.prompt_entries",
+    "tandem_epp.prompt_key",
     "tandem_epp.recent_requests",
     "tandem_epp.request",
     "tandem_epp.scheduling.candidate_layout",
     "tandem_epp.scheduling.cost_choice",
     "tandem_epp.scheduling.decider",
+    "tandem_epp.scheduling.profile",
     "tandem_epp.scheduling.prompt_tokens",
+    "tandem_epp.scheduling.result",
     "tandem_epp.scheduling.scheduler",
     "tandem_epp.shared_fleet",
     "tandem_epp.subset_hints",
@@ -93,6 +122,7 @@ MODULES: Final = (
     "tandem_planner.cost",
     "tandem_planner.decode_fit",
     "tandem_planner.figure_table",
+    "tandem_planner.groups",
     "tandem_planner.learned_cost",
     "tandem_planner.linear_fit",
     "tandem_planner.pod_costs",

@@ -16,19 +16,18 @@ without one. It names one pod and one attempt, and cannot be used as a plan for 
 Errors: `PlanRejected`: malformed, unsigned, signed with an unknown key, changed, or expired.
 """
 
-import hashlib
 import hmac
 import re
-from binascii import a2b_base64, b2a_base64
+from binascii import a2b_base64
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from .paths import RoutingPath
+from .plan_mac import base64url, header_mac
 
 WARM_UP: Final = "warm_up"
 """Reason of the plan for a warm-up: the first hand-off of a pair of pods, requested by the EPP
@@ -41,14 +40,7 @@ CLOCK_SECONDS: Final = 60.0
 """By how much the clocks of two nodes may differ: a plan is valid for so much longer."""
 
 _VERSION: Final = b"v1"
-_TO_URL: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
-_MAC_BYTES: Final = 16
-_BLOCK_BYTES: Final = 64
-"""Of SHA-256."""
-_INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
-_OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
-"""HMAC's pads, as tables for `bytes.translate`."""
 _MIN_SECRET: Final = 16
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _TIMED: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
@@ -182,8 +174,8 @@ class PlanSigner:
             key_id = signing_key(self._keys, now)
             self._head, self._secret = b"%b.%b." % (_VERSION, key_id.encode()), self._keys[key_id]
             self._second = int(now)
-        head = self._head + _b64(_encode(plan))
-        return (head + b"." + _mac(head, self._secret)).decode()
+        head = self._head + base64url(_encode(plan))
+        return (head + b"." + header_mac(head, self._secret)).decode()
 
 
 def sign(plan: Plan, keys: Mapping[str, bytes], *, now: float) -> str:
@@ -238,10 +230,10 @@ def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float
     if secret is None:
         raise PlanRejected("the plan is signed with an unknown key")
     # Constant time, and before the payload is parsed: unsigned bytes are never decoded.
-    if not hmac.compare_digest(mac, _mac(whole[: -len(mac) - 1], secret)):
+    if not hmac.compare_digest(mac, header_mac(whole[: -len(mac) - 1], secret)):
         raise PlanRejected("the plan's signature is wrong")
     try:
-        # The padding that `_b64` removed; surplus padding is ignored.
+        # The padding that `base64url` removed; surplus padding is ignored.
         plan = _decoder.decode(a2b_base64(payload.translate(_FROM_URL) + b"=="))
     except (ValueError, msgspec.MsgspecError) as err:
         raise PlanRejected("the plan's payload is malformed") from err
@@ -251,27 +243,3 @@ def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float
     if plan.expires < now:
         raise PlanRejected("the plan has expired")
     return plan
-
-
-def _mac(head: bytes, secret: bytes) -> bytes:
-    # HMAC (RFC 2104) in two steps whose keyed beginnings are kept. `hmac` does the same, but sets
-    # up OpenSSL's HMAC anew for each message, which takes twice as long as the rest of it.
-    keyed_inner, keyed_outer = _keyed(secret)
-    # Copies, because `update` changes a hash.
-    inner, outer = keyed_inner.copy(), keyed_outer.copy()
-    inner.update(head)
-    outer.update(inner.digest())
-    return _b64(outer.digest()[:_MAC_BYTES])
-
-
-@lru_cache(maxsize=32)
-def _keyed(secret: bytes) -> tuple["hashlib._Hash", "hashlib._Hash"]:
-    """SHA-256 that has taken in the key, as HMAC's inner and outer hash."""
-    block = hashlib.sha256(secret).digest() if len(secret) > _BLOCK_BYTES else secret
-    block = block.ljust(_BLOCK_BYTES, b"\0")
-    return hashlib.sha256(block.translate(_INNER)), hashlib.sha256(block.translate(_OUTER))
-
-
-def _b64(data: bytes) -> bytes:
-    """Base64url without padding, in fewer calls than `base64.urlsafe_b64encode`."""
-    return b2a_base64(data, newline=False).translate(_TO_URL, b"=")

@@ -7,7 +7,7 @@ move it to the newest message, and no chat template renders it.
 
 import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -60,7 +60,7 @@ _cache_control: Final = re.compile(rb'"cache_control"\s*:\s*(?:null|\{[^{}]*\})'
 _comma: Final = re.compile(rb"\s*,\s*")
 
 
-class Conversation(NamedTuple):
+class Conversation(Struct, frozen=True):
     """A conversation as input of the hash."""
 
     pieces: Pieces

@@ -10,11 +10,10 @@ Errors: `BadBody`.
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Raw, Struct
-from xxhash import xxh3_128_digest
 
 from tandem_contract.prefix import token_bytes
 from tandem_contract.request_kinds import RequestKind
@@ -22,6 +21,7 @@ from tandem_contract.request_kinds import RequestKind
 from .body_fields import BadBody, Members
 from .field_types import whole_numbers, wrong_type
 from .media import Pieces, read_conversation
+from .media_placeholders import with_media
 
 SALT_FIELDS: Final = (
     *("cache_salt", "chat_template", "chat_template_kwargs", "add_special_tokens"),
@@ -49,7 +49,7 @@ class PromptForm(Enum):
     OTHER = "other"
 
 
-class PromptKey(NamedTuple):
+class PromptKey(Struct, frozen=True):
     """The input of the prefix hash."""
 
     data: bytes
@@ -60,7 +60,7 @@ class PromptKey(NamedTuple):
     """Media in a prompt of the form MEDIA."""
 
 
-class _Prompt(NamedTuple):
+class _Prompt(Struct, frozen=True):
     """A `PromptKey` without the salt."""
 
     data: bytes
@@ -87,21 +87,6 @@ _token_ids: Final = msgspec.json.Decoder(list[int])
 _list: Final = msgspec.json.Decoder(list[Raw])
 _NONE: Final = Raw()
 _NULL: Final = b"null"
-
-
-class _Placeholder(Struct):
-    offset: int
-    length: int
-
-
-class _Features(Struct):
-    """Where a generate request's media are among its token ids."""
-
-    mm_hashes: dict[str, list[str]] = {}
-    mm_placeholders: dict[str, list[_Placeholder]] = {}
-
-
-_features: Final = msgspec.json.Decoder(_Features)
 
 
 def _completion_data(members: Members) -> _Prompt:
@@ -155,27 +140,8 @@ def _generate_data(members: Members) -> _Prompt:
         return _Prompt(b"", PromptForm.OTHER)
     data = _token_bytes(members, "token_ids")
     if "features" in members:
-        data = _with_media(data, members["features"])
+        data = with_media(data, members["features"])
     return _Prompt(data, PromptForm.IDS)
-
-
-def _with_media(data: bytes, raw: Raw) -> bytes:
-    """Token ids with the hash of each media part in the place of its placeholder's first ids: they
-    are the same for every image."""
-    try:
-        features = _features.decode(raw)
-    except msgspec.ValidationError:
-        # Null, or what the engine refuses.
-        return data
-    ids = bytearray(data)
-    for modality, hashes in features.mm_hashes.items():
-        places = features.mm_placeholders.get(modality, [])
-        for name, place in zip(hashes, places, strict=False):
-            start, end = 4 * place.offset, 4 * (place.offset + place.length)
-            if 0 <= start < end <= len(ids):
-                digest = xxh3_128_digest(name.encode())[: end - start]
-                ids[start : start + len(digest)] = digest
-    return bytes(ids)
 
 
 _DATA: Final[Mapping[RequestKind, Callable[[Members], _Prompt]]] = {

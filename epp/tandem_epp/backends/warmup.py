@@ -17,11 +17,11 @@ import asyncio
 import logging
 import ssl
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from random import Random
 from time import time
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import aiohttp
 import msgspec
@@ -69,12 +69,10 @@ class WarmUps:
         self._back_off = back_off
         self._fleet, self._count_result = fleet, count_result
         self._plan_keys, self._is_enabled = plan_keys, is_enabled
-        self._warmed: WeakKeyDictionary[
-            Pod, WeakKeyDictionary[Pod, tuple[bytes | None, bytes | None]]
-        ]
-        self._warmed = WeakKeyDictionary()
-        """Decode pod → prefill pod → incarnations of both that are warm or being warmed. Weak, so
-        that pods that left the fleet are freed."""
+        self._warmed: defaultdict[int, dict[int, tuple[bytes | None, bytes | None]]]
+        self._warmed = defaultdict(dict)
+        """Number of a decode pod → that of a prefill pod → incarnations of both that are warm or
+        being warmed."""
         self._concurrency = asyncio.Semaphore(MAX_CONCURRENT)
         self._tasks: set[asyncio.Task[None]] = set()
         self._random = Random()
@@ -84,17 +82,22 @@ class WarmUps:
 
     def on_backend_up(self, pod: Pod) -> None:
         """`pod` answers scrapes: warm its pairs that are not warm."""
+        self._forget_pods()
+        self._warm_pairs(pod)
+
+    def warm_all(self) -> None:
+        """Warm every pair that is not warm, after the configuration changed."""
+        self._forget_pods()
+        for pod in self._fleet:
+            self._warm_pairs(pod)
+
+    def _warm_pairs(self, pod: Pod) -> None:
         if not self._is_enabled() or not _has_answered(pod):
             return
         for other in self._fleet:
             for decode, prefill in ((pod, other), (other, pod)):
                 if _has_answered(other) and self._is_pair(decode, prefill):
                     self._start(decode, prefill)
-
-    def warm_all(self) -> None:
-        """Warm every pair that is not warm, after the configuration changed."""
-        for pod in self._fleet:
-            self.on_backend_up(pod)
 
     async def close(self) -> None:
         """Cancel the warm-ups under way."""
@@ -104,17 +107,26 @@ class WarmUps:
         if self._session is not None:
             await self._session.close()
 
+    def _forget_pods(self) -> None:
+        """Forget the pairs of pods that have left the fleet."""
+        numbers = {pod.number for pod in self._fleet}
+        for decode in self._warmed.keys() - numbers:
+            del self._warmed[decode]
+        for by_prefill in self._warmed.values():
+            for prefill in by_prefill.keys() - numbers:
+                del by_prefill[prefill]
+
     def _is_pair(self, decode: Pod, prefill: Pod) -> bool:
         serves_decode = decode.backend.role.serves(Role.DECODE)
         return serves_decode and self._fleet.can_exchange(prefill, decode)
 
     def _start(self, decode: Pod, prefill: Pod) -> None:
-        by_prefill = self._warmed.setdefault(decode, WeakKeyDictionary())
+        by_prefill = self._warmed[decode.number]
         processes = (decode.incarnation, prefill.incarnation)
-        if by_prefill.get(prefill) == processes:
+        if by_prefill.get(prefill.number) == processes:
             return
         # Recorded before the first await, so that a second scrape starts no second warm-up.
-        by_prefill[prefill] = processes
+        by_prefill[prefill.number] = processes
         task = asyncio.create_task(self._warm(decode, prefill))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -127,7 +139,7 @@ class WarmUps:
         try:
             if not await self._attempt(decode, prefill):
                 # Forget the pair: the next time one of the two comes up, it is warmed again.
-                self._warmed[decode].pop(prefill, None)
+                self._warmed[decode.number].pop(prefill.number, None)
         finally:
             # Also when the task is cancelled: a pod must not stay avoided for ever.
             timer.cancel()

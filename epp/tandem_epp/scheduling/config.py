@@ -19,7 +19,7 @@ similar known one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -28,6 +28,7 @@ from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document
 from tandem_contract.paths import Role
 
+from ..backends.pods import Pod
 from ..backends.scrape_settings import ScrapeSettings
 from ..kv_events.settings import EventSettings
 from ..tokenization.models import several_tokenizers_mistake
@@ -57,7 +58,7 @@ from .plugin_types import (
     ServedHeaderType,
     TokenizerType,
 )
-from .profile import PlacementLearner, Profile
+from .profile import Profile, ScoringContext
 from .profile_builder import ProfileBuilder, ProfileSummary
 from .registry import PLUGINS, PREFIX_DECIDER, REGISTRY
 from .sections import section_notices
@@ -65,6 +66,14 @@ from .sessions import SessionFilter, SessionScorer, TokenSession
 
 _CHOOSING: Final = (ScorerType, FilterType, PickerType, DeciderType, HandlerType)
 """Plugins that take part in a choice by scores."""
+
+
+@runtime_checkable
+class PlacementLearner(Protocol):
+    """A filter or scorer that remembers where requests went."""
+
+    def on_placed(self, context: ScoringContext, decode: Pod, prefill: Pod | None) -> None:
+        """The request of `context` goes to these pods; called once per request that was scored."""
 
 
 @dataclass(frozen=True)

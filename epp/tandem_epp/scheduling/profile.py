@@ -1,36 +1,50 @@
 """A profile: filters, weighted scorers and a picker, for one phase of a request."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from random import Random
-from typing import Final, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from ..backends.pods import Pod
 from ..backends.prefix_tree import PrefixMatch, PrefixTree
 from ..kv_events.collector import PreciseMatch
 from ..request import InferenceRequest
 
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
-@dataclass(slots=True)
+
 class ScoringContext:
     """A request, and lookups that combine it with a pod; the input of every scorer."""
 
-    request: InferenceRequest | None
-    """None for a request whose body the EPP does not read."""
-    prefixes: PrefixTree[Pod] | None = None
-    """The prefix index; None: no pod is known to cache anything."""
-    precise: PreciseMatch | None = None
-    """What the precise index has of the prompt; None: it is off, or the prompt is not tokenized."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """The client's request headers, names in lower case."""
-    now: float = 0.0
-    """Unix seconds."""
-    peer: Pod | None = None
-    """The decode pod, once it is chosen: the prefill pod is chosen for it."""
-    notes: dict[object, object] = field(default_factory=dict)
-    """Plugin → what it found while it filtered or scored, for its own `on_placed`."""
-    _match: PrefixMatch[Pod] | None = None
-    """What the index has of the prompt, for all pods; looked up once per request."""
+    __slots__ = ("_match", "headers", "notes", "now", "peer", "precise", "prefixes", "request")
+
+    def __init__(
+        self,
+        request: InferenceRequest | None,
+        prefixes: PrefixTree[Pod] | None = None,
+        precise: PreciseMatch | None = None,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        now: float = 0.0,
+        *,
+        peer: Pod | None = None,
+    ) -> None:
+        self.request = request
+        """None for a request whose body the EPP does not read."""
+        self.prefixes = prefixes
+        """The prefix index; None: no pod is known to cache anything."""
+        self.precise = precise
+        """What the precise index has of the prompt; None: it is off, or the prompt is not
+        tokenized."""
+        self.headers = headers
+        """The client's request headers, names in lower case."""
+        self.now = now
+        """Unix seconds."""
+        self.peer = peer
+        """The decode pod, once it is chosen: the prefill pod is chosen for it."""
+        self.notes: dict[object, object] = {}
+        """Plugin → what it found while it filtered or scored, for its own `on_placed`."""
+        self._match: PrefixMatch[Pod] | None = None
+        """What the index has of the prompt, for all pods; looked up once per request."""
 
     @property
     def match(self) -> PrefixMatch[Pod]:
@@ -92,14 +106,6 @@ class Scorer(Protocol):
 
     def score(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[float]:
         """One score per pod, in order: 0 to 1, higher is better."""
-
-
-@runtime_checkable
-class PlacementLearner(Protocol):
-    """A filter or scorer that remembers where requests went."""
-
-    def on_placed(self, context: ScoringContext, decode: Pod, prefill: Pod | None) -> None:
-        """The request of `context` goes to these pods; called once per request that was scored."""
 
 
 class Picker(Protocol):

@@ -4,7 +4,8 @@
 """
 
 from collections.abc import Sequence, Set
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from ..backends.fleet_figures import FleetFigures
 from ..kv_events.collector import PreciseMatch
@@ -12,7 +13,7 @@ from ..kv_events.feed import Knowledge
 from .profile import ScoringContext
 
 
-class PromptTokens(NamedTuple):
+class PromptTokens(Struct, frozen=True):
     """Tokens of one prompt's longest prefix on each pod, by row of `FleetFigures`."""
 
     cached: Sequence[int]

@@ -102,9 +102,8 @@ def test_all_pods_at_once_have_what_each_has(data: st.DataObject) -> None:
     if gone:
         # Between the look-up and the decision.
         fleet.apply([DiscoveredBackend(pod.backend, uid=pod.name) for pod in pods[1:]])
-    context = ScoringContext(
-        request, None, data.draw(st.sampled_from([None, precise])), _match=match
-    )
+    context = ScoringContext(request, None, data.draw(st.sampled_from([None, precise])))
+    context._match = match
     _check_all_at_once(context, fleet)
 
 

@@ -126,6 +126,7 @@ def test_a_unified_pool_of_an_earlier_operator_stays_and_still_reacts_to_prefill
     }
     pool = pools[splits]
     # Before, both had the same name.
+    assert pools[True].revision != pools[False].revision
     assert pools[True].former_revisions[-1] == pools[False].former_revisions[-1]
     former = pinned_under(pool, pool.former_revisions[-1], "u")
     targets = choose_targets({"u": pool}, {"u": [former]}, DEFAULTS)

@@ -7,11 +7,12 @@ import pytest
 from tandem_contract import ports
 from tandem_operator.pods.manifests import endpoint_labels, pods
 from tandem_operator.resources.pool_files import parse_pools
-from tandem_operator.routing.endpoint.observed import EndpointPool, ObservedEndpoint
+from tandem_operator.routing.endpoint.observed import EndpointPool, ObjectRef, ObservedEndpoint
 from tandem_operator.routing.endpoint.plan import plan_endpoint
 from tandem_operator.routing.endpoint.settings import NetworkPolicySettings, RouterSettings
 
-from .endpoints import KEY, NOW, SECRET
+from .endpoints import KEY, NOW, SECRET, with_children
+from .endpoints import endpoint as lone_endpoint
 from .pool_yaml import decode_pool, documents, prefill_pool
 from .reachability import Source, may_connect
 
@@ -249,6 +250,14 @@ def test_a_gateway_in_an_unknown_namespace_reaches_sidecars_and_nothing_else(
 
 def test_without_settings_there_are_no_policies() -> None:
     assert Endpoint(None).policies == []
+
+
+def test_policies_that_are_switched_off_are_deleted() -> None:
+    objects = plan_endpoint(lone_endpoint(), RouterSettings(network_policy=POLICY)).apply
+    plan = plan_endpoint(with_children(lone_endpoint(), objects), RouterSettings())
+    policies = {ObjectRef.of(body) for body in objects if body["kind"] == "NetworkPolicy"}
+    assert policies
+    assert set(plan.delete) == policies
 
 
 def test_names_of_different_endpoints_differ(endpoint: Endpoint) -> None:

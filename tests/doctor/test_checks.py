@@ -215,6 +215,15 @@ def test_problems_of_an_engine(engines: tuple[Engine, ...], check: str, severity
     assert finding.fix
 
 
+def test_failed_transfers_are_tried_in_eager_mode_last() -> None:
+    failed = replace(D, counters={metrics.ENGINE_XFER_FAILED: 3.0})
+    (finding,) = [f for f in problems(Facts((P, failed), (), GPU)) if f.check == "lost KV"]
+    assert "3 transfers failed" in finding.detail
+    first, _, last = finding.fix.partition("--enforce-eager")
+    assert "side channel" in first
+    assert "CUDA graphs" in last
+
+
 @pytest.mark.parametrize(
     ("sidecar", "check", "severity"),
     [

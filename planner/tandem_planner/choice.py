@@ -6,7 +6,6 @@ pod, by the cost of its pair with it.
 """
 
 from collections.abc import Iterable, Sequence
-from heapq import nsmallest
 from math import inf
 from random import Random
 from typing import Final, NamedTuple
@@ -24,13 +23,8 @@ from .cost import (
 )
 from .figure_table import FigureTable
 from .groups import Group, Neighbours
-from .pod_costs import (
-    decode_costs,
-    pair_costs,
-    prefill_costs,
-    transfer_costs,
-    unified_costs,
-)
+from .pair_search import cheapest_pairs
+from .pod_costs import decode_costs, prefill_costs, transfer_costs, unified_costs
 
 PREFILL_CANDIDATES: Final = 3
 """Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
@@ -103,12 +97,7 @@ def choose(
     if unified == inf:
         return Choice(())
     chosen = _cheapest(costs, which, count, random, tie_seconds(unified))
-    decode = chosen[0]
-    too_far = [pair.prefill for pair in pairs if decode in pair.too_long]
-    is_too_long = False
-    if too_far:
-        terms = decode_terms(request, pods.pods[decode], candidates.cached[decode], ready=ready)
-        is_too_long = min(too_far) < unified - sum(terms) + terms.transfer
+    is_too_long = _is_split_ruled_out(request, candidates, groups, of_groups, chosen[0], unified)
     return Choice(chosen, (), unified, split, is_too_long, ready=ready)
 
 
@@ -136,11 +125,7 @@ class _Pair(NamedTuple):
     cost: float = inf
     decodes: Sequence[int] = ()
     prefills: Sequence[int] = ()
-    too_long: Sequence[int] = ()
-    """Decode pods to which the transfer would take too long."""
     fabric: FabricClass = FabricClass.ELSEWHERE
-    prefill: float = inf
-    """Seconds of the cheapest prefill pod."""
 
 
 def _cheapest_pair(  # noqa: PLR0917 - the parts of one choice
@@ -161,17 +146,13 @@ def _cheapest_pair(  # noqa: PLR0917 - the parts of one choice
     decodes = decode_costs(
         request, candidates.pods, candidates.cached, which, group.fabric, ready=ready
     )
-    too_long: Sequence[int] = ()
-    if inf in decodes:
-        too_long = [i for i, cost in zip(which, decodes, strict=True) if cost == inf]
-    prefill = min(prefills, default=inf)
     # Both terms are compared by the cost of the whole pair, of which they are a part.
-    if (cost := prefill + min(decodes, default=inf)) == inf:
-        return _Pair(too_long=too_long, prefill=prefill)
+    if (cost := min(prefills, default=inf) + min(decodes, default=inf)) == inf:
+        return _Pair()
     tie = tie_seconds(cost)
     first = _cheapest(decodes, which, count, random, tie)
     ranking = _cheapest(prefills, group.prefills, PREFILL_CANDIDATES, random, tie)
-    return _Pair(cost, first, ranking, too_long, group.fabric, prefill)
+    return _Pair(cost, first, ranking, group.fabric)
 
 
 def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
@@ -188,18 +169,15 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     alternates are the next cheapest with the chosen decode and prefill pod, so they may be of
     another class."""
     pods, cached, which = candidates.pods, candidates.cached, group.decodes
-    nearest = neighbours.cheapest_prefills(prefills)
-    costs = pair_costs(request, pods, cached, which, nearest, ready=ready)
-    too_long: Sequence[int] = ()
-    if inf in costs:
-        cheapest = map(min, *nearest)
-        too_long = [i for i, p, cost in zip(which, cheapest, costs, strict=True) if p < cost == inf]
-    if (least := min(costs, default=inf)) == inf:
-        return _Pair(too_long=too_long, prefill=min(prefills))
-    first = _cheapest(costs, range(len(which)), 1, random, tie := tie_seconds(least))
-    [decode] = first
-    fabrics = neighbours.classes_to(decode)
+    order = sorted(range(len(prefills)), key=prefills.__getitem__)
+    costs = cheapest_pairs(request, pods, cached, which, neighbours, prefills, order, ready)
+    if not costs:
+        return _Pair()
+    least = min(costs.values())
+    tie = tie_seconds(least)
+    first = [decode] = _cheapest([*costs.values()], [*costs], 1, random, tie)
     of_decode = transfer_costs(request, pods, cached, which[decode])
+    fabrics = neighbours.classes_to(decode)
     pairs = neighbours.without_itself(
         [cost + of_decode[fabric] for cost, fabric in zip(prefills, fabrics, strict=True)], decode
     )
@@ -221,10 +199,33 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
         least,
         [which[at] for at in first],
         [group.prefills[at] for at in ranking],
-        too_long,
         fabrics[ranking[0]],
-        min(prefills),
     )
+
+
+def _is_split_ruled_out(  # noqa: PLR0917 - the parts of one choice
+    request: RequestFigures,
+    candidates: Candidates,
+    groups: Sequence[Group],
+    prefills: Sequence[Sequence[float]],
+    decode: int,
+    unified: float,
+) -> bool:
+    """Whether only the transfer to `decode`, which costs `unified` seconds alone, rules out a split
+    that would be cheaper without it. `prefills`: the costs of each group's prefill pods."""
+    pods, cached = candidates.pods, candidates.cached
+    too_far = []
+    for group, of_group in zip(groups, prefills, strict=True):
+        if decode in group.decodes:
+            of_classes = transfer_costs(request, pods, cached, decode)
+            classes = group.pair_classes()[group.decodes.index(decode)]
+            if classes and all(of_classes[fabric] == inf for fabric in classes):
+                too_far.append(min(of_group))
+    if not too_far:
+        return False
+    ready = min(map(min, filter(None, prefills)), default=inf)
+    terms = decode_terms(request, pods.pods[decode], cached[decode], ready=ready)
+    return min(too_far) < unified - sum(terms) + terms.transfer
 
 
 def _cheapest(
@@ -244,5 +245,6 @@ def _cheapest(
         # Among equals any order will do.
         others = equal
     else:
-        others = [i for cost, i in nsmallest(count, zip(costs, which, strict=True)) if cost < inf]
+        order = sorted(range(len(costs)), key=costs.__getitem__)[:count]
+        others = [which[at] for at in order if costs[at] < inf]
     return [first, *(i for i in others if i != first)][:count]

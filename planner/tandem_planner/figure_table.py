@@ -51,6 +51,8 @@ class FigureTable:
             [(0.0,) * 6] * len(pods) for _ in FabricClass
         )
         """One list per `FabricClass`."""
+        self.least_receiving: list[tuple[float, float, float]] = [(0.0,) * 3] * len(pods)
+        """The least `constant` and `per_token` of all classes, and `itl_harm`."""
         self.free_tokens = [0.0] * len(pods)
         self.queues: list[Queue] = [_NO_QUEUE] * len(pods)
         self.has_windows = False
@@ -66,6 +68,7 @@ class FigureTable:
         copied.receiving = tuple(rows.copy() for rows in self.receiving)
         copied.queues = self.queues.copy()
         copied.has_windows = self.has_windows
+        copied.least_receiving = self.least_receiving.copy()
         return copied
 
     def write(self, row: int, pod: PodFigures) -> None:
@@ -88,13 +91,16 @@ class FigureTable:
             latency + constant, per_byte * kv.short, itl_harm,
             spare - latency, share_token, share_pair,
         )  # fmt: skip
+        least, least_per_byte = latency, per_byte
         # Where little is known, all are the same object.
         if not transfers[0] is transfers[1] is transfers[2]:
             for rows, (latency, per_byte) in zip((near, around), transfers, strict=False):
+                least, least_per_byte = min(least, latency), min(least_per_byte, per_byte)
                 rows[row] = (
                     latency + constant, per_byte * kv.short, itl_harm,
                     spare - latency, share_token, share_pair,
                 )  # fmt: skip
+        self.least_receiving[row] = least + constant, least_per_byte * kv.short, itl_harm
         self.free_tokens[row] = free_tokens
         if late_share or queued:
             self.queues[row] = (head_ends if late_share else 0.0, late_share, queued)

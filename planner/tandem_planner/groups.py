@@ -1,13 +1,9 @@
-"""Groups of pods that can exchange KV, and the cheapest prefill pod of each fabric class. Pure.
+"""Groups of pods that can exchange KV, and the fabric classes of their pairs. Pure.
 
 A decode pod forms pairs with the prefill pods of its node (same node), of its domain on other nodes
-(same domain), and of other domains (elsewhere). Where these differ, the cheapest prefill pod of
-each class takes one pass over the prefill pods for the cheapest of each node, one over the nodes
-for the cheapest of each domain and the cheapest on another node there, and one over the domains for
-the same two: O(P + D), however many nodes there are.
+(same domain), and of other domains (elsewhere).
 
-Unified pods are on both sides of one group. No pod prefills for itself: where the cheapest prefill
-pod of a node is the decode pod itself, the second cheapest counts.
+Unified pods are on both sides of one group. No pod prefills for itself.
 """
 
 from collections import Counter
@@ -22,29 +18,25 @@ from .fabrics import Place
 
 SAME_NODE, SAME_DOMAIN, ELSEWHERE = FabricClass
 _NONE: Final = -1
-"""Number of a node or domain of which a group has no prefill pod. As an index it means the last
-element, which is that of no node and costs inf."""
+"""Number of a node or domain of which a group has no prefill pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Where the pods of a group run, as numbers of nodes and domains, in the order of its pods.
-    A pod without a known domain has one of its own, or shares that of its node."""
+    """Where the pods of a group run, as numbers of nodes and domains, in the order of its pods,
+    which are meant by their position. A pod without a known domain has one of its own, or shares
+    that of its node."""
 
     nodes: Sequence[int]
     """Of each prefill pod."""
     domains: Sequence[int]
     """Of each prefill pod."""
-    domain_of: Sequence[int]
-    """Of each node."""
     decode_nodes: Sequence[int]
     """Of each decode pod; _NONE: no prefill pod is there."""
     decode_domains: Sequence[int]
     """Of each decode pod; _NONE: no prefill pod is there."""
     pair_classes: Sequence[tuple[FabricClass, ...]]
     """Of each decode pod, the classes of its pairs."""
-    classes: Sequence[FabricClass]
-    """Those of which the group has pairs."""
     own: Sequence[int]
     """Of each decode pod, the position of the same pod among the prefill pods; _NONE: it is none.
     Then its node has a number, and a pod of an unknown node has a node and a domain of its own."""
@@ -70,51 +62,6 @@ class Neighbours:
             SAME_NODE if own == node else SAME_DOMAIN if around == domain else ELSEWHERE
             for own, around in zip(self.decode_nodes, self.decode_domains, strict=True)
         ]
-
-    def cheapest_prefills(self, costs: Sequence[float]) -> tuple[list[float], ...]:
-        """Per class, the least of the prefill pods' `costs` for each decode pod; inf without a
-        prefill pod of the class."""
-        on_node = [inf] * (len(self.domain_of) + 1)
-        # Of each node: the cheapest pod, and the cost of the cheapest other one.
-        pod_of, other_on_node = [_NONE] * len(on_node), on_node.copy()
-        for pod, (node, cost) in enumerate(zip(self.nodes, costs, strict=True)):
-            if cost < on_node[node]:
-                other_on_node[node] = on_node[node]
-                on_node[node], pod_of[node] = cost, pod
-            elif cost < other_on_node[node]:
-                other_on_node[node] = cost
-        # Of each domain: the cheapest, its node, and the cheapest on another node.
-        domains = max(self.domain_of, default=_NONE) + 1
-        in_domain, node_of, beside = [inf] * (domains + 1), [-2] * (domains + 1), [inf] * domains
-        # Not strict: the last element of `on_node` is that of no node.
-        for node, (domain, cost) in enumerate(zip(self.domain_of, on_node, strict=False)):
-            if cost < in_domain[domain]:
-                beside[domain], in_domain[domain] = in_domain[domain], cost
-                node_of[domain] = node
-            elif cost < beside[domain]:
-                beside[domain] = cost
-        # Of all domains: the cheapest, and the cheapest in another domain.
-        least = min(in_domain)
-        best = in_domain.index(least)
-        second = min((cost for domain, cost in enumerate(in_domain) if domain != best), default=inf)
-        decodes = list(zip(self.decode_nodes, self.decode_domains, strict=True))
-        none = [inf] * len(decodes)
-        return (
-            [
-                # A pod that does not prefill has no position, and a node without one no pod.
-                other_on_node[node] if pod_of[node] == own != _NONE else on_node[node]
-                for (node, _), own in zip(decodes, self.own, strict=True)
-            ]
-            if SAME_NODE in self.classes
-            else none,
-            [
-                beside[domain] if node_of[domain] == node else in_domain[domain]
-                for node, domain in decodes
-            ]
-            if SAME_DOMAIN in self.classes
-            else none,
-            [second if domain == best else least for _, domain in decodes],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +123,12 @@ def make_group(
         )
         for row, (node, domain) in zip(decodes, of_decodes, strict=True)
     ]
-    classes = sorted({fabric for each in pair_classes for fabric in each})
+    classes = {fabric for each in pair_classes for fabric in each}
     if len(classes) <= 1 and not both:
-        return Group(prefills, decodes, classes[0] if classes else ELSEWHERE)
+        return Group(prefills, decodes, classes.pop() if classes else ELSEWHERE)
     at = {row: position for position, row in enumerate(prefills)}
     neighbours = Neighbours(
-        *_columns(of_prefills), domain_of, *_columns(of_decodes), pair_classes, classes,
+        *_columns(of_prefills), *_columns(of_decodes), pair_classes,
         [at.get(row, _NONE) for row in decodes],
     )  # fmt: skip
     return Group(prefills, decodes, neighbours=neighbours)

@@ -17,7 +17,7 @@ from .kv_size import KvSize
 def prefill_costs(request: RequestFigures, pods: FigureTable, cached: Sequence[int]) -> list[float]:
     """The terms of `split(P, D)` that depend on P, for every pod as P."""
     now = request.now
-    n, cached = _at_least_one(request, cached)
+    n, cached = at_least_one(request, cached)
     return [
         (ends - now if ends > now else (now - ends) * late)
         + constant
@@ -54,68 +54,21 @@ def decode_costs(
     """The terms of `split(P, D)` that depend on D, and the hand-off, for each pod in `which` and
     pairs of the class `fabric`; inf where the transfer takes too long for a split. `ready`: as in
     `cost.decode_terms`."""
-    if pods.has_windows:
-        no_prefills = [[0.0 if each is fabric else inf] * len(which) for each in FabricClass]
-        return pair_costs(request, pods, cached, which, no_prefills, ready=ready)
     output, handoff = request.output, request.handoff
-    n, cached = _at_least_one(request, cached)
-    costs = [
-        handoff + constant + (n - hit) * per_token + itl_harm * output
-        if (n - hit) * (per_token - share_token - share_pair * (n + hit)) <= spare
-        else inf
-        for (constant, per_token, itl_harm, spare, share_token, share_pair), hit in zip(
-            map(pods.receiving[fabric].__getitem__, which),
-            map(cached.__getitem__, which),
-            strict=True,
-        )
-    ]
-    costs = _with_queues(costs, request, pods, which, ready)
-    return _with_preemption(costs, request, pods, cached, which)
-
-
-def pair_costs(
-    request: RequestFigures,
-    pods: FigureTable,
-    cached: Sequence[int],
-    which: Sequence[int],
-    prefills: Sequence[Sequence[float]],
-    *,
-    ready: float = inf,
-) -> list[float]:
-    """`split(P, D)` for each pod D in `which` and the cheapest of some pods P; inf where the
-    transfer takes too long from each of them. `prefills`: per class of the pair, the cost of one P
-    for each D; inf: none. `ready`: as in `cost.decode_terms`."""
-    n, cached = _at_least_one(request, cached)
-    output, handoff = request.output, request.handoff
+    n, cached = at_least_one(request, cached)
     sizes: Sequence[float]
     sizes = uncached = [n - cached[i] for i in which]
     if pods.has_windows:
         # The cost is linear in tokens, but for the KV of long prompts.
-        sizes = [_linear_tokens(pods.pods[i].kv, n - cached[i]) for i in which]
-    node_rows, domain_rows, far_rows = pods.receiving
-    costs = []
-    # All classes in one pass: three passes take half as long again.
-    for (
-        left, size, (on_node, node_token, itl_harm, node_spare, share_token, share_pair),
-        (in_domain, domain_token, _, domain_spare, _, _), (afar, far_token, _, far_spare, _, _),
-        node_prefill, domain_prefill, far_prefill,
-    ) in zip(
-        uncached, sizes, map(node_rows.__getitem__, which),
-        map(domain_rows.__getitem__, which), map(far_rows.__getitem__, which),
-        *prefills, strict=True,
-    ):  # fmt: skip
-        longest, least = left * (share_token + share_pair * (2 * n - left)), inf
-        if (seconds := size * node_token) <= longest + node_spare:
-            least = node_prefill + on_node + seconds
-        if (seconds := size * domain_token) <= longest + domain_spare and (
-            cost := domain_prefill + in_domain + seconds
-        ) < least:
-            least = cost
-        if (seconds := size * far_token) <= longest + far_spare and (
-            cost := far_prefill + afar + seconds
-        ) < least:
-            least = cost
-        costs.append(least + handoff + itl_harm * output)
+        sizes = [linear_tokens(pods.pods[i].kv, n - cached[i]) for i in which]
+    costs = [
+        handoff + constant + size * per_token + itl_harm * output
+        if size * per_token <= spare + left * (share_token + share_pair * (2 * n - left))
+        else inf
+        for left, size, (constant, per_token, itl_harm, spare, share_token, share_pair) in zip(
+            uncached, sizes, map(pods.receiving[fabric].__getitem__, which), strict=True
+        )
+    ]
     costs = _with_queues(costs, request, pods, which, ready)
     return _with_preemption(costs, request, pods, cached, which)
 
@@ -127,7 +80,7 @@ def transfer_costs(
     transfer takes too long."""
     n = max(1, request.prompt)
     hit = min(cached[row], n - 1)
-    size = _linear_tokens(pods.pods[row].kv, n - hit)
+    size = linear_tokens(pods.pods[row].kv, n - hit)
     return [
         constant + size * per_token
         if size * per_token <= spare + (n - hit) * (share_token + share_pair * (n + hit))
@@ -138,12 +91,12 @@ def transfer_costs(
     ]
 
 
-def _linear_tokens(kv: KvSize, tokens: float) -> float:
+def linear_tokens(kv: KvSize, tokens: float) -> float:
     """Tokens whose KV would have the size of that of `tokens`, were there no windows."""
     return tokens if kv.long is None else kv.bytes(tokens) / kv.short
 
 
-def _at_least_one(request: RequestFigures, cached: Sequence[int]) -> tuple[int, Sequence[int]]:
+def at_least_one(request: RequestFigures, cached: Sequence[int]) -> tuple[int, Sequence[int]]:
     """Length of the prompt, at least 1, and `cached` such that one token is always computed."""
     n = max(1, request.prompt)
     if max(cached, default=0) >= n:

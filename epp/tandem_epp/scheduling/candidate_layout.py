@@ -5,10 +5,10 @@ A layout is computed once per change of the pods, and narrowed for a request tha
 them only, as with a gateway's subset hint.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
@@ -24,9 +24,12 @@ from ..backends.pairing import (
 )
 from ..backends.pods import Pod
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 MAX_NARROWED: Final = 64
-"""Narrowed layouts that are kept. Too low: with more hints than this in turn, each request waits
-for its layout, up to 0.1 ms at 100 pods."""
+"""Subset hints of which pods and layouts are kept. Too low: with more hints than this in turn, each
+request waits for its layout, up to 0.1 ms at 100 pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +131,25 @@ def partner_fabrics(fleet: Fleet, decode: Pod) -> frozenset[FabricClass]:
     )
 
 
-class NarrowedLayouts:
-    """The narrowed layouts that were used last: a gateway repeats its subset hints."""
+class RecentlyUsed(Generic[K, V]):
+    """The values of the MAX_NARROWED keys that were used last: a gateway repeats its subset
+    hints."""
 
     def __init__(self) -> None:
-        self._layouts: dict[tuple[object, AbstractSet[int]], CandidateLayout] = {}
+        self._values: dict[K, V] = {}
         """The one used last comes last."""
 
-    def within(
-        self, key: object, whole: CandidateLayout, allowed: frozenset[int]
-    ) -> CandidateLayout:
-        """`whole.within(allowed)`; `key` stands for `whole`."""
-        layout = self._layouts.pop((key, allowed), None) or whole.within(allowed)
-        self._layouts[key, allowed] = layout
-        if len(self._layouts) > MAX_NARROWED:
-            del self._layouts[next(iter(self._layouts))]
-        return layout
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """The value of `key`, which `make` returns if there is none yet."""
+        value = self._values.pop(key) if key in self._values else make()
+        self._values[key] = value
+        if len(self._values) > MAX_NARROWED:
+            del self._values[next(iter(self._values))]
+        return value
 
     def clear(self) -> None:
         """The pods changed."""
-        self._layouts.clear()
+        self._values.clear()
 
 
 def _groups(

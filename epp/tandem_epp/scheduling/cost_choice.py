@@ -32,7 +32,7 @@ from ..backends.pods import Pod
 from ..estimates.cost_record import CostRecord
 from ..estimates.request_load import PlacedPrompt
 from ..request import InferenceRequest
-from .candidate_layout import CandidateLayout, NarrowedLayouts, make_layout, partner_fabrics
+from .candidate_layout import CandidateLayout, RecentlyUsed, make_layout, partner_fabrics
 from .decider import MAX_UNSPLIT_BLOCKS, NoBackend, PathDecision, SplitImpossible
 from .profile import ScoringContext
 from .prompt_tokens import PromptTokens, prompt_tokens
@@ -58,7 +58,8 @@ class CostScheduler:
         self._fleet, self._random = fleet, random
         self._layouts: dict[str | None, CandidateLayout] = {}
         """Model → layout, as of `_version`."""
-        self._narrowed = NarrowedLayouts()
+        self._narrowed: RecentlyUsed[tuple[str | None, tuple[Pod, ...]], CandidateLayout]
+        self._narrowed = RecentlyUsed()
         """Those of some of the pods, as of `_version`."""
         self._fabrics: dict[Pod, frozenset[FabricClass]] = {}
         """What `partner_fabrics` returns, as of `_version`."""
@@ -220,8 +221,10 @@ class CostScheduler:
             layout = self._layouts[key] = make_layout(self._fleet, whole, model)
         if len(ready) == len(layout.rows):
             return layout
-        row_of = self._fleet.figures.rows
-        return self._narrowed.within(key, layout, frozenset([row_of[pod] for pod in ready]))
+        rows = self._fleet.figures.rows
+        return self._narrowed.get(
+            (key, ready), lambda: layout.within(frozenset([rows[pod] for pod in ready]))
+        )
 
     def _apply_settings(self, pods: Sequence[Pod], settings: CostSettings) -> None:
         # A pod that lists no models serves any: the only entry is then meant for it.

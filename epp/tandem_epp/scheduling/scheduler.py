@@ -15,6 +15,7 @@ from tandem_planner.choice import PREFILL_CANDIDATES
 from ..backends.fleet import Fleet
 from ..backends.pairing import can_hand_off
 from ..backends.pods import Pod
+from .candidate_layout import RecentlyUsed
 from .config import Routing
 from .cost_choice import CostScheduler, CostSettings
 from .decider import (
@@ -38,6 +39,9 @@ class Scheduler:
         """Profiles, decider and fallback; a reload replaces it."""
         self._fleet, self._random = fleet, random
         self._cost = CostScheduler(fleet, random)
+        self._narrowed: RecentlyUsed[tuple[int, str | None, frozenset[str]], tuple[Pod, ...]]
+        self._narrowed = RecentlyUsed()
+        """The pods that the latest subset hints allow: a gateway repeats its hints."""
 
     def schedule(
         self,
@@ -48,7 +52,10 @@ class Scheduler:
     ) -> SchedulingResult:
         """Choose pods for a request for `model` among those that `subset` (the gateway's hint)
         allows, at `now` (Unix seconds). Raises NoBackend, SplitImpossible."""
-        ready = in_subset(self._fleet.ready_pods(model), subset)
+        ready = whole = self._fleet.ready_pods(model)
+        if subset is not None:
+            key = self._fleet.members_version, self._fleet.model_key(model), subset
+            ready = self._narrowed.get(key, lambda: in_subset(whole, subset))
         if (cost := self.routing.scheduling.cost) is not None:
             choice = self._choose_by_cost(ready, context, model, cost, now)
             if choice is not None:

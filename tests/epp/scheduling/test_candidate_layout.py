@@ -21,7 +21,7 @@ from tandem_epp.placement import Placement
 from tandem_epp.scheduling.candidate_layout import (
     MAX_NARROWED,
     CandidateLayout,
-    NarrowedLayouts,
+    RecentlyUsed,
     make_layout,
 )
 from tandem_planner.fabrics import fabric_class
@@ -234,16 +234,25 @@ def test_a_lost_prefill_pod_counts_as_close_as_it_was(decode: str, path: str) ->
     assert setup.place(VERY_LONG)[1].path.value == path
 
 
-def test_a_repeated_subset_hint_is_narrowed_once() -> None:
+def test_what_was_used_last_is_kept() -> None:
+    values: RecentlyUsed[int, object] = RecentlyUsed()
+    first = values.get(0, object)
+    for key in range(1, MAX_NARROWED):
+        values.get(key, object)
+    assert values.get(0, object) is first
+    second = values.get(1, object)
+    # Two more: the two that were not used for longest go.
+    for key in (-1, -2):
+        values.get(key, object)
+    assert values.get(0, object) is first
+    assert values.get(1, object) is second
+    assert values.get(-1, object) is not first
+
+
+def test_a_narrowed_layout_has_the_allowed_pods_alone() -> None:
     fleet = fleet_of([(role, "1", True, ("n", "r")) for role in ("prefill", "decode", "decode")])
-    whole, narrowed = make_layout(fleet, tuple(fleet), None), NarrowedLayouts()
-    first = narrowed.within("m", whole, frozenset({0, 1}))
-    assert narrowed.within("m", whole, frozenset({1, 0})) is first
-    assert narrowed.within("m", whole, frozenset({0, 2})).decodes == (2,)
-    assert narrowed.within("n", whole, frozenset({0, 1})) is not first
-    for row in range(3, 3 + MAX_NARROWED):
-        narrowed.within("m", whole, frozenset({0, 1, row}))
-    assert narrowed.within("m", whole, frozenset({0, 1})) is not first
+    whole = make_layout(fleet, tuple(fleet), None)
+    assert whole.within(frozenset({0, 2})).decodes == (2,)
 
 
 def test_a_subset_hint_follows_the_pods_health() -> None:

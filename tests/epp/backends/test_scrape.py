@@ -110,14 +110,13 @@ async def test_figures_fade_while_a_backend_answers_no_scrape(
 
 async def test_a_check_requests_the_path_and_the_metrics(fleet: tuple[Fleet, Scraper]) -> None:
     pods, scraper = fleet
-    scraper.checks = HealthChecks("/health", interval=0.1, healthy_threshold=3)
+    scraper.checks = HealthChecks("/health", 0.1, timeout=20.0, healthy_threshold=3)
     backend = Backend("a")
     async with serving(backend):
         pods.apply([DiscoveredBackend(BackendConfig("a", f"http://127.0.0.1:{backend.port}"))])
         scraper.sync()
         (pod,) = pods
-        await until(lambda: holds(pod.gauges is not None))
-        assert pod.ready
+        await until(lambda: holds(pod.gauges is not None and pod.ready))
         backend.fails = True
         await until(lambda: holds(not pod.ready))
         backend.received.clear()
@@ -125,7 +124,7 @@ async def test_a_check_requests_the_path_and_the_metrics(fleet: tuple[Fleet, Scr
         await until(lambda: holds(pod.ready))
         assert [request.path for request in backend.received[:3]] == ["/health"] * 3
         # With the next settings the page alone counts.
-        scraper.checks = HealthChecks(interval=0.1)
+        scraper.checks = HealthChecks(interval=0.1, timeout=20.0)
         backend.fails = True
         scraped_at = pod.scraped_at
         await until(lambda: holds(pod.scraped_at > scraped_at and scraper.is_complete))

@@ -7,6 +7,7 @@ engine, and whether the decode engine loaded KV depends on which was first.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -82,8 +83,9 @@ def lmcache(
     directory = tmp_path_factory.mktemp("lmcache")
     extra = {
         "lmcache.mp.host": f"tcp://{server[0]}",
-        # Seconds after which engines notice that the server has died.
-        "lmcache.mp.heartbeat_interval": 1,
+        # Seconds after which engines notice that the server has died, and which a busy server has
+        # to answer. An engine that gave it up for dead recovers.
+        "lmcache.mp.heartbeat_interval": 3,
     }
     with running_pair(model, directory, connector="lmcache-mp", extraConfig=extra) as running:
         yield running
@@ -101,10 +103,11 @@ async def test_the_answer_is_that_of_one_engine(
 ) -> None:
     request_kind = KINDS[kind]
     moved = await Moved(http, pair.decode.url("/metrics")).begin()
+    numbers = itertools.count()
 
     async def has_loaded() -> bool:
         """Whether the decode engine found the KV of a new prompt, whose answer must be right."""
-        words = f"{kind} {time.monotonic_ns()}: " + "how far is the harbour? " * 20
+        words = f"{kind} {next(numbers)}: " + "how far is the harbour? " * 20
         body = request_kind.body(words)
         handed = await pair.handed_off(http, request_kind, body)
         assert handed.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE

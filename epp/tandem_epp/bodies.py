@@ -22,7 +22,7 @@ from .form import FORM_TYPE, form_model
 from .pooled import parse_pooled
 from .request import InferenceRequest, parse_request, read_model
 
-_CONTENT_TYPE: Final = "content-type"
+CONTENT_TYPE: Final = "content-type"
 
 
 def kind_of(request: HttpRequest) -> BodyKind | None:
@@ -53,9 +53,9 @@ def parse_body(kind: BodyKind, body: bytes) -> InferenceRequest:
 def named_model(request: HttpRequest, body: bytes) -> str | None:
     """The model that a body of no known kind names; None: it names none. Raises BadBody."""
     if is_form(request):
-        return form_model(request.headers[_CONTENT_TYPE], body)
+        return form_model(request.headers[CONTENT_TYPE], body)
     return read_model(body)
 
 
 def _media_type(request: HttpRequest, default: str) -> str:
-    return request.headers.get(_CONTENT_TYPE, default).partition(";")[0].strip().lower()
+    return request.headers.get(CONTENT_TYPE, default).partition(";")[0].strip().lower()

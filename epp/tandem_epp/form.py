@@ -1,4 +1,5 @@
-"""The model that a form names (multipart/form-data, RFC 7578), wherever the field stands. Pure.
+"""The model that a form names (multipart/form-data, RFC 7578), wherever the field stands, and
+the form with another one. Pure.
 
 Delimiters are searched for in C, and of the parts only the heads are read: a file's bytes are
 skipped where they are, and never copied.
@@ -26,6 +27,7 @@ _MAX_PADDING: Final = 256
 """Spaces behind a delimiter."""
 _MAX_VALUE: Final = 64 * 1024
 """Bytes that are read of the model's name; names are much shorter."""
+_MODEL_HEAD: Final = b'Content-Disposition: form-data; name="model"\r\n\r\n'
 _heads: Final = BytesHeaderParser()
 
 
@@ -44,15 +46,39 @@ class _Part(NamedTuple):
     """Where its head begins."""
 
 
+class _Field(NamedTuple):
+    value: str
+    start: int
+    """Where the value begins."""
+    end: int
+
+
 def form_model(content_type: str, body: bytes) -> str | None:
     """The value of the field `model`; None: there is none. Of several the last one counts, as in
     the engine. Raises BadBody."""
+    _, field = _find_model(content_type, body)
+    return field.value if field is not None else None
+
+
+def with_form_model(content_type: str, body: bytes, model: str) -> bytes:
+    """The form `body` with another value of the field `model`, or with the field. Raises
+    BadBody."""
+    first, field = _find_model(content_type, body)
+    value = model.encode()
+    if field is not None:
+        return b"".join((body[: field.start], value, body[field.end :]))
+    part = (b"--", _boundary(content_type), b"\r\n", _MODEL_HEAD, value, b"\r\n")
+    return b"".join((body[: first.start], *part, body[first.start :]))
+
+
+def _find_model(content_type: str, body: bytes) -> tuple[_Delimiter, _Field | None]:
+    """The first delimiter, and the last field `model`. Raises BadBody."""
     boundary = _boundary(content_type)
     delimiters = _Delimiters(body, b"--" + boundary)
     if (delimiter := delimiters.first()) is None:
         shown = boundary[:_MAX_PADDING].decode("latin-1")
         raise BadBody(f"the form has no part: the boundary of content-type, {shown}, is not in it")
-    model, number, heads = None, 0, 0
+    start, field, number, heads = delimiter, None, 0, 0
     while not delimiter.is_last:
         number += 1
         part = _Part(number, delimiter.end)
@@ -64,9 +90,10 @@ def form_model(content_type: str, body: bytes) -> str | None:
             raise _wrong(part, f"the form ends in it, at byte {len(body)}, without a last boundary")
         if _name_in(body[part.start : content], part) == _FIELD:
             # Content ends before the line break of the delimiter.
-            model = _value(body, content, following.start - 2)
+            end = following.start - 2
+            field = _Field(_value(body, content, end), content, end)
         delimiter = following
-    return model
+    return start, field
 
 
 def _boundary(content_type: str) -> bytes:

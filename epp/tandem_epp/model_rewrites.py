@@ -18,9 +18,10 @@ from tandem_contract import headers as wire
 
 from .answered_model import AnsweredModel
 from .backends.rewrite_rules import RewriteRule, RewriteRules
-from .bodies import is_json
+from .bodies import CONTENT_TYPE, is_form, is_json
 from .body_fields import UNREADABLE, decode_members, unreadable_body
 from .ext_proc.messages import HttpRequest
+from .form import with_form_model
 from .large_bodies import LARGE
 
 
@@ -49,7 +50,8 @@ class ModelRewrites:
 
     def may_apply(self, request: HttpRequest) -> bool:
         """Whether the model that the body names decides on a rewrite."""
-        return bool(self.rules or _header(request)) and is_json(request)
+        has_rewrites = bool(self.rules or _header(request))
+        return has_rewrites and (is_json(request) or is_form(request))
 
     def rewrite(self, request: HttpRequest, model: str | None, body: bytes) -> Rewrite | None:
         """The rewritten request, whose body names `model`; None: it stays. Raises BadBody."""
@@ -57,7 +59,11 @@ class ModelRewrites:
         target = self._target(rule) if rule is not None else _header(request)
         if not target or target == model:
             return None
-        return Rewrite(model, target, with_model(body, target))
+        if is_form(request):
+            body = with_form_model(request.headers[CONTENT_TYPE], body, target)
+        else:
+            body = with_model(body, target)
+        return Rewrite(model, target, body)
 
     def _target(self, rule: RewriteRule) -> str:
         return self._random.choices(rule.targets, rule.weights)[0]

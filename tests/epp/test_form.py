@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tandem_epp.bodies import is_form, named_model
 from tandem_epp.body_fields import BadBody
 from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.form import form_model
+from tandem_epp.form import form_model, with_form_model
 
 PATH = "/v1/audio/transcriptions"
 TYPE = "multipart/form-data; boundary=XB"
@@ -23,7 +23,7 @@ def form(*parts: bytes) -> bytes:
     return b"".join(b"--XB\r\n" + part + b"\r\n" for part in parts) + b"--XB--\r\n"
 
 
-@pytest.mark.parametrize(
+FORMS = pytest.mark.parametrize(
     ("body", "model"),
     [
         (form(MODEL), "m"),
@@ -45,8 +45,22 @@ def form(*parts: bytes) -> bytes:
         (b"--XB \t\r\n" + MODEL + b"\r\n--XB--", "m"),
     ],
 )
+
+
+@FORMS
 def test_the_model_is_found_wherever_it_stands(body: bytes, model: str | None) -> None:
     assert form_model(TYPE, body) == model
+
+
+@FORMS
+def test_only_the_model_of_a_form_changes(body: bytes, model: str | None) -> None:
+    changed = with_form_model(TYPE, body, "größer")
+    assert form_model(TYPE, changed) == "größer"
+    if model is None:
+        head = b'--XB\r\nContent-Disposition: form-data; name="model"\r\n\r\n'
+        assert changed == head + "größer".encode() + b"\r\n" + body
+    else:
+        assert with_form_model(TYPE, changed, model) == body
 
 
 @pytest.mark.parametrize(
@@ -125,6 +139,10 @@ def test_any_bytes_are_read_or_refused(body: bytes, content_type: str) -> None:
     for each in (TYPE, content_type, f"multipart/form-data; {content_type}"):
         with suppress(BadBody):
             assert isinstance(form_model(each, body), str | None)
+            changed = with_form_model(each, body, "x")
+            with suppress(BadBody):
+                # It may have too many parts with another one.
+                assert form_model(each, changed) == "x"
 
 
 def test_only_forms_of_the_api_are_read_as_forms() -> None:

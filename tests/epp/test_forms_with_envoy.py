@@ -12,6 +12,8 @@ from typing import NamedTuple
 import aiohttp
 import pytest
 
+from tandem_contract import headers as wire
+from tandem_epp.form import form_model
 from tandem_operator.routing.envoy.http_filters import BodyMode
 
 from ..sidecar.processes import sidecar
@@ -48,8 +50,11 @@ class Stack:
             engine.received.clear()
         return forms
 
-    async def send(self, path: str, form: Form) -> tuple[int, bytes]:
+    async def send(self, path: str, form: Form, rewrite: str | None = None) -> tuple[int, bytes]:
+        """`rewrite`: the model that is to serve it."""
         headers = {"content-type": form.content_type}
+        if rewrite is not None:
+            headers[wire.MODEL_REWRITE] = rewrite
         data = io.BytesIO(form.body)
         async with self.session.post(self.url + path, data=data, headers=headers) as response:
             return response.status, await response.read()
@@ -107,6 +112,28 @@ async def test_a_form_goes_to_its_model_byte_for_byte(tmp_path: Path, mode: Body
                     assert request.body == form.body
                     assert request.headers["content-type"] == form.content_type
                     assert list(forms.values()) == [[]]
+
+
+@MODES
+async def test_another_model_serves_a_form_whose_header_says_so(
+    tmp_path: Path, mode: BodyMode
+) -> None:
+    async with stack(tmp_path, mode) as running:
+        for model in ("small", "an-alias" * 10, None):
+            for is_last in (True, False):
+                form = await audio(model, is_last=is_last)
+                answer = await running.send(PATHS[0], form, "large")
+                assert answer == (200, b"first last")
+                forms = running.take_forms()
+                assert forms["small"] == []
+                [request] = forms["large"]
+                assert SOUND in request.body
+                assert form_model(form.content_type, request.body) == "large"
+                assert request.headers["content-length"] == str(len(request.body))
+                assert wire.MODEL_REWRITE not in request.headers
+        status, answer = await running.send(PATHS[0], await audio("small"), "unknown")
+        assert status == 404
+        assert "`unknown` does not exist" in json.loads(answer)["error"]["message"]
 
 
 @MODES

@@ -122,6 +122,9 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     domain: str | None = None
     """Name of the fabric domain of that machine, such as a rack or an RDMA island; None: not
     known."""
+    http2: bool = False
+    """Whether it speaks HTTP/2 without TLS (h2c) and no HTTP/1.1: the EPP then reads its metrics by
+    HTTP/2. A gateway that forwards to it has a setting of its own."""
     labels: dict[str, str] = {}
     """Labels for the EPP's filters and scorers by label. Of a Kubernetes pod: its own, those that
     it selects nodes by, and its node's name as `kubernetes.io/hostname`."""

@@ -38,8 +38,6 @@ _CONFIGURATION: Final = {
         {"type": "destination-endpoint-served-verifier"},
     ],
 }
-_LEFT_OUT: Final = ("appprotocol-h2c-app-endpoint-picker",)
-"""A picker for pods that speak HTTP/2 only: it is never ready, and the suite waits for all."""
 _CONSISTENCY: Final = "12s"
 """How long a test waits for three equal answers in a row: several times what those that pass need.
 Those that fail wait for all of it, one of them three times."""
@@ -92,7 +90,6 @@ def base(control: Istiod) -> list[Object]:
     program = str(tools.path(gobuild.CONFORMANCE))
     text = subprocess.run([program, "base"], stdout=subprocess.PIPE, check=True).stdout
     objects = [_with_our_images(each) for each in yaml.safe_load_all(text) if each]
-    objects = [each for each in objects if each["metadata"]["name"] not in _LEFT_OUT]
     for each in list(objects):
         name = each["metadata"]["name"]
         if each["kind"] == "Gateway":

@@ -33,6 +33,7 @@ PASSES = (
     "HTTPRouteMultipleGatewaysDifferentPools",
     "HTTPRouteMultipleRulesDifferentPools",
     "InferencePoolAccepted",
+    "InferencePoolAppProtocol",
     "InferencePoolHTTPRoutePortValidation",
     "InferencePoolInvalidEPPService",
     "InferencePoolMissingEPPRef",
@@ -41,8 +42,6 @@ PASSES = (
 FAILS = {
     "GatewayWeightedAcrossTwoInferencePools": "of several pools in a rule, Istio asks the picker "
     "of the last one only",
-    "InferencePoolAppProtocol": "our EPP reads metrics over HTTP/1.1, so it never chooses the pods "
-    "of the test that speak HTTP/2 only",
 }
 """The suite's test, and the reason."""
 
@@ -79,18 +78,6 @@ async def test_it_passes(results: Results, name: str) -> None:
 @pytest.mark.parametrize("name", FAILS)
 async def test_it_fails_for_a_known_reason(results: Results, name: str) -> None:
     assert results.of(name) == "FAIL", f"{name} no longer fails, although {FAILS[name]}"
-
-
-async def test_of_the_protocols_of_a_pool_only_http2_fails(results: Results) -> None:
-    parts = {
-        part: results.of(f"InferencePoolAppProtocol/{part}")
-        for part in (
-            "explicit_HTTP/1.1_appProtocol",
-            "omitted_appProtocol_defaults_to_HTTP/1.1",
-            "explicit_cleartext_HTTP/2_appProtocol",
-        )
-    }
-    assert list(parts.values()) == ["PASS", "PASS", "FAIL"], parts
 
 
 async def test_the_suite_has_no_other_tests(results: Results) -> None:

@@ -12,7 +12,8 @@ from tandem_kube.resources import INFERENCE_POOLS, Resource
 
 GROUP: Final = INFERENCE_POOLS.group
 _OLDER_GROUP: Final = "inference.networking.x-k8s.io"
-_GRPC: Final = "kubernetes.io/h2c"
+_H2C: Final = "kubernetes.io/h2c"
+"""Value of `appProtocol`: HTTP/2 without TLS. The other one is `http`, the default."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class PoolPods:
     """A Kubernetes label selector."""
     ports: tuple[int, ...]
     """At least one."""
+    http2: bool = False
+    """Whether they speak HTTP/2 without TLS, and no HTTP/1.1."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,6 @@ def pool_pods(pool: Mapping[str, Any]) -> PoolPods | InvalidPool | None:
     if "deletionTimestamp" in pool["metadata"]:
         return None
     spec = pool.get("spec") or {}
-    if spec.get("appProtocol") == _GRPC:
-        return InvalidPool(f"spec.appProtocol {_GRPC}: engines are called by HTTP/1.1 only")
     selector = spec.get("selector") or {}
     # v1 has a LabelSelector, whose expressions its schema does not allow; v1alpha2 a plain map.
     labels = selector.get("matchLabels", {} if "targetPorts" in spec else selector)
@@ -67,4 +68,5 @@ def pool_pods(pool: Mapping[str, Any]) -> PoolPods | InvalidPool | None:
     ports = tuple(dict.fromkeys(listed or [spec.get("targetPortNumber")]))
     if not all(isinstance(port, int) and 1 <= port <= 65535 for port in ports):
         return InvalidPool("spec.targetPorts has no number of 1 to 65535")
-    return PoolPods(",".join(f"{key}={value}" for key, value in sorted(labels.items())), ports)
+    text = ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    return PoolPods(text, ports, http2=spec.get("appProtocol") == _H2C)

@@ -35,7 +35,7 @@ class KubernetesDiscovery(Collector):
         self._on_change = on_change
         self._is_notification_due = False
         """Whether a call of `on_change` is scheduled and has not run."""
-        self._target_ports = selection.target_ports
+        self._selection = selection
         self._pods: Reflector[WatchedPod] = Reflector(
             api,
             PODS,
@@ -73,7 +73,8 @@ class KubernetesDiscovery(Collector):
         return discovery_metrics(pods.connected, pods.failures, list(pods.items.values()))
 
     def _parse(self, pod: Object) -> WatchedPod | None:
-        return pod_backends(pod, self._target_ports)
+        selection = self._selection
+        return pod_backends(pod, selection.target_ports, http2=selection.http2)
 
     def _pod_changed(self, key: Key) -> None:
         pod = self._pods.items.get(key)

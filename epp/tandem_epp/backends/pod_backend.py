@@ -49,6 +49,8 @@ class PodSelection:
     """A Kubernetes label selector."""
     target_ports: tuple[int, ...] = (ports.SIDECAR,)
     """Serving ports of a pod without the annotation tandem.dev/target-port; each has an engine."""
+    http2: bool = False
+    """Whether these ports speak HTTP/2 without TLS, and no HTTP/1.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,10 @@ class InvalidPod:
 
 
 def pod_backends(
-    pod: Mapping[str, Any], target_ports: Sequence[int]
+    pod: Mapping[str, Any], target_ports: Sequence[int], *, http2: bool = False
 ) -> tuple[DiscoveredBackend, ...] | InvalidPod | None:
     """The backends in a pod object; None while it has no address, and once its containers ended.
+    `target_ports` and `http2` are as in PodSelection.
 
     The backend of a pod with one port has the pod's name. One of several is named after the index
     of its port, as llm-d's endpoints are.
@@ -83,6 +86,7 @@ def pod_backends(
                 models=_models(pod_labels, annotations),
                 compat=pod_labels.get(labels.KV_COMPAT),
                 node=spec.get("nodeName"),
+                http2=http2,
                 labels=_all_labels(spec, pod_labels),
             )
             for name, port in _ports(metadata["name"], annotations, target_ports)

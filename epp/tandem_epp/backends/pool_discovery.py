@@ -87,7 +87,10 @@ class PoolDiscovery(Collector):
             self._starting.cancel()
             self._starting = None
         if isinstance(pool, PoolPods):
-            _log.info("%s selects %s, ports %s", self._reference, pool.selector, pool.ports)
+            protocol = "HTTP/2" if pool.http2 else "HTTP/1.1"
+            _log.info(
+                "%s selects %s, ports %s, %s", self._reference, pool.selector, pool.ports, protocol
+            )
             self._starting = self._tasks.create_task(self._watch(pool))
             return
         why = f"cannot be served: {pool.reason}" if isinstance(pool, InvalidPool) else "was deleted"
@@ -96,7 +99,9 @@ class PoolDiscovery(Collector):
 
     async def _watch(self, pool: PoolPods) -> None:
         """Watch the pods of `pool`, and serve with them once they are listed."""
-        selection = PodSelection(self._reference.namespace, pool.selector, pool.ports)
+        selection = PodSelection(
+            self._reference.namespace, pool.selector, pool.ports, http2=pool.http2
+        )
 
         def on_change() -> None:
             if self._pods is pods:

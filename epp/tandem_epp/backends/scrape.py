@@ -25,6 +25,7 @@ from tandem_contract.config import HealthChecks
 from ..supervised import SupervisedTask
 from .engine_page import EnginePage
 from .fleet import Fleet
+from .http2_client import Http2Client, speaks_http2
 from .members import Members
 from .pace import BUSY_INTERVAL, Allowance, fresh_seconds, next_interval, select_due
 from .page_reader import PageReader
@@ -92,6 +93,7 @@ class Scraper:
         self._allowance = Allowance(burst=TICK)
         self._is_complete = False
         self._session: aiohttp.ClientSession | None = None
+        self._http2 = Http2Client()
         self._loop_task: SupervisedTask | None = None
 
     @property
@@ -139,6 +141,7 @@ class Scraper:
         for task in filter(None, tasks):
             with suppress(asyncio.CancelledError):
                 await task
+        await self._http2.close()
         if self._session is not None:
             await self._session.close()
 
@@ -210,10 +213,10 @@ class Scraper:
         url = self._health_url(target)
         try:
             if url:
-                await self._get(url, session)
+                await self._get(members, url, session)
                 target.checked_at = monotonic()
             url = self.settings.metrics_url(members.url)
-            body = await self._get(url, session)
+            body = await self._get(members, url, session)
         # A timeout is an OSError, too (TimeoutError).
         except (aiohttp.ClientError, OSError) as err:
             target.failures += 1
@@ -248,8 +251,10 @@ class Scraper:
         is_due = is_doubtful or waited >= self.checks.interval
         return target.members.url.rstrip("/") + path if is_due else ""
 
-    async def _get(self, url: str, session: aiohttp.ClientSession) -> bytes:
+    async def _get(self, members: Members, url: str, session: aiohttp.ClientSession) -> bytes:
         """The body of a 2xx answer. Raises ClientError, OSError."""
+        if speaks_http2(members.pods[0].backend, url):
+            return await self._http2.get(url, self.checks.timeout)
         timeout = aiohttp.ClientTimeout(total=self.checks.timeout)
         async with session.get(url, ssl=self.settings.tls or True, timeout=timeout) as response:
             body = await response.read()

@@ -45,7 +45,8 @@ class ScrapeSettings:
         if self.scheme == "http" or self.port is not None:
             return discovered
         url = f"https://{backend.url.removeprefix(_HTTP)}"
-        return replace(discovered, backend=msgspec.structs.replace(backend, url=url))
+        # By TLS the EPP speaks HTTP/1.1, whatever the pool says of clear text.
+        return replace(discovered, backend=msgspec.structs.replace(backend, url=url, http2=False))
 
 
 def client_tls(*, verifies: bool, authorities: str, certificate: str, key: str) -> ssl.SSLContext:

@@ -27,11 +27,13 @@ import aiohttp
 import msgspec
 
 from tandem_contract import headers as wire
+from tandem_contract.config import Backend
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import WARM_UP, Plan, Target, sign
 from tandem_contract.request_kinds import PATHS, RequestKind
 
 from .fleet import Fleet
+from .http2_client import Http2Client
 from .pods import Pod
 
 MAX_CONCURRENT: Final = 4
@@ -43,7 +45,7 @@ _JITTER: Final = 0.25
 """Seconds; each attempt waits a random part of it, so that EPP replicas do not coincide."""
 BACK_OFF: Final = 2.0
 """Seconds before the second attempt; three times as long before each further one."""
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=30.0)
+_SECONDS: Final = 30.0
 """For one attempt: the sidecar's default prefill timeout. A first handshake is slow."""
 _PROMPT_BLOCKS: Final = 2
 _TOKEN_IDS: Final = range(1, 200)
@@ -79,6 +81,7 @@ class WarmUps:
         self.tls: ssl.SSLContext | None = None
         """For sidecars with https; None: certificates of the system's authorities."""
         self._session: aiohttp.ClientSession | None = None
+        self._http2 = Http2Client()
 
     def on_backend_up(self, pod: Pod) -> None:
         """`pod` answers scrapes: warm its pairs that are not warm."""
@@ -104,6 +107,7 @@ class WarmUps:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._http2.close()
         if self._session is not None:
             await self._session.close()
 
@@ -185,23 +189,33 @@ class WarmUps:
     async def _hand_off(self, decode: Pod, prefill: Pod) -> str:
         """One attempt. Returns `warm`, `fallback` (a 2xx or 3xx without the hand-off), `error` (a
         4xx or 5xx) or `unreachable` (no answer within the timeout)."""
-        session = self._session = self._session or aiohttp.ClientSession(timeout=_TIMEOUT)
-        url = decode.backend.url.rstrip("/") + PATHS[RequestKind.COMPLETIONS]
         body = msgspec.json.encode(_body(decode, prefill, self._random))
         headers = _headers(decode, prefill, self._plan_keys(), time())
         try:
-            async with session.post(
-                url, data=body, headers=headers, ssl=self.tls or True
-            ) as response:
-                # Read to the end: the hand-off is complete only with the answer.
-                await response.read()
-        except (aiohttp.ClientError, TimeoutError):
+            status, path = await self._post(decode.backend, body, headers)
+        except (aiohttp.ClientError, OSError):
             return "unreachable"
-        if response.status >= 400:
+        if status >= 400:
             return "error"
         # Sidecars other than Tandem's do not send this header: take their 2xx for a hand-off.
-        path = response.headers.get(wire.ROUTING_PATH, RoutingPath.PREFILL_THEN_DECODE)
-        return "warm" if path == RoutingPath.PREFILL_THEN_DECODE else "fallback"
+        return "warm" if path in (None, RoutingPath.PREFILL_THEN_DECODE) else "fallback"
+
+    async def _post(
+        self, backend: Backend, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, str | None]:
+        """Status and routing path of the answer, which is read to its end: before that the hand-off
+        is not complete. Raises ClientError, OSError."""
+        url = backend.url.rstrip("/") + PATHS[RequestKind.COMPLETIONS]
+        if backend.http2:
+            answer = await self._http2.request("POST", url, _SECONDS, headers=headers, body=body)
+            return answer.status, answer.headers.get(wire.ROUTING_PATH)
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=_SECONDS)
+            self._session = aiohttp.ClientSession(timeout=timeout)
+        post = self._session.post(url, data=body, headers=headers, ssl=self.tls or True)
+        async with post as response:
+            await response.read()
+        return response.status, response.headers.get(wire.ROUTING_PATH)
 
 
 def _has_answered(pod: Pod) -> bool:
@@ -237,7 +251,7 @@ def _headers(
             prefill=(Target(prefill.name, prefill_address, prefill.rank),),
             request_id=request_id,
             # Twice the timeout, because the clocks of two nodes may differ.
-            expires=now + 2 * (_TIMEOUT.total or 0),
+            expires=now + 2 * _SECONDS,
         )
         headers[wire.PLAN] = sign(plan, plan_keys, now=now)
     return headers

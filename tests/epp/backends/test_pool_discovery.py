@@ -19,6 +19,7 @@ from tandem_kube.client import Api, connect
 from tandem_kube.resources import INFERENCE_POOLS, ROLE_BINDINGS, ROLES
 
 from ...cluster.control_plane import ControlPlane
+from ..h2c import speaking_http2
 from ..real import Backend, Epp, serving, starting_epp, until
 from .cluster_pods import Pods
 
@@ -52,7 +53,7 @@ class Pool:
     def __init__(self, api: Api, namespace: str) -> None:
         self._api, self._namespace = api, namespace
 
-    async def apply(self, app: str, *ports: int) -> None:
+    async def apply(self, app: str, *ports: int, protocol: str = "http") -> None:
         body = {
             "apiVersion": INFERENCE_POOLS.api_version,
             "kind": "InferencePool",
@@ -60,6 +61,7 @@ class Pool:
             "spec": {
                 "selector": {"matchLabels": {"app": app}},
                 "targetPorts": [{"number": port} for port in ports],
+                "appProtocol": protocol,
                 "endpointPickerRef": {"name": "epp", "port": {"number": 9002}},
             },
         }
@@ -121,6 +123,24 @@ async def test_changes_of_the_pool_apply_at_once(
             await pool.apply("vllm", a.port)
             await until(epp.ready)
             assert await epp.serves("vllm")
+
+
+async def test_pods_speak_the_protocol_that_the_pool_names(
+    control_plane: ControlPlane, pods: Pods, pool: Pool, tmp_path: Path
+) -> None:
+    engine = Backend("a")
+    async with serving(engine), speaking_http2(tmp_path, engine.port) as port:
+        await pods.create_plain("vllm", {"app": "vllm"})
+        await pool.apply("vllm", port)
+        async with started(tmp_path, pods.namespace, control_plane.kubeconfig) as epp:
+            await until(epp.ready)
+            assert await epp.serves(), "a pod that speaks HTTP/2 only does not answer HTTP/1.1"
+            await pool.apply("vllm", port, protocol="kubernetes.io/h2c")
+            await until(lambda: epp.serves("vllm"))
+            await pool.apply("vllm", engine.port)
+            await until(lambda: epp.serves("vllm"))
+            await pool.apply("vllm", engine.port, protocol="kubernetes.io/h2c")
+            await until(epp.serves)
 
 
 async def test_rights_to_read_pods_and_pools_are_enough(

@@ -180,8 +180,10 @@ def test_urls_of_pods(
     settings: dict[str, object], backend: str, metrics: str, requests: str
 ) -> None:
     scraping = settings_of(**settings)
-    discovered = scraping.with_scheme(DiscoveredBackend(BackendConfig("a", backend)))
+    plain = DiscoveredBackend(BackendConfig("a", backend, http2=True))
+    discovered = scraping.with_scheme(plain)
     assert discovered.backend.url == (requests or backend)
+    assert discovered.backend.http2 == discovered.backend.url.startswith("http:")
     assert scraping.metrics_url(discovered.backend.url) == metrics
 
 

@@ -29,6 +29,7 @@ from tandem_local.ports import free_port
 from tandem_local.stack import Stack
 from tandem_operator.resources.pool_files import parse_pools
 
+from ..h2c import speaking_http2
 from ..real import until
 from ..test_picker import PickerSetup
 
@@ -59,7 +60,7 @@ class Pairs:
     """A fleet without a scraper; one sidecar answers for all of its decode pods."""
 
     def __init__(self, sidecar: Sidecar, url: str, keys: Mapping[str, bytes]) -> None:
-        self.sidecar, self._url = sidecar, url
+        self.sidecar, self.url = sidecar, url
         self.is_enabled = True
         self.fleet = Fleet()
         self.metrics = Metrics(self.fleet)
@@ -81,7 +82,7 @@ class Pairs:
         )
 
     def _url_of(self, number: int, role: Role) -> str:
-        return f"http://10.0.0.{number}:8000" if role is Role.PREFILL else self._url
+        return f"http://10.0.0.{number}:8000" if role is Role.PREFILL else self.url
 
     def __getitem__(self, name: str) -> Pod:
         return next(pod for pod in self.fleet if pod.name == name)
@@ -217,6 +218,24 @@ async def test_an_unreachable_sidecar_is_counted() -> None:
         )
         setup.fleet.apply(map(DiscoveredBackend, backends))
         setup.scrape("d", "p")
+        await setup.wait_for("unreachable", ATTEMPTS)
+
+
+@pytest.mark.component
+async def test_a_sidecar_that_speaks_http2_only_is_warmed_by_http2(tmp_path: Path) -> None:
+    sidecar = Sidecar()
+    async with pairs(sidecar) as setup:
+        _, _, server = setup.url.rpartition(":")
+        async with speaking_http2(tmp_path, int(server)) as port:
+            decode = Backend("d", f"http://127.0.0.1:{port}", Role.DECODE, http2=True)
+            prefill = Backend("p", "http://10.0.0.1:1", Role.PREFILL)
+            setup.fleet.apply(map(DiscoveredBackend, (decode, prefill)))
+            setup.scrape("d", "p")
+            await setup.wait_for("warm", 1)
+        ((headers, body),) = sidecar.requests
+        assert headers[wire.PREFILLER_HOST_PORT] == "10.0.0.1:1"
+        assert body["max_tokens"] == 1
+        setup.scrape("p", process=b"2")
         await setup.wait_for("unreachable", ATTEMPTS)
 
 

@@ -23,6 +23,7 @@ from .cluster.fixtures import (
     pytest_collection_modifyitems,
     pytest_terminal_summary,
     toxiproxy_program,
+    versitygw_program,
 )
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_terminal_summary",
     "toxiproxy_program",
+    "versitygw_program",
 ]
 
 # No limits on time: how long an example takes, and to generate, depends on the machine's load.

@@ -23,6 +23,7 @@ _PROGRAMS = {
     "helm": ("helm",),
     "promtool": ("promtool",),
     "toxiproxy_program": ("toxiproxy",),
+    "versitygw_program": ("versitygw",),
     "chromium_program": ("chromium",),
     "h2spec_program": ("h2spec",),
     "gateway_definitions": (tools.GATEWAY_CRDS,),
@@ -109,6 +110,11 @@ def helm() -> None:
 @pytest.fixture(scope="session")
 def promtool() -> None:
     """For tests that run promtool: they are skipped where it is not installed."""
+
+
+@pytest.fixture(scope="session")
+def versitygw_program() -> None:
+    """For tests that run versitygw, an S3 server: they are skipped where it is not built."""
 
 
 @pytest.fixture(scope="session")

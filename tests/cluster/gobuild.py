@@ -162,6 +162,7 @@ _KUBERNETES_PROGRAMS = (
 )
 _HELM = "helm.sh/helm/v3"
 _TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
+_VERSITYGW = "github.com/versity/versitygw"
 _H2SPEC = "github.com/summerwind/h2spec"
 _ISTIO = "istio.io/istio"
 _ENVOY_GATEWAY = "github.com/envoyproxy/gateway"
@@ -220,6 +221,15 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             _tool_module(f"{_TOXIPROXY}/cmd/server", versions.TOXIPROXY),
             f"-s -w -X {_TOXIPROXY}.Version={versions.TOXIPROXY}",
             version_flags=("-version",),
+        ),
+        # An S3 server over a directory.
+        Program(
+            "versitygw",
+            versions.VERSITYGW,
+            f"versitygw-{versions.VERSITYGW}",
+            (f"{_VERSITYGW}/cmd/versitygw",),
+            _tool_module(f"{_VERSITYGW}/cmd/versitygw", versions.VERSITYGW),
+            f"-s -w -X main.Version={versions.VERSITYGW}",
         ),
         Program(
             "h2spec",

@@ -32,7 +32,16 @@ GATEWAY_CRDS = "gateway-crds"
 """No program, but files that are downloaded with Go: see `gateway_crds`."""
 MAKE_TEST = (
     *CONTROL_PLANE,
-    *("helm", "promtool", "chromium", "h2spec", GATEWAY_CRDS, "pilot-discovery"),
+    *(
+        "helm",
+        "promtool",
+        "chromium",
+        "h2spec",
+        "versitygw",
+        "toxiproxy",
+        GATEWAY_CRDS,
+        "pilot-discovery",
+    ),
 )
 """What `make test` uses beyond the Python environment."""
 NODE_GATEWAYS = (gobuild.CONFORMANCE, GATEWAY_CRDS, "pilot-discovery", "envoy-gateway")

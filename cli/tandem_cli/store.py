@@ -1,0 +1,91 @@
+"""`tandem store`: serves a directory as an HTTP store for KV tensors."""
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+import click
+from aiohttp import web
+
+from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, fail
+from tandem_kvstore.server.app import (
+    DEFAULT_CAPACITY,
+    DEFAULT_MAX_OBJECT,
+    StoreServer,
+    StoreSettings,
+)
+
+from .options import command
+
+
+@command("store")
+@click.option(
+    "--listen",
+    type=HOST_PORT,
+    default="0.0.0.0:8080",
+    show_default=True,
+    help="Address to listen on.",
+)
+@click.option(
+    "--dir",
+    "directory",
+    required=True,
+    type=click.Path(file_okay=False, writable=True, path_type=Path),
+    help="Directory of the objects; made if it does not exist.",
+)
+@click.option(
+    "--capacity-bytes",
+    type=click.IntRange(min=1),
+    default=DEFAULT_CAPACITY,
+    show_default=True,
+    help="Bytes of all objects; then the least recently used leave.",
+)
+@click.option(
+    "--max-object-bytes",
+    type=click.IntRange(min=1),
+    default=DEFAULT_MAX_OBJECT,
+    show_default=True,
+    help="Bytes of one object; a larger one is answered with 413.",
+)
+@click.option(
+    "--max-age",
+    type=DURATION,
+    help="Time after which an unused chunk is removed. [default: only for space]",
+)
+def store(
+    listen: HostPort,
+    directory: Path,
+    capacity_bytes: int,
+    max_object_bytes: int,
+    max_age: float | None,
+) -> None:
+    """Serve a directory as an HTTP store for KV tensors.
+
+    Engines use it with the endpoint http://HOST:PORT. It answers anyone who can connect: keep it in
+    a network that only engines reach. It ends at SIGTERM when running requests have ended.
+    """
+    logging.basicConfig(level=logging.WARNING)
+    settings = StoreSettings(directory, max_object_bytes, capacity_bytes, max_age)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        asyncio.run(_serve(settings, listen))
+    except OSError as err:
+        fail(f"cannot serve {directory} on {listen}: {err.strerror or err}")
+
+
+async def _serve(settings: StoreSettings, listen: HostPort) -> None:
+    runner = web.AppRunner(StoreServer(settings).app(), access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, listen.host, listen.port, backlog=1024)
+        await site.start()
+        # The port may have been 0.
+        host, port = runner.addresses[0][:2]
+        click.echo(f"listening on http://{host}:{port}")
+        stopped = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        await stopped.wait()
+    finally:
+        await runner.cleanup()

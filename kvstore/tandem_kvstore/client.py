@@ -1,0 +1,209 @@
+"""An engine's access to a store: `chunk_store` behind `guard`, with a deadline for each load.
+
+    result = await client.load(chunks, groups, deliver, context=0)    never raises StoreError
+    stored = await client.store(chunk, groups)                        never raises StoreError
+
+A load that the deadline ends keeps the chunks that were delivered as a whole. While the circuit
+breaker is open, a background task probes the store: no request waits for a probe.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from .chunk_store import Chunk, ChunkStore, Deliver, Outcome, Progress
+from .errors import KvRejected, ObjectMissing, Reason, StoreDenied, StoreError, StoreUnavailable
+from .format.tensors import LayerGroup, TensorSpec
+from .guard.load_guard import LoadGuard, MissingKeys
+from .stores import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+PROBE_NAME: Final = "probe"
+"""Name that the breaker's probes ask for. It does not exist: 404 shows that the store answers."""
+WRITE_SECONDS: Final = 120.0
+"""Longest time from a chunk's first data object to its manifest; the collector leaves unreferenced
+data alone for longer than that."""
+
+STALL_SECONDS: Final = 0.25
+"""A load without a byte for so long is a failure of the store. Shorter: short prompts, whose
+deadlines are short, open the circuit breaker of a store that is only far away."""
+_FAILURES: Final = (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.DENIED)
+
+Groups = Sequence[tuple[str, tuple[TensorSpec, ...]]]
+"""Name and tensors of each layer group of a chunk."""
+
+
+class Observer(Protocol):
+    """Counts what the client does."""
+
+    def record_load(self, chunks: int, size: int, seconds: float) -> None:
+        """A load brought `chunks` chunks of `size` bytes."""
+
+    def record_not_loaded(self, chunks: int, reason: Reason) -> None:
+        """`chunks` chunks were not loaded, for `reason`."""
+
+    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None:
+        """A chunk of `size` bytes was written; not `is_new`: another writer was first."""
+
+    def record_not_stored(self, reason: Reason) -> None:
+        """A chunk was not stored, for `reason`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """What a load brought."""
+
+    chunks: int
+    """Leading chunks that were delivered as a whole."""
+    reason: Reason | None
+    """Why not all were."""
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+class StoreClient:
+    """One engine's client of one store. For one event loop."""
+
+    def __init__(
+        self,
+        store: ChunkStore,
+        objects: ObjectStore,
+        observer: Observer,
+        *,
+        chunk_tokens: int,
+        chunk_bytes: int,
+        guard: LoadGuard | None = None,
+    ) -> None:
+        self._store, self._objects, self._observer = store, objects, observer
+        self._chunk_tokens, self._chunk_bytes = chunk_tokens, chunk_bytes
+        self.guard = guard or LoadGuard()
+        self._missing = MissingKeys()
+        self._probe: asyncio.Task[None] | None = None
+
+    def may_have(self, chunk: Chunk) -> bool:
+        """Whether it makes sense to ask for `chunk`; answers at once."""
+        return self.guard.breaker.allows and not self._missing.has(chunk.key, _now())
+
+    async def load(
+        self, chunks: Sequence[Chunk], groups: Groups, deliver: Deliver, context: int
+    ) -> LoadResult:
+        """Load the longest profitable stored prefix of `chunks`, after `context` cached tokens."""
+        start = _now()
+        decision = self.guard.decide(
+            len(chunks), self._chunk_tokens, self._chunk_bytes, context, start
+        )
+        if decision.chunks == 0 or not self.may_have(chunks[0]):
+            return self._result(len(chunks), 0, decision.reason or Reason.MISSING)
+        progress = Progress()
+        try:
+            async with asyncio.timeout(decision.deadline):
+                reason = await self._load(chunks[: decision.chunks], groups, deliver, progress)
+        except TimeoutError:
+            reason = Reason.TIMEOUT
+            self.guard.observe_slow_load(progress.bytes, _now() - start, _now())
+            # With some bytes, or soon over, the store is slow, which the cost model handles.
+            if not progress.bytes and decision.deadline >= STALL_SECONDS:
+                self._record_failure()
+        except Exception:  # noqa: BLE001 - a defect here must cost a recompute, never a request
+            _log.exception("loading KV from storage failed with an internal error")
+            reason = Reason.OTHER
+        seconds = _now() - start
+        if progress.chunks and reason is not Reason.TIMEOUT:
+            self.guard.observe_load(progress.bytes, seconds, _now())
+        return self._result(len(chunks), progress.chunks, reason, progress.bytes, seconds)
+
+    async def store(self, chunk: Chunk, groups: Sequence[LayerGroup]) -> bool:
+        """Write one chunk. Returns whether it is in the store now."""
+        if not self.guard.breaker.allows:
+            self._observer.record_not_stored(Reason.BREAKER_OPEN)
+            return False
+        start = _now()
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                is_new = await self._store.put(chunk, groups)
+        except TimeoutError:
+            self._record_failure()
+            self._observer.record_not_stored(Reason.TIMEOUT)
+            return False
+        except StoreError as err:
+            _log.warning("KV not stored: %s", err)
+            self._count_failure(err)
+            self._observer.record_not_stored(err.reason)
+            return False
+        self._record_success()
+        self._missing.discard(chunk.key)
+        size = sum(spec.size for group in groups for spec in group.specs)
+        self._observer.record_stored(size, _now() - start, is_new=is_new)
+        return True
+
+    async def close(self) -> None:
+        """End the probe and the connections."""
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.gather(self._probe, return_exceptions=True)
+        await self._store.close()
+
+    async def _load(
+        self, chunks: Sequence[Chunk], groups: Groups, deliver: Deliver, progress: Progress
+    ) -> Reason | None:
+        manifests, outcome = await self._store.find(chunks)
+        self._judge(chunks, outcome)
+        if not manifests:
+            return outcome.reason
+        loaded = await self._store.load(manifests, groups, deliver, progress)
+        self._judge(chunks, loaded)
+        return loaded.reason or outcome.reason
+
+    def _judge(self, chunks: Sequence[Chunk], outcome: Outcome) -> None:
+        if outcome.reason in _FAILURES:
+            self._record_failure()
+            return
+        # Any answer, a wrong one too, shows that the store is reachable.
+        self._record_success()
+        if outcome.reason is not None:
+            # Also a chunk that must not be used: asking again would bring the same answer.
+            self._missing.add(chunks[outcome.chunks].key, _now())
+
+    def _count_failure(self, err: StoreError) -> None:
+        # A full store can still be read.
+        if isinstance(err, StoreUnavailable | StoreDenied):
+            self._record_failure()
+
+    def _record_success(self) -> None:
+        self.guard.breaker.record_success()
+
+    def _record_failure(self) -> None:
+        self.guard.breaker.record_failure(_now())
+        if not self.guard.breaker.allows and (self._probe is None or self._probe.done()):
+            self._probe = asyncio.create_task(self._probe_until_closed())
+
+    async def _probe_until_closed(self) -> None:
+        breaker = self.guard.breaker
+        while not breaker.allows:
+            await asyncio.sleep(0.05)
+            if not breaker.start_probe(_now()):
+                continue
+            try:
+                async with asyncio.timeout(2.0):
+                    await self._objects.get(PROBE_NAME, 1 << 10)
+                breaker.record_success()
+            except ObjectMissing:
+                breaker.record_success()
+            except (StoreError, KvRejected, TimeoutError):
+                breaker.record_failure(_now())
+
+    def _result(
+        self, wanted: int, loaded: int, reason: Reason | None, size: int = 0, seconds: float = 0.0
+    ) -> LoadResult:
+        if loaded:
+            self._observer.record_load(loaded, size, seconds)
+        if wanted > loaded and reason is not None:
+            self._observer.record_not_loaded(wanted - loaded, reason)
+        return LoadResult(loaded, reason, size, seconds)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

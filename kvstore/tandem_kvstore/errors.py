@@ -1,0 +1,114 @@
+"""Errors of this package, and the reasons by which engines count what was not loaded.
+
+KvStoreError
+  LocationError         the endpoint, namespace or credentials cannot be used: a setting is wrong
+  StoreError            one operation on the store failed
+    ObjectMissing       404
+    ObjectExists        a conditional write found another object there
+    ObjectTooLarge      longer than what this object may be
+    StoreDenied         401 or 403: credentials or rights
+    StoreFull           the store takes no more bytes: no space, or a quota
+    StoreUnavailable    no answer, a broken connection, 5xx: the circuit breaker counts it
+      StoreTimeout      no answer in time
+    StoreUnsupported    this kind of store has no such operation
+  KvRejected            the object is there, and must not be used; has a `reason`
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why KV was not loaded, or not stored: the label `reason` of the engine's metrics."""
+
+    MISSING = "missing"
+    """No such chunk, or a data object that its manifest names is gone."""
+    TRUNCATED = "truncated"
+    """An object is shorter than its manifest says."""
+    CORRUPT = "corrupt"
+    """Bytes do not match their checksum."""
+    SWAPPED = "swapped"
+    """The manifest at this key describes another prefix."""
+    FOREIGN = "foreign"
+    """Written by an engine whose model, layout or settings differ."""
+    FORMAT = "format"
+    """Written in a format that this release does not read."""
+    TIMEOUT = "timeout"
+    """The deadline of the load ended first."""
+    UNAVAILABLE = "unavailable"
+    """The store did not answer, or broke the connection."""
+    DENIED = "denied"
+    """The store refused the credentials."""
+    FULL = "full"
+    """The store takes no more bytes."""
+    BREAKER_OPEN = "breaker_open"
+    """The circuit breaker is open: the store was not asked."""
+    UNPROFITABLE = "unprofitable"
+    """Computing is predicted to be faster than loading: the store was not asked."""
+    BUSY = "busy"
+    """Too many writes were queued: this chunk was not stored."""
+    OTHER = "other"
+    """A defect: the engine's log has the traceback."""
+
+
+class KvStoreError(Exception):
+    """Root of this package's errors."""
+
+
+class LocationError(KvStoreError, ValueError):
+    """A setting of the store that cannot be used."""
+
+
+class StoreError(KvStoreError):
+    """One operation on the store failed. The message has no secret."""
+
+    reason = Reason.UNAVAILABLE
+
+
+class ObjectMissing(StoreError):
+    """There is no such object."""
+
+    reason = Reason.MISSING
+
+
+class ObjectExists(StoreError):
+    """A conditional write found another object there."""
+
+
+class ObjectTooLarge(StoreError):
+    """The object is longer than it may be; it was not read."""
+
+    reason = Reason.CORRUPT
+
+
+class StoreDenied(StoreError):
+    """The store refused the credentials, or they lack a right."""
+
+    reason = Reason.DENIED
+
+
+class StoreFull(StoreError):
+    """The store takes no more bytes."""
+
+    reason = Reason.FULL
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer, or answered with a server error: try later."""
+
+
+class StoreTimeout(StoreUnavailable):
+    """The store did not answer in time."""
+
+    reason = Reason.TIMEOUT
+
+
+class StoreUnsupported(StoreError):
+    """This kind of store has no such operation."""
+
+
+class KvRejected(KvStoreError):
+    """The object exists and must not be used; the message says which check failed."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason

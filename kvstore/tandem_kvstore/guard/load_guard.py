@@ -1,0 +1,135 @@
+"""Whether a request loads KV or computes it, and for how long it may try.
+
+Loading is worth it if it takes less time than computing the same tokens. A load may take half of
+the predicted time to compute all of them, so a request never takes longer than computing plus half
+of it, whatever the store does. If not all chunks can be loaded in that time, as many are loaded as
+can: the rest is computed.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from ..errors import Reason
+from .breaker import Breaker, BreakerSettings
+from .rates import TwoTermFit
+
+DEADLINE_SHARE: Final = 0.5
+"""Deadline of a load as a share of the predicted time to compute the same tokens."""
+_HEADROOM: Final = 0.85
+"""Share of the deadline that a predicted load may fill: predictions are medians."""
+_RETRY: Final = 10.0
+"""Seconds after which a store that was too slow is tried again, by one request."""
+_LATENCY: Final = 0.005
+_SECONDS_PER_BYTE: Final = 1 / 500e6
+"""Prior of a store: 5 ms and 500 MB/s, until loads were measured."""
+_SECONDS_PER_TOKEN: Final = 1e-3
+_SECONDS_PER_PAIR: Final = 1e-8
+"""Prior of computing: 1,000 tokens a second, until prompts were computed."""
+_LEAST_DEADLINE: Final = 0.002
+"""Seconds: shorter deadlines end before the event loop has run once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a request does."""
+
+    chunks: int
+    """Leading chunks to load; 0: compute all."""
+    deadline: float
+    """Seconds for look-up and load together."""
+    reason: Reason | None = None
+    """Why nothing is loaded."""
+
+
+class LoadGuard:
+    """Cost model and circuit breaker of one store, as seen from one engine."""
+
+    def __init__(self, settings: BreakerSettings | None = None) -> None:
+        self.breaker = Breaker(settings)
+        self.loading = TwoTermFit(_LATENCY, _SECONDS_PER_BYTE)
+        self.computing = TwoTermFit(_SECONDS_PER_TOKEN, _SECONDS_PER_PAIR)
+        self._last_load = 0.0
+
+    def compute_seconds(self, tokens: int, context: int) -> float:
+        """Predicted seconds to compute `tokens` after `context` tokens that are cached."""
+        return self.computing.predict(tokens, _pairs(tokens, context))
+
+    def observe_compute(self, tokens: int, context: int, seconds: float) -> None:
+        """Learn from a chunk of a prompt that was computed."""
+        self.computing.observe(tokens, _pairs(tokens, context), seconds)
+
+    def observe_load(self, size: int, seconds: float, now: float) -> None:
+        """Learn from a load that succeeded."""
+        self.loading.observe(1, size, seconds)
+        self._last_load = now
+
+    def observe_slow_load(self, size: int, seconds: float, now: float) -> None:
+        """Learn from a load that its deadline ended: `size` bytes came in all that time."""
+        # At least this slow; without a byte, the delay alone is known.
+        self.loading.observe(1, size, seconds)
+        self._last_load = now
+
+    def decide(
+        self, chunks: int, chunk_tokens: int, chunk_bytes: int, context: int, now: float
+    ) -> Decision:
+        """For `chunks` chunks that may be stored, after `context` tokens that are cached."""
+        if not self.breaker.allows:
+            return Decision(0, 0.0, Reason.BREAKER_OPEN)
+        deadline = DEADLINE_SHARE * self.compute_seconds(chunks * chunk_tokens, context)
+        if deadline < _LEAST_DEADLINE:
+            return Decision(0, 0.0, Reason.UNPROFITABLE)
+        # Without measurements, and after a while without any, one load tells how fast the store is.
+        if not self.loading.samples or now - self._last_load > _RETRY:
+            self._last_load = now
+            return Decision(chunks, deadline)
+        count = self._loadable(chunks, chunk_bytes, deadline)
+        if count == 0 or self._load_seconds(count, chunk_bytes) >= self.compute_seconds(
+            count * chunk_tokens, context
+        ):
+            return Decision(0, 0.0, Reason.UNPROFITABLE)
+        return Decision(count, deadline)
+
+    def _loadable(self, chunks: int, chunk_bytes: int, deadline: float) -> int:
+        """Chunks that are predicted to be loaded within the deadline."""
+        left = _HEADROOM * deadline - self.loading.a
+        if left <= 0:
+            return 0
+        per_chunk = self.loading.b * chunk_bytes
+        return min(chunks, int(left / per_chunk)) if per_chunk > 0 else chunks
+
+    def _load_seconds(self, chunks: int, chunk_bytes: int) -> float:
+        return self.loading.predict(1, chunks * chunk_bytes)
+
+
+def _pairs(tokens: int, context: int) -> float:
+    """Pairs of a token and one that it attends to."""
+    return tokens * (context + (tokens + 1) / 2)
+
+
+class MissingKeys:
+    """Keys that the store did not have a moment ago: a bounded cache of misses."""
+
+    def __init__(self, capacity: int = 65_536, seconds: float = 5.0) -> None:
+        """`seconds`: a miss is believed for so long. Longer: chunks that another engine has stored
+        meanwhile are computed again. Shorter: more look-ups."""
+        self._capacity, self._seconds = capacity, seconds
+        self._until: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, key: str, now: float) -> None:
+        """The store does not have `key`."""
+        self._until[key] = now + self._seconds
+        self._until.move_to_end(key)
+        if len(self._until) > self._capacity:
+            self._until.popitem(last=False)
+
+    def discard(self, key: str) -> None:
+        """The store has `key` now."""
+        self._until.pop(key, None)
+
+    def has(self, key: str, now: float) -> bool:
+        """Whether the store is known not to have `key`."""
+        return self._until.get(key, 0.0) > now

@@ -1,0 +1,88 @@
+"""A duration as a sum of two terms, learned from samples.
+
+    seconds ≈ a x + b y        a, b ≥ 0
+
+For loads x is 1 and y the bytes: a is the store's delay, b the inverse of its bandwidth. For
+computing x is the tokens and y tokens times context: attention's quadratic term.
+
+Weighted least squares of the *relative* error, so that short and long durations count alike. Each
+sample makes the older ones count less. A prior gives the terms' ratio until samples of different
+kinds tell them apart.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+_SAMPLES: Final = 64
+_AGE: Final = 0.95
+"""Weight of a sample as a multiple of that of the next newer one."""
+_RIDGE: Final = 0.01
+"""Weight of the prior's ratio, in samples."""
+_OUTLIER: Final = 3.0
+"""Multiple of the median ratio of measured to predicted seconds beyond which a sample counts less:
+one stall must not make a store look slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    x: float
+    y: float
+    seconds: float
+
+
+class TwoTermFit:
+    """Learned a and b. Values are recomputed with each sample: 64 samples take microseconds."""
+
+    def __init__(self, a: float, b: float) -> None:
+        """The prior: positive."""
+        self._prior = (a, b)
+        self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
+        self.a, self.b = a, b
+
+    @property
+    def samples(self) -> int:
+        """Number of samples that the fit has."""
+        return len(self._samples)
+
+    def predict(self, x: float, y: float) -> float:
+        """Seconds."""
+        return self.a * x + self.b * y
+
+    def observe(self, x: float, y: float, seconds: float) -> None:
+        """Learn from one duration; those that are not positive are ignored."""
+        if seconds > 0 and x + y > 0:
+            self._samples.append(_Sample(x, y, seconds))
+            self._fit()
+
+    def _fit(self) -> None:
+        (a0, b0), samples = self._prior, self._samples
+        ratios = [s.seconds / (a0 * s.x + b0 * s.y) for s in samples]
+        scale = median(ratios)
+        # In multiples of the scaled prior, both unknowns are about 1: one ridge fits both.
+        u, v = a0 * scale, b0 * scale
+        ta = tb = 1.0
+        for _ in range(4):
+            ta, tb = self._solve(u, v, ta, tb)
+        self.a, self.b = ta * u, tb * v
+
+    def _solve(self, u: float, v: float, ta: float, tb: float) -> tuple[float, float]:
+        xx, xy, yy, xs, ys = _RIDGE, 0.0, _RIDGE, _RIDGE, _RIDGE
+        for age, s in enumerate(reversed(self._samples)):
+            predicted = ta * u * s.x + tb * v * s.y
+            ratio = s.seconds / predicted if predicted > 0 else 1.0
+            weight = _AGE**age
+            if (far := max(ratio, 1 / ratio)) > _OUTLIER:
+                weight *= (_OUTLIER / far) ** 2
+            x, y = u * s.x / s.seconds, v * s.y / s.seconds
+            xx, xy, yy = xx + weight * x * x, xy + weight * x * y, yy + weight * y * y
+            xs, ys = xs + weight * x, ys + weight * y
+        det = xx * yy - xy * xy
+        ta, tb = (xs * yy - ys * xy) / det, (ys * xx - xs * xy) / det
+        # A negative term is fixed at 0, and the other one is fitted alone.
+        if ta < 0:
+            return 0.0, ys / yy
+        if tb < 0:
+            return xs / xx, 0.0
+        return ta, tb

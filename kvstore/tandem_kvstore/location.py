@@ -1,0 +1,164 @@
+"""Where KV lies: the settings of one store, checked. Pure.
+
+    {endpoint}/{kv_namespace}/{prefix_hash}
+
+The protocol follows from the settings: `file://` is a directory; an HTTP URL is S3 with credentials
+and a plain HTTP store without. `protocol` overrides that, for an S3 store whose credentials come
+from the environment. For S3 the first segment of the namespace is the bucket.
+
+Errors: `LocationError`.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from .errors import LocationError
+
+DEFAULT_NAMESPACE: Final = "inference/kv-cache"
+_NAMESPACE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
+
+
+class Protocol(StrEnum):
+    """How a store is spoken to."""
+
+    S3 = "s3"
+    HTTP = "http"
+    FILE = "file"
+
+
+class Secret(str):
+    """A string that no log shows: its `repr` and its formatting are redacted."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "Secret(redacted)"
+
+    def __str__(self) -> str:
+        return "redacted"
+
+    def __format__(self, spec: str) -> str:
+        return "redacted"
+
+    def reveal(self) -> str:
+        """The plain text, to hand to a client library."""
+        return str.__str__(self)
+
+
+_NO_SECRET: Final = Secret("")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCredentials:
+    """Access to an S3 store, by one of three ways."""
+
+    access_key: Secret = _NO_SECRET
+    secret_key: Secret = _NO_SECRET
+    directory: Path | None = None
+    """A mounted Secret with the files access_key and secret_key (optional: session_token), read
+    again when they change. None: the keys above, or the environment's where these are empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLocation:
+    """One store and a namespace in it."""
+
+    endpoint: str
+    namespace: str = DEFAULT_NAMESPACE
+    protocol: Protocol = Protocol.HTTP
+    credentials: StoreCredentials | None = None
+    """None for S3: the default chain of AWS's environment variables, web identity and instance."""
+    region: str = "us-east-1"
+    virtual_host_style: bool = False
+    """Whether the bucket is a part of the host's name instead of the path."""
+    ca_file: Path | None = None
+    """PEM file with the authority of the store's certificate, beside the system's."""
+    timeout: float = 30.0
+    """Seconds for one operation. Too low: large objects on a slow network fail. Too high: a stalled
+    store keeps writes in memory. Loads have their own, shorter deadline."""
+    connect_timeout: float = 2.0
+    """Seconds to connect. Too high: a store that is down delays its discovery."""
+
+    @property
+    def bucket(self) -> str:
+        """The first segment of the namespace."""
+        return self.namespace.split("/", 1)[0]
+
+    @property
+    def prefix(self) -> str:
+        """The namespace without the bucket; may be empty."""
+        return self.namespace.partition("/")[2]
+
+    @property
+    def directory(self) -> Path:
+        """Directory of a file store's namespace."""
+        return Path(unquote(urlsplit(self.endpoint).path)) / self.namespace
+
+    def path_of(self, name: str) -> str:
+        """`{kv_namespace}/{name}`, the path of a KvReference."""
+        return f"{self.namespace}/{name}"
+
+
+def store_location(
+    endpoint: str,
+    namespace: str = DEFAULT_NAMESPACE,
+    *,
+    protocol: str | None = None,
+    credentials: StoreCredentials | None = None,
+    region: str = "us-east-1",
+    virtual_host_style: bool = False,
+    ca_file: Path | None = None,
+    timeout: float = 30.0,
+) -> StoreLocation:
+    """The settings as a checked value. Raises LocationError, whose message shows no credential."""
+    try:
+        parts = urlsplit(endpoint)
+        port_is_valid = parts.port != 0
+    except ValueError:
+        raise LocationError("the store's endpoint is no URL") from None
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise LocationError(
+            "the store's endpoint has a user, a password or a query: keys belong into a Secret"
+        )
+    if not _NAMESPACE.fullmatch(namespace) or len(namespace) > 512:
+        raise LocationError(
+            f"kv_namespace {namespace!r}: segments of letters, digits, '.', '_' and '-' that do "
+            "not start with '.' or '-', separated by '/'"
+        )
+    kind = _protocol(parts.scheme, protocol, credentials is not None, endpoint)
+    if kind is Protocol.FILE and (parts.netloc or not parts.path.startswith("/")):
+        raise LocationError(f"{endpoint!r}: write file:///DIRECTORY, with an absolute path")
+    if kind is not Protocol.FILE and not (parts.hostname and port_is_valid):
+        raise LocationError(f"{endpoint!r} is no URL of a store: write http://HOST:PORT")
+    return StoreLocation(
+        endpoint.rstrip("/") or endpoint,
+        namespace,
+        kind,
+        credentials,
+        region,
+        virtual_host_style,
+        ca_file,
+        timeout,
+    )
+
+
+def _protocol(scheme: str, override: str | None, has_credentials: bool, endpoint: str) -> Protocol:
+    if scheme not in ("http", "https", "file"):
+        raise LocationError(
+            f"{endpoint!r}: the endpoint must start with http://, https:// or file:///"
+        )
+    try:
+        kind = Protocol(override) if override is not None else None
+    except ValueError:
+        raise LocationError(f"protocol {override!r}: it is one of s3, http and file") from None
+    if scheme == "file":
+        kind = kind or Protocol.FILE
+    elif kind is None:
+        kind = Protocol.S3 if has_credentials else Protocol.HTTP
+    if (kind is Protocol.FILE) != (scheme == "file"):
+        raise LocationError(f"protocol {kind.value} does not fit the endpoint {endpoint!r}")
+    return kind

@@ -1,0 +1,191 @@
+"""The HTTP server of `tandem store`: objects by path, each namespace a directory.
+
+    GET    /{namespace}/{name}     200, or 206 with Range; 404
+    HEAD   /{namespace}/{name}
+    PUT    /{namespace}/{name}     201; If-None-Match: * and If-Match: TAG → 412; 413; 507
+    DELETE /{namespace}/{name}     204
+    GET    /{namespace}/?list      one JSON object a line: name, size, modified
+    GET    /healthz                200
+
+An object appears whole or not at all. The server has no access control: it belongs into a network
+that only engines reach.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from aiohttp import web
+
+from ..errors import ObjectExists, StoreDenied, StoreError, StoreFull
+from ..stores.files import FileStore
+from .capacity import Capacity
+
+_SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
+_MAX_SEGMENTS: Final = 16
+DEFAULT_MAX_OBJECT: Final = 1 << 30
+DEFAULT_CAPACITY: Final = 100 << 30
+_IDLE: Final = 60.0
+"""Seconds that a client may leave a body unfinished."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """What `tandem store` serves."""
+
+    directory: Path
+    max_object: int = DEFAULT_MAX_OBJECT
+    """Bytes of one object. Too low: chunks of large models are refused with 413."""
+    capacity: int = DEFAULT_CAPACITY
+    """Bytes of all objects together. At this size the least recently used chunks are removed."""
+    max_age: float | None = None
+    """Seconds after which an unused chunk is removed; None: only for space."""
+    max_uploads: int = 64
+    """Uploads at once; more wait. Each keeps at most 256 KiB in memory."""
+
+
+class StoreServer:
+    """The handlers of one server, and the task that keeps its size within the limits."""
+
+    def __init__(self, settings: StoreSettings) -> None:
+        self._settings = settings
+        self.capacity = Capacity(settings.directory, settings.capacity, settings.max_age)
+        self._uploads = asyncio.Semaphore(settings.max_uploads)
+
+    def app(self) -> web.Application:
+        """The application. Bodies are streamed to the disk: aiohttp's own limit does not apply."""
+        app = web.Application(client_max_size=0)
+        app.router.add_get("/healthz", _healthz)
+        app.router.add_get("/{path:.+}", self._get)
+        app.router.add_put("/{path:.+}", self._put)
+        app.router.add_delete("/{path:.+}", self._delete)
+        app.cleanup_ctx.append(self._sweeping)
+        return app
+
+    async def _sweeping(self, _: web.Application) -> AsyncIterator[None]:
+        await asyncio.to_thread(self.capacity.scan)
+        task = asyncio.create_task(self.capacity.run())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        path = request.match_info["path"]
+        if path.endswith("/") and request.query_string == "list":
+            return await self._list(request, path.rstrip("/"))
+        store, name = self._object(path)
+        file = store.directory / name
+        if not await asyncio.to_thread(file.is_file):
+            raise web.HTTPNotFound
+        self.capacity.touch(file, time.time())
+        # sendfile, Range, ETag and If-Range are aiohttp's.
+        return web.FileResponse(file, chunk_size=1 << 18)
+
+    async def _put(self, request: web.Request) -> web.Response:
+        store, name = self._object(request.match_info["path"])
+        size = request.content_length
+        if size is None:
+            raise web.HTTPLengthRequired
+        if size > min(self._settings.max_object, self.capacity.limit):
+            raise web.HTTPRequestEntityTooLarge(
+                min(self._settings.max_object, self.capacity.limit), size
+            )
+        if not await self.capacity.make_room(size):
+            raise _InsufficientStorage
+        async with self._uploads:
+            try:
+                is_new = await self._receive(request, store, name, size)
+            finally:
+                self.capacity.release(size)
+        return web.Response(status=201 if is_new else 204)
+
+    async def _receive(self, request: web.Request, store: FileStore, name: str, size: int) -> bool:
+        target = store.directory / name
+        try:
+            file = await asyncio.to_thread(store.new_temporary)
+        except StoreError as err:
+            raise _answer(err) from err
+        try:
+            with file.open("wb", buffering=0) as stream:
+                received = 0
+                while piece := await asyncio.wait_for(request.content.read(1 << 18), _IDLE):
+                    received += len(piece)
+                    await asyncio.to_thread(stream.write, piece)
+            if received != size:
+                raise web.HTTPBadRequest(text="the body is shorter than Content-Length")
+            existed = target.exists()
+            await asyncio.to_thread(store.publish, file, name, *_condition(request))
+        except StoreError as err:
+            raise _answer(err) from err
+        except OSError as err:
+            raise _InsufficientStorage from err
+        except TimeoutError as err:
+            raise web.HTTPRequestTimeout from err
+        finally:
+            with suppress(OSError):
+                file.unlink()
+        self.capacity.add(target, size, time.time())
+        return not existed
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        store, name = self._object(request.match_info["path"])
+        await asyncio.to_thread(store.remove, name)
+        self.capacity.forget(store.directory / name)
+        return web.Response(status=204)
+
+    async def _list(self, request: web.Request, namespace: str) -> web.StreamResponse:
+        store = FileStore(self._directory(namespace.split("/")))
+        answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await answer.prepare(request)
+        entries = await asyncio.to_thread(store.entries)
+        for start in range(0, len(entries), 1000):
+            lines = (msgspec.json.encode(entry) for entry in entries[start : start + 1000])
+            await answer.write(b"".join(line + b"\n" for line in lines))
+        return answer
+
+    def _object(self, path: str) -> tuple[FileStore, str]:
+        *namespace, name = path.split("/")
+        if not namespace or not _SEGMENT.fullmatch(name):
+            raise web.HTTPBadRequest(text="write /{namespace}/{name}")
+        return FileStore(self._directory(namespace)), name
+
+    def _directory(self, segments: list[str]) -> Path:
+        # Segments that start with a dot or hold a slash would leave the directory.
+        if len(segments) > _MAX_SEGMENTS or not all(map(_SEGMENT.fullmatch, segments)):
+            raise web.HTTPBadRequest(
+                text="a namespace has at most 16 segments of A-Z a-z 0-9 . _ -"
+            )
+        return self._settings.directory.joinpath(*segments)
+
+
+class _InsufficientStorage(web.HTTPServerError):
+    status_code = 507
+
+
+def _condition(request: web.Request) -> tuple[bool, str | None]:
+    """Whether the write has a condition, and the tag; without a tag, no object may be there."""
+    if request.headers.get("If-None-Match") == "*":
+        return True, None
+    tag = request.headers.get("If-Match")
+    return tag is not None, tag
+
+
+def _answer(err: StoreError) -> web.HTTPException:
+    if isinstance(err, ObjectExists):
+        return web.HTTPPreconditionFailed()
+    if isinstance(err, StoreFull):
+        return _InsufficientStorage()
+    if isinstance(err, StoreDenied):
+        return web.HTTPForbidden()
+    return web.HTTPInternalServerError()
+
+
+async def _healthz(_: web.Request) -> web.Response:
+    return web.Response(text="ok\n")

@@ -1,0 +1,28 @@
+"""Clients of the three kinds of stores: objects by name in one namespace, bytes in, bytes out.
+
+`open_store` chooses by the location's protocol. No client knows what an object means.
+"""
+
+from ..location import Protocol, StoreLocation
+from .base import ObjectInfo, ObjectStore, StoredObject
+from .files import FileStore
+from .http import HttpStore
+
+__all__ = ["FileStore", "HttpStore", "ObjectInfo", "ObjectStore", "StoredObject", "open_store"]
+
+
+def open_store(location: StoreLocation) -> ObjectStore:
+    """The store at `location`; nothing is connected yet.
+
+    Raises LocationError when credentials or the certificate authority cannot be read.
+    """
+    match location.protocol:
+        case Protocol.FILE:
+            return FileStore(location.directory)
+        case Protocol.HTTP:
+            return HttpStore(location)
+        case Protocol.S3:
+            # Its library takes a tenth of a second to import.
+            from .s3 import S3Store  # noqa: PLC0415
+
+            return S3Store(location)

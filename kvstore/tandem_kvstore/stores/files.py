@@ -1,0 +1,169 @@
+"""A directory as a store: `file://`, and what `tandem store` keeps its objects in.
+
+A write goes to a temporary file beside the object, which then replaces it in one step, so readers
+and crashed writers never leave part of an object under its name. Nothing is flushed to the disk:
+after a power failure an object may be damaged, which its checksum shows.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from ..errors import (
+    ObjectExists,
+    ObjectMissing,
+    ObjectTooLarge,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from ..format.tensors import Buffer
+from .base import ObjectInfo, StoredObject
+
+TEMPORARY: Final = ".tmp-"
+"""Start of the names of files that are being written."""
+_LOCK: Final = ".lock"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DENIED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class FileStore:
+    """The files of one directory, which is created by the first write."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    async def get(self, name: str, limit: int) -> StoredObject:
+        return await asyncio.to_thread(self.read, name, limit)
+
+    async def put(self, name: str, parts: Sequence[Buffer]) -> None:
+        await asyncio.to_thread(self.write, name, parts)
+
+    async def put_if(self, name: str, parts: Sequence[Buffer], tag: str | None) -> None:
+        await asyncio.to_thread(self.write_if, name, parts, tag)
+
+    async def delete(self, name: str) -> None:
+        await asyncio.to_thread(self.remove, name)
+
+    async def scan(self) -> AsyncIterator[ObjectInfo]:
+        for info in await asyncio.to_thread(self.entries):
+            yield info
+
+    async def close(self) -> None:
+        """Nothing is open between calls."""
+
+    def read(self, name: str, limit: int) -> StoredObject:
+        """`get`, blocking."""
+        with _store_errors(name), (self.directory / name).open("rb", buffering=0) as file:
+            # From one open file: a replaced object keeps its old bytes until it is closed.
+            status = os.fstat(file.fileno())
+            if status.st_size > limit:
+                raise ObjectTooLarge(f"{name} has {status.st_size} bytes, at most {limit} expected")
+            return StoredObject(file.readall(), tag_of(status))
+
+    def write(self, name: str, parts: Sequence[Buffer]) -> None:
+        """`put`, blocking."""
+        with _store_errors(name), self._temporary(parts) as file:
+            self.publish(file, name, False, None)
+
+    def write_if(self, name: str, parts: Sequence[Buffer], tag: str | None) -> None:
+        """`put_if`, blocking."""
+        with _store_errors(name), self._temporary(parts) as file:
+            self.publish(file, name, True, tag)
+
+    def new_temporary(self) -> Path:
+        """An empty file to write an object into, for `publish`."""
+        with _store_errors("the directory"):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            file = self.directory / f"{TEMPORARY}{uuid.uuid4().hex}"
+            file.touch(exist_ok=False)
+            return file
+
+    def publish(self, file: Path, name: str, conditional: bool, tag: str | None) -> None:
+        """Make a temporary file the object `name` in one step; a condition is as in `put_if`."""
+        target = self.directory / name
+        with _store_errors(name):
+            if not conditional:
+                file.rename(target)
+            elif tag is None:
+                # A hard link fails if the name exists: the check and the write are one step.
+                os.link(file, target)
+            else:
+                with (self.directory / _LOCK).open("w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    if tag_of(target.stat()) != tag:
+                        raise FileExistsError(name)
+                    file.rename(target)
+
+    def remove(self, name: str) -> None:
+        """`delete`, blocking."""
+        with _store_errors(name):
+            (self.directory / name).unlink(missing_ok=True)
+
+    def entries(self) -> list[ObjectInfo]:
+        """`scan`, blocking; temporary files are left out."""
+        infos = []
+        # Nothing was written yet, or a file was removed between the listing and its status.
+        missing = suppress(FileNotFoundError)
+        with _store_errors("the directory"), missing, os.scandir(self.directory) as scan:
+            for entry in scan:
+                with missing:
+                    if not entry.name.startswith(".") and entry.is_file():
+                        status = entry.stat()
+                        infos.append(ObjectInfo(entry.name, status.st_size, status.st_mtime))
+        return infos
+
+    def remove_stale_temporaries(self, before: float) -> None:
+        """Remove the files of writers that died before the Unix time `before`."""
+        with suppress(FileNotFoundError):
+            for file in self.directory.glob(f"{TEMPORARY}*"):
+                with suppress(FileNotFoundError):
+                    if file.stat().st_mtime < before:
+                        file.unlink()
+
+    @contextmanager
+    def _temporary(self, parts: Sequence[Buffer]) -> Iterator[Path]:
+        file = self.new_temporary()
+        try:
+            with file.open("wb", buffering=0) as stream:
+                for part in parts:
+                    _write_all(stream.fileno(), part)
+            yield file
+        finally:
+            # After a rename it is gone already.
+            file.unlink(missing_ok=True)
+
+
+def tag_of(status: os.stat_result) -> str:
+    """A tag that changes with every write."""
+    return f'"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"'
+
+
+def _write_all(descriptor: int, part: Buffer) -> None:
+    view = memoryview(part).cast("B")
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+@contextmanager
+def _store_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except StoreError:
+        raise
+    except FileNotFoundError as err:
+        raise ObjectMissing(f"{name} does not exist") from err
+    except FileExistsError as err:
+        raise ObjectExists(f"{name} is another object") from err
+    except OSError as err:
+        message = f"{name}: {err.strerror}"
+        if err.errno in _FULL:
+            raise StoreFull(message) from err
+        raise (StoreDenied if err.errno in _DENIED else StoreUnavailable)(message) from err

@@ -1,0 +1,156 @@
+"""A plain HTTP store: GET, PUT and DELETE of `{endpoint}/{kv_namespace}/{name}`.
+
+Conditional writes use If-None-Match and If-Match. A listing is `GET {kv_namespace}/?list`, which
+`tandem store` answers; other servers have none, and bound their contents themselves.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from ..errors import (
+    LocationError,
+    ObjectExists,
+    ObjectMissing,
+    ObjectTooLarge,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreTimeout,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from ..format.tensors import Buffer
+from ..location import StoreLocation
+from .base import ObjectInfo, StoredObject
+
+_ERRORS: Final[dict[int, type[StoreError]]] = {
+    401: StoreDenied,
+    403: StoreDenied,
+    404: ObjectMissing,
+    405: StoreUnsupported,
+    409: ObjectExists,
+    412: ObjectExists,
+    413: StoreFull,
+    501: StoreUnsupported,
+    507: StoreFull,
+}
+_PIECE: Final = 1 << 18
+"""Bytes that a body is sent in. Smaller: more CPU. Larger: more copies wait in the socket."""
+
+
+class _Entry(msgspec.Struct):
+    name: str
+    size: int
+    modified: float
+
+
+class HttpStore:
+    """One namespace of an HTTP server. For one event loop."""
+
+    def __init__(self, location: StoreLocation) -> None:
+        self._base = URL(f"{location.endpoint}/{location.namespace}/", encoded=True)
+        self._timeout = aiohttp.ClientTimeout(
+            total=location.timeout, sock_connect=location.connect_timeout
+        )
+        try:
+            self._ssl = (
+                ssl.create_default_context(cafile=location.ca_file) if location.ca_file else True
+            )
+        except OSError as err:
+            raise LocationError(f"ca_file {location.ca_file}: {err.strerror or err}") from err
+        self._session: aiohttp.ClientSession | None = None
+
+    async def get(self, name: str, limit: int) -> StoredObject:
+        async with self._request("GET", name) as answer:
+            size = answer.content_length
+            if size is None or size > limit:
+                raise ObjectTooLarge(f"{name} has {size} bytes, at most {limit} expected")
+            data = bytearray(size)
+            filled = 0
+            # Into one buffer: joining the pieces at the end would take the memory twice.
+            async for piece in answer.content.iter_any():
+                data[filled : filled + len(piece)] = piece
+                filled += len(piece)
+            return StoredObject(data, answer.headers.get("ETag"))
+
+    async def put(self, name: str, parts: Sequence[Buffer]) -> None:
+        await self._put(name, parts, {})
+
+    async def put_if(self, name: str, parts: Sequence[Buffer], tag: str | None) -> None:
+        condition = {"If-None-Match": "*"} if tag is None else {"If-Match": tag}
+        await self._put(name, parts, condition)
+
+    async def delete(self, name: str) -> None:
+        try:
+            async with self._request("DELETE", name):
+                pass
+        except ObjectMissing:
+            pass
+
+    async def scan(self) -> AsyncIterator[ObjectInfo]:
+        async with self._request("GET", "?list") as answer:
+            if answer.content_type != "application/x-ndjson":
+                raise StoreUnsupported("this HTTP store has no listing: see docs/kv-storage.md")
+            async for line in answer.content:
+                entry = msgspec.json.decode(line, type=_Entry)
+                yield ObjectInfo(entry.name, entry.size, entry.modified)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _put(self, name: str, parts: Sequence[Buffer], headers: dict[str, str]) -> None:
+        size = sum(memoryview(part).nbytes for part in parts)
+        # A length instead of chunks: a server can refuse a body that is too large before it comes.
+        headers = {**headers, "Content-Length": str(size)}
+        async with self._request("PUT", name, data=_pieces(parts), headers=headers):
+            pass
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        name: str,
+        *,
+        data: AsyncIterator[Buffer] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        if self._session is None:
+            # Compressed answers have no known length, and KV does not compress.
+            self._session = aiohttp.ClientSession(
+                timeout=self._timeout,
+                headers={"Accept-Encoding": "identity"},
+                connector=aiohttp.TCPConnector(limit=64, ssl=self._ssl),
+                auto_decompress=False,
+            )
+        url = self._base.with_query("list") if name == "?list" else self._base / name
+        try:
+            # No redirects: they could lead to a host that is not configured.
+            async with self._session.request(
+                method, url, data=data, headers=headers, allow_redirects=False
+            ) as answer:
+                if not 200 <= answer.status < 300:
+                    kind = _ERRORS.get(answer.status, StoreUnavailable)
+                    raise kind(f"{method} {name}: the store answered {answer.status}")
+                yield answer
+        except TimeoutError as err:
+            raise StoreTimeout(f"{method} {name}: no answer in time") from err
+        except (aiohttp.ClientError, OSError) as err:
+            # Its class only: the text may quote headers of the answer.
+            raise StoreUnavailable(f"{method} {name}: {type(err).__name__}") from err
+
+
+async def _pieces(parts: Sequence[Buffer]) -> AsyncIterator[Buffer]:
+    for part in parts:
+        view = memoryview(part).cast("B")
+        for start in range(0, len(view), _PIECE):
+            yield view[start : start + _PIECE]
+            # The writer waits for the socket only when it is full: others must run meanwhile.
+            await asyncio.sleep(0)

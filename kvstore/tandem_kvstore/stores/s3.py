@@ -1,0 +1,220 @@
+"""An S3 store through obstore: SigV4, multipart uploads, path or virtual-host style.
+
+Payloads are not signed: KV has its own checksum, and hashing each byte once more would cost more
+than sending it. obstore's retries are off: `guard` decides what a failure means, within a deadline.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+import obstore
+from obstore import exceptions
+from obstore import store as obstores
+
+from ..errors import (
+    LocationError,
+    ObjectExists,
+    ObjectMissing,
+    ObjectTooLarge,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreTimeout,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from ..format.tensors import Buffer
+from ..location import StoreLocation
+from .base import ObjectInfo, StoredObject
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, S3Config
+
+_KEY_FILES: Final = ("access_key", "secret_key", "session_token")
+_MULTIPART: Final = 64 << 20
+"""Bytes above which an upload has several parts. One part needs one request instead of three."""
+_FULL_CODES: Final = (
+    "QuotaExceeded",
+    "InsufficientStorage",
+    "StorageFull",
+    "507",
+    "EntityTooLarge",
+)
+_SECONDS_OF_CREDENTIALS: Final = 1.0
+"""Least seconds between two looks at the files of the credentials."""
+
+
+class S3Store:
+    """One namespace of a bucket. For one event loop."""
+
+    def __init__(self, location: StoreLocation) -> None:
+        self._location = location
+        self._prefix = f"{location.prefix}/" if location.prefix else ""
+        self._authority = _authority(location.ca_file)
+        self._stamp: object = None
+        self._next_look = 0.0
+        self._client = self._new_client()
+
+    async def get(self, name: str, limit: int) -> StoredObject:
+        with _store_errors(f"GET {name}"):
+            answer = await obstore.get_async(self._store(), self._prefix + name)
+            if (size := answer.meta["size"]) > limit:
+                raise ObjectTooLarge(f"{name} has {size} bytes, at most {limit} expected")
+            data = await answer.bytes_async()
+            return StoredObject(memoryview(data), answer.meta["e_tag"])
+
+    async def put(self, name: str, parts: Sequence[Buffer]) -> None:
+        await self._put(name, parts, "overwrite")
+
+    async def put_if(self, name: str, parts: Sequence[Buffer], tag: str | None) -> None:
+        await self._put(name, parts, "create" if tag is None else {"e_tag": tag, "version": None})
+
+    async def delete(self, name: str) -> None:
+        try:
+            with _store_errors(f"DELETE {name}"):
+                await obstore.delete_async(self._store(), self._prefix + name)
+        except ObjectMissing:
+            pass
+
+    async def scan(self) -> AsyncIterator[ObjectInfo]:
+        with _store_errors("LIST"):
+            async for batch in obstore.list(self._store(), self._prefix or None):
+                for meta in batch:
+                    name = meta["path"].removeprefix(self._prefix)
+                    # Another namespace below this one is not ours.
+                    if "/" not in name:
+                        yield ObjectInfo(name, meta["size"], meta["last_modified"].timestamp())
+
+    async def close(self) -> None:
+        """obstore closes its connections when the client is collected."""
+
+    async def _put(self, name: str, parts: Sequence[Buffer], mode: "obstore.PutMode") -> None:
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        with _store_errors(f"PUT {name}"):
+            await obstore.put_async(
+                self._store(),
+                self._prefix + name,
+                cast(bytes, body),
+                mode=mode,
+                # A condition and several parts exclude each other.
+                use_multipart=len(body) > _MULTIPART and mode == "overwrite",
+                chunk_size=_MULTIPART // 4,
+            )
+
+    def _store(self) -> obstores.S3Store:
+        """The client, made anew when the credentials' files have changed."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_look and self._location.credentials is not None:
+            self._next_look = now + _SECONDS_OF_CREDENTIALS
+            if _stamp(self._location.credentials.directory) != self._stamp:
+                self._client = self._new_client()
+        return self._client
+
+    def _new_client(self) -> obstores.S3Store:
+        location = self._location
+        host = location.endpoint
+        if location.virtual_host_style:
+            scheme, _, rest = host.partition("://")
+            host = f"{scheme}://{location.bucket}.{rest}"
+        config: S3Config = {
+            "endpoint": host,
+            "region": location.region,
+            "virtual_hosted_style_request": location.virtual_host_style,
+            "unsigned_payload": True,
+            "conditional_put": "etag",
+            "disable_bulk_delete": True,
+        }
+        if (credentials := location.credentials) is not None:
+            self._stamp = _stamp(credentials.directory)
+            keys = (credentials.access_key.reveal(), credentials.secret_key.reveal(), "")
+            if credentials.directory is not None:
+                keys = _read_keys(credentials.directory)
+            if keys[0]:
+                config |= {"access_key_id": keys[0], "secret_access_key": keys[1]}
+            if keys[2]:
+                config |= {"session_token": keys[2]}
+        options: ClientConfig = {
+            "allow_http": location.endpoint.startswith("http://"),
+            "timeout": timedelta(seconds=location.timeout),
+            "connect_timeout": timedelta(seconds=location.connect_timeout),
+            **self._authority,
+        }
+        with _store_errors("configuration"):
+            return obstores.S3Store(
+                location.bucket,
+                config=config,
+                client_options=options,
+                retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
+            )
+
+
+def _authority(file: Path | None) -> "ClientConfig":
+    if file is None:
+        return {}
+    try:
+        return {"root_certificate": file.read_bytes()}
+    except OSError as err:
+        raise LocationError(f"ca_file {file}: {err.strerror}") from err
+
+
+def _read_keys(directory: Path) -> tuple[str, str, str]:
+    """The keys in a mounted Secret. Raises LocationError, which names the file only."""
+    keys = []
+    for name in _KEY_FILES:
+        file = directory / name
+        try:
+            keys.append(
+                file.read_text().strip() if name != "session_token" or file.exists() else ""
+            )
+        except (OSError, UnicodeDecodeError) as err:
+            raise LocationError(f"credentials: {file} cannot be read") from err
+    return keys[0], keys[1], keys[2]
+
+
+def _stamp(directory: Path | None) -> object:
+    """Changes when a key is written, also by the kubelet, which replaces a symbolic link."""
+    if directory is None:
+        return None
+    stamps = []
+    for name in _KEY_FILES:
+        try:
+            status = (directory / name).stat()
+            stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
+        except OSError:
+            stamps.append((0, 0, 0))
+    return tuple(stamps)
+
+
+@contextmanager
+def _store_errors(what: str) -> Iterator[None]:
+    """The library's errors as this package's. Their texts, which quote URLs and answers, stay out
+    of the messages; the errors themselves are not chained, because a traceback would show them."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except FileNotFoundError:
+        raise ObjectMissing(f"{what}: no such object or bucket") from None
+    except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+        raise ObjectExists(f"{what}: another object is there") from None
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
+        raise StoreDenied(f"{what}: the store refused the credentials") from None
+    except exceptions.NotSupportedError:
+        raise StoreUnsupported(f"{what}: the store does not support it") from None
+    except (exceptions.BaseError, ValueError, OSError) as err:
+        raise _by_text(what, str(err)) from None
+
+
+def _by_text(what: str, text: str) -> StoreError:
+    """Errors that the library has no class for, told apart by the store's answer."""
+    if any(code in text for code in _FULL_CODES):
+        return StoreFull(f"{what}: the store is full")
+    if "InvalidAccessKeyId" in text or "SignatureDoesNotMatch" in text or "TimeTooSkewed" in text:
+        return StoreDenied(f"{what}: the store refused the signature")
+    if "timed out" in text or "timeout" in text.lower():
+        return StoreTimeout(f"{what}: no answer in time")
+    return StoreUnavailable(f"{what}: the store is unreachable or failed")

@@ -1,0 +1,81 @@
+"""Chunks with known bytes, and a store client for them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem_kvstore.chunk_store import Chunk, ChunkStore, chunks_of
+from tandem_kvstore.format.identity import KvIdentity, Prompt, chunk_keys
+from tandem_kvstore.format.tensors import LayerGroup, TensorSpec
+from tandem_kvstore.location import StoreLocation
+from tandem_kvstore.stores import ObjectStore, open_store
+
+CHUNK_TOKENS = 32
+IDENTITY = KvIdentity(
+    weights="c0ffee", dtype="float32", layers=4, kv_heads=2, head_dim=8, block_size=16,
+    chunk_tokens=CHUNK_TOKENS, layout="block,kv,token,head,dim",
+)  # fmt: skip
+SHAPE = (2, 2, 16, 2, 8)
+
+
+def group_specs() -> list[tuple[str, tuple[TensorSpec, ...]]]:
+    """Two groups of two layers."""
+    return [
+        (f"{g:02}", tuple(TensorSpec(f"layer.{2 * g + i}", "float32", SHAPE) for i in range(2)))
+        for g in range(2)
+    ]
+
+
+def prompt(seed: int, chunks: int) -> Prompt:
+    """A prompt of full chunks and one more token."""
+    source = random.Random(seed)
+    return Prompt([source.randrange(500) for _ in range(chunks * CHUNK_TOKENS + 1)])
+
+
+def chain(seed: int, chunks: int, identity: KvIdentity = IDENTITY) -> list[Chunk]:
+    """The chunks of a prompt."""
+    return chunks_of(chunk_keys(identity, prompt(seed, chunks)), identity.chunk_tokens)
+
+
+def layer_groups(chunk: Chunk, writer: int = 0) -> list[LayerGroup]:
+    """The KV that `writer` computed for a chunk: bytes that depend on both."""
+    return [
+        LayerGroup(name, specs, tuple(tensor_bytes(chunk, spec, writer) for spec in specs))
+        for name, specs in group_specs()
+    ]
+
+
+def tensor_bytes(chunk: Chunk, spec: TensorSpec, writer: int = 0) -> bytes:
+    """The bytes of one tensor."""
+    return random.Random(f"{chunk.key}{spec.name}{writer}").randbytes(spec.size)
+
+
+@dataclass
+class Engine:
+    """A store's client, and what it delivered."""
+
+    objects: ObjectStore
+    chunks: ChunkStore
+    delivered: dict[tuple[int, str], list[bytes]] = field(default_factory=dict)
+
+    async def deliver(self, index: int, group: str, tensors: list[memoryview]) -> None:
+        self.delivered[index, group] = [bytes(tensor) for tensor in tensors]
+
+    async def put_all(self, chunks: Sequence[Chunk], writer: int = 0) -> None:
+        for chunk in chunks:
+            await self.chunks.put(chunk, layer_groups(chunk, writer))
+
+    def assert_delivered(self, chunks: Sequence[Chunk], writers: Sequence[int] = (0,)) -> None:
+        """Each chunk was delivered with the bytes of one writer."""
+        for i, chunk in enumerate(chunks):
+            got = [self.delivered[i, name] for name, _ in group_specs()]
+            assert any(
+                got == [list(group.parts) for group in layer_groups(chunk, writer)]
+                for writer in writers
+            ), f"chunk {i} has bytes that no writer stored"
+
+
+def engine(location: StoreLocation, identity: KvIdentity = IDENTITY) -> Engine:
+    """A client of the store at `location`."""
+    objects = open_store(location)
+    return Engine(objects, ChunkStore(objects, location, identity))

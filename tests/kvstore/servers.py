@@ -1,0 +1,91 @@
+"""The three kinds of stores as real servers: a directory, `tandem store`, and versitygw (S3)."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from tandem_kvstore.location import Secret, StoreCredentials, StoreLocation, store_location
+from tandem_local.ports import free_port
+
+from ..cluster import tools
+from ..epp.real import process, until
+
+ACCESS_KEY = "TESTACCESSKEY"
+SECRET_KEY = "a-secret-that-must-appear-nowhere"
+BUCKET = "tandem-test"
+NAMESPACE = f"{BUCKET}/kv-cache"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running store. `directory` holds its objects as files."""
+
+    location: StoreLocation
+    directory: Path
+    process: asyncio.subprocess.Process | None = None
+
+
+def s3_location(endpoint: str, secret: str = SECRET_KEY, **options: float) -> StoreLocation:
+    """A namespace in the bucket of `versitygw`."""
+    credentials = StoreCredentials(Secret(ACCESS_KEY), Secret(secret))
+    return store_location(endpoint, NAMESPACE, credentials=credentials, **options)  # type: ignore[arg-type]
+
+
+def file_store(directory: Path) -> Server:
+    """`file://`."""
+    location = store_location(f"file://{directory}", NAMESPACE)
+    return Server(location, directory / NAMESPACE)
+
+
+@asynccontextmanager
+async def tandem_store(directory: Path, *flags: str, port: int = 0) -> AsyncIterator[Server]:
+    """Run `tandem store`."""
+    port = port or free_port("127.0.0.1")
+    command = (
+        *(sys.executable, "-m", "tandem_cli", "store"),
+        *("--listen", f"127.0.0.1:{port}", "--dir", str(directory), *flags),
+    )
+    async with process(*command) as server:
+        await _answers(server, f"http://127.0.0.1:{port}/healthz")
+        yield Server(
+            store_location(f"http://127.0.0.1:{port}", NAMESPACE), directory / NAMESPACE, server
+        )
+
+
+@asynccontextmanager
+async def versitygw(directory: Path, port: int = 0) -> AsyncIterator[Server]:
+    """Run versitygw over a directory. Raises MissingTool if it is not built."""
+    (directory / BUCKET).mkdir(parents=True, exist_ok=True)
+    port = port or free_port("127.0.0.1")
+    os.environ["ROOT_ACCESS_KEY"], os.environ["ROOT_SECRET_KEY"] = ACCESS_KEY, SECRET_KEY
+    try:
+        command = (
+            *(tools.path("versitygw"), "--port", f"127.0.0.1:{port}", "--health", "/healthz"),
+            *("--quiet", "posix", str(directory)),
+        )
+        async with process(*map(str, command)) as server:
+            await _answers(server, f"http://127.0.0.1:{port}/healthz")
+            location = s3_location(f"http://127.0.0.1:{port}")
+            yield Server(location, directory / NAMESPACE, server)
+    finally:
+        del os.environ["ROOT_ACCESS_KEY"], os.environ["ROOT_SECRET_KEY"]
+
+
+async def _answers(server: asyncio.subprocess.Process, url: str) -> None:
+    async with aiohttp.ClientSession() as http:
+
+        async def is_up() -> bool:
+            assert server.returncode is None, "the store exited at start"
+            try:
+                async with http.get(url) as answer:
+                    return answer.status == 200
+            except aiohttp.ClientError:
+                return False
+
+        await until(is_up)

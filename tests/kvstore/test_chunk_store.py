@@ -1,0 +1,97 @@
+"""Chunks written to each kind of store, and read back verified."""
+
+import asyncio
+import json
+
+import msgspec
+import pytest
+import safetensors
+
+from tandem_kvstore.chunk_store import Outcome
+from tandem_kvstore.errors import Reason
+from tandem_kvstore.format.manifest import manifest_keys
+
+from .kv import IDENTITY, chain, engine, group_specs, layer_groups
+from .servers import Server
+
+pytestmark = pytest.mark.component
+
+
+async def test_a_chain_of_chunks_is_read_back_as_it_was_written(server: Server) -> None:
+    chunks, writer = chain(1, 5), engine(server.location)
+    await writer.put_all(chunks)
+    reader = engine(server.location)
+    manifests, outcome = await reader.chunks.find(chunks)
+    assert outcome == Outcome(5)
+    loaded = await reader.chunks.load(manifests, group_specs(), reader.deliver)
+    assert (loaded.chunks, loaded.reason) == (5, None)
+    reader.assert_delivered(chunks)
+    await writer.chunks.close()
+    await reader.chunks.close()
+
+
+async def test_a_chain_is_used_as_far_as_it_goes(server: Server) -> None:
+    chunks, client = chain(1, 10), engine(server.location)
+    await client.put_all([*chunks[:7], chunks[8]])
+    manifests, outcome = await client.chunks.find(chunks)
+    assert outcome == Outcome(7, Reason.MISSING)
+    assert (await client.chunks.load(manifests, group_specs(), client.deliver)).chunks == 7
+    client.assert_delivered(chunks[:7])
+    await client.chunks.close()
+
+
+async def test_an_empty_store_has_nothing(server: Server) -> None:
+    client = engine(server.location)
+    assert await client.chunks.find(chain(1, 3)) == ([], Outcome(0, Reason.MISSING))
+    assert [info async for info in client.objects.scan()] == []
+    await client.chunks.close()
+
+
+async def test_the_object_of_the_prefix_hash_is_the_manifest(server: Server) -> None:
+    (chunk,), client = chain(1, 1), engine(server.location)
+    await client.put_all([chunk])
+    reference = client.chunks.reference(chunk)
+    assert reference.path == f"{server.location.namespace}/{chunk.key}"
+    manifest = json.loads((server.directory / chunk.key).read_bytes())["manifest"]
+    assert manifest["prefix_hash"] == chunk.key
+    names = [info.name async for info in client.objects.scan()]
+    assert manifest_keys(names) == {chunk.key}
+    assert len(names) == 3
+    await client.chunks.close()
+
+
+async def test_data_objects_are_safetensors(server: Server) -> None:
+    (chunk,), client = chain(1, 1), engine(server.location)
+    await client.put_all([chunk])
+    (file,) = server.directory.glob(f"{chunk.key}-00-*")
+    tensors = dict(safetensors.deserialize(file.read_bytes()))
+    stored = layer_groups(chunk)[0]
+    assert [bytes(tensors[spec.name]["data"]) for spec in stored.specs] == list(stored.parts)
+    await client.chunks.close()
+
+
+async def test_two_writers_of_one_chunk_are_never_mixed(server: Server) -> None:
+    # Their KV differs bitwise: other batch sizes, other GPUs.
+    chunks, first, second = chain(1, 4), engine(server.location), engine(server.location)
+    await asyncio.gather(first.put_all(chunks, writer=1), second.put_all(chunks, writer=2))
+    manifests, _ = await first.chunks.find(chunks)
+    assert (await first.chunks.load(manifests, group_specs(), first.deliver)).chunks == 4
+    first.assert_delivered(chunks, writers=(1, 2))
+    await first.chunks.close()
+    await second.chunks.close()
+
+
+async def test_the_second_writer_learns_that_it_was_second(server: Server) -> None:
+    (chunk,), client = chain(1, 1), engine(server.location)
+    assert await client.chunks.put(chunk, layer_groups(chunk))
+    assert not await client.chunks.put(chunk, layer_groups(chunk, writer=2))
+    await client.chunks.close()
+
+
+async def test_an_engine_of_another_identity_finds_nothing(server: Server) -> None:
+    other = msgspec.structs.replace(IDENTITY, weights="another commit")
+    writer, reader = engine(server.location), engine(server.location, other)
+    await writer.put_all(chain(1, 2))
+    assert await reader.chunks.find(chain(1, 2, other)) == ([], Outcome(0, Reason.MISSING))
+    await writer.chunks.close()
+    await reader.chunks.close()

@@ -77,7 +77,7 @@ def header_bytes(group: str, specs: Sequence[TensorSpec], key: str, identity: st
 def content_hash(parts: Sequence[Buffer]) -> str:
     """XXH3-128 of all parts, 32 hexadecimal digits.
 
-    It detects damage and tells two writers' bytes apart, at about the speed of memory. A client that
+    It detects damage and tells two writers' bytes apart at about the speed of memory. A client that
     may write can replace KV and its hash: the credentials of the store protect it.
     """
     digest = xxhash.xxh3_128()

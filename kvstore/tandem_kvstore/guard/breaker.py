@@ -1,4 +1,4 @@
-"""A circuit breaker: after failures in a row, requests leave the store alone until a probe succeeds.
+"""A circuit breaker: after failures in a row, requests leave the store alone until a probe works.
 
     CLOSED ──failures in a row──► OPEN ──cool-down──► HALF_OPEN ──probe succeeds──► CLOSED
                                    ▲                      └──────probe fails──┐

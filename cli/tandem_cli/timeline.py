@@ -159,6 +159,14 @@ def _events(history: RequestHistory) -> Iterator[Event]:
         yield from _sidecar_events(record, max(0.0, record.trace.received - history.started), plan)
 
 
+def _request_lines(trace: DecisionTrace) -> Iterator[str]:
+    """What objects of the cluster say of the request."""
+    if trace.asked:
+        yield f"  model    {trace.model}, which the client called {trace.asked}"
+    if trace.priority:
+        yield f"  priority {trace.priority}"
+
+
 def _decision_events(decision: EppRecord) -> Iterator[Event]:
     trace = decision.trace
     duration = f"{decision.epp} took {seconds(trace.decision_seconds)}"
@@ -170,6 +178,8 @@ def _decision_events(decision: EppRecord) -> Iterator[Event]:
     yield 0.0, f"decided    {trace.path} ({trace.reason}): {_prompt(trace)}; {duration}"
     if reason := REASONS.get(trace.reason):
         yield 0.0, f"  because  {reason}"
+    for line in _request_lines(trace):
+        yield 0.0, line
     for phase, ranked in (("decode", trace.decode), ("prefill", trace.prefill)):
         if ranked:
             others = [f"then {candidate.name}" for candidate in ranked[1:]]

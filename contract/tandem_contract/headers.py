@@ -80,6 +80,15 @@ MODEL_REWRITE_OLDER: Final = "x-gateway-model-name-rewrite"
 MODEL_REWRITES: Final = (MODEL_REWRITE, MODEL_REWRITE_OLDER)
 """Both names, the one that counts first."""
 
+OBJECTIVE: Final = "x-llm-d-inference-objective"
+"""Client or gateway → EPP: the name of the InferenceObjective that has the request's priority."""
+
+OBJECTIVE_OLDER: Final = "x-gateway-inference-objective"
+"""Its older name."""
+
+OBJECTIVES: Final = (OBJECTIVE, OBJECTIVE_OLDER)
+"""Both names, the one that counts first."""
+
 TEST_SELECTION: Final = "test-epp-endpoint-selection"
 """Client → EPP, in conformance tests of gateways: the endpoints that it may choose, `IP` or
 `IP:port`, with commas. All without the header."""

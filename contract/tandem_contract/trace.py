@@ -111,7 +111,11 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     decision_seconds: float
     """From the complete body to the decision."""
     model: str = ""
-    """Model of the request; empty when it names none."""
+    """Model that serves the request; empty when it names none."""
+    asked: str = ""
+    """Model that the client named, where another one serves the request."""
+    priority: int = 0
+    """That of the InferenceObjective that the request names."""
     path: RoutingPath | None = None
     """The intended path; None when the request was refused."""
     reason: str = ""

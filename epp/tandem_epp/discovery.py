@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 from prometheus_client.registry import Collector
 
 from .backends.inference_pool import PoolReference
+from .backends.objectives import Objectives, read_objective
 from .backends.pod_backend import PodSelection
 from .backends.pods import DiscoveredBackend
-from .backends.rewrite_rules import RewriteObject, RewriteRules
+from .backends.rewrite_rules import RewriteObject, RewriteRules, read_rewrite
 from .model_rewrites import ModelRewrites
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ class Discovery(Protocol):
         """Keep them current until cancelled."""
 
 
-class RewriteDiscovery(Protocol):
-    """Rules that rewrite models, watched in a cluster."""
+class Watch(Protocol):
+    """Objects that are watched in a cluster."""
 
     async def run(self) -> None:
         """Keep them current until cancelled."""
@@ -63,15 +64,26 @@ def discover(
     return made, made
 
 
-def discover_rewrites(
-    api: "Api", pods: PodSelection | PoolReference, rewrites: ModelRewrites
-) -> RewriteDiscovery | None:
-    """What keeps the rules in `rewrites` current; None: only an InferencePool has some."""
+def discover_pool_objects(
+    api: "Api",
+    pods: PodSelection | PoolReference,
+    rewrites: ModelRewrites,
+    objectives: Objectives,
+) -> tuple[Watch, ...]:
+    """What keeps the rules of `rewrites` and the `objectives` current. Only an InferencePool has
+    some."""
     if not isinstance(pods, PoolReference):
-        return None
-    from .backends.rewrite_discovery import RewriteDiscovery as Watch  # noqa: PLC0415
+        return ()
+    from tandem_kube import resources  # noqa: PLC0415
+
+    from .backends.pool_objects import PoolObjects  # noqa: PLC0415
 
     def replace_rules(objects: Iterable[RewriteObject]) -> None:
         rewrites.rules = RewriteRules(objects)
 
-    return Watch(api, pods, replace_rules)
+    of_rewrites = (resources.MODEL_REWRITES, resources.OLDER_MODEL_REWRITES)
+    of_objectives = (resources.OBJECTIVES, resources.OLDER_OBJECTIVES)
+    return (
+        PoolObjects(api, pods, of_rewrites, read_rewrite, replace_rules),
+        PoolObjects(api, pods, of_objectives, read_objective, objectives.replace),
+    )

@@ -58,10 +58,19 @@ class Decision:
     passes and the stream ends."""
 
     __slots__ = (
-        *("began", "beyond", "cached_tokens", "decided_at", "decode", "ended", "explanation"),
+        *(
+            "asked",
+            "began",
+            "beyond",
+            "cached_tokens",
+            "decided_at",
+            "decode",
+            "ended",
+            "explanation",
+        ),
         *("join", "measured_ttft", "model", "overhead", "path", "predicted_ttft", "prefill"),
-        *("prompt_tokens", "reason", "request_id", "seconds", "served", "status", "timing"),
-        "turn_seconds",
+        *("priority", "prompt_tokens", "reason", "request_id", "rewritten_by", "seconds"),
+        *("served", "status", "timing", "turn_seconds"),
     )
 
     def __init__(
@@ -86,6 +95,13 @@ class Decision:
         """None when the EPP answered the request itself."""
         self.reason = reason
         self.model: str | None = None
+        """The model that serves the request."""
+        self.asked: str | None = None
+        """The model that the client named, where another one serves the request."""
+        self.rewritten_by = ""
+        """Name of the InferenceModelRewrite that says so; empty: a header does, or none."""
+        self.priority = 0
+        """That of the InferenceObjective that the request names."""
         self.decode: tuple[Candidate, ...] = ()
         """The choice, then its alternates."""
         self.prefill: tuple[Candidate, ...] = ()
@@ -119,6 +135,7 @@ class Decision:
         self.seconds = perf_counter() - self.began
         # The history keeps thousands of these: a client must not choose their size.
         self.model = self.model[:MAX_TEXT] if self.model else None
+        self.asked = self.asked[:MAX_TEXT] if self.asked else None
         return self.seconds
 
     def record_local_reply(self, status: int, reason: str) -> None:
@@ -143,6 +160,8 @@ class Decision:
             decision_seconds=self.seconds,
             turn_seconds=self.turn_seconds,
             model=self.model or "",
+            asked=self.asked or "",
+            priority=self.priority,
             path=self.path,
             reason=self.reason,
             decode=tuple(map(_candidate_trace, self.decode)),

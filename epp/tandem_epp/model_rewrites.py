@@ -33,6 +33,8 @@ class Rewrite:
     """The model that the client named; None: none."""
     target: str
     body: bytes
+    source: str
+    """Name of the InferenceModelRewrite that says so; empty: the header does."""
 
     @property
     def answered_model(self) -> AnsweredModel | None:
@@ -63,7 +65,7 @@ class ModelRewrites:
             body = with_form_model(request.headers[CONTENT_TYPE], body, target)
         else:
             body = with_model(body, target)
-        return Rewrite(model, target, body)
+        return Rewrite(model, target, body, rule.source if rule is not None else "")
 
     def _target(self, rule: RewriteRule) -> str:
         return self._random.choices(rule.targets, rule.weights)[0]

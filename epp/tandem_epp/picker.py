@@ -24,6 +24,7 @@ from tandem_contract.plan import PlanSigner
 from tandem_contract.request_ids import usable_request_id
 
 from .backends.fleet import Fleet
+from .backends.objectives import Objectives
 from .bodies import is_form, is_json, kind_of, named_model
 from .body_fields import BadBody
 from .counted_request import NO_CHAIN, CountedRequest
@@ -76,6 +77,7 @@ class EndpointPicker:
         """Is told what happens to each placement; None: no other part needs it."""
         self._fleet, self._metrics, self._history = fleet, metrics, history
         self.rewrites = ModelRewrites(random)
+        self.objectives = Objectives()
         self._error = Refusals(metrics).error
         self._random = random
         self._scheduler = Scheduler(fleet, routing, random)
@@ -118,6 +120,7 @@ class EndpointPicker:
         self._fleet.ejections.advance(now)
         # Added before the pick, so that a refused request can be traced too.
         decision = self._history.add(_new_decision(request_id, now, preparation_of(request)))
+        decision.priority = self.objectives.priority(request.headers)
         try:
             placement = self._place_despite_faults(request, body, decision)
         except LocalReply as reply:
@@ -193,6 +196,8 @@ class EndpointPicker:
             self._answer_models(request, decision.decided_at)
         try:
             parsed, rewrite, decision.model = self._read(request, body)
+            if rewrite is not None:
+                decision.asked, decision.rewritten_by = rewrite.asked, rewrite.source
             self._check_model(decision.model, decision.decided_at)
             if parsed is not None and parsed.form is not PromptForm.IDS:
                 parsed.token_scale = self._fleet.token_scales.prompt_scale(

@@ -24,7 +24,7 @@ from .backends.scrape import Scraper
 from .backends.warmup import WarmUps
 from .configuration import Configuration, FileWatch, reload, reload_keys
 from .debug import routes
-from .discovery import Discovery, RewriteDiscovery, connect, discover, discover_rewrites
+from .discovery import Discovery, Watch, connect, discover, discover_pool_objects
 from .history import History
 from .http2.held_bytes import HeldBytes
 from .memory_limit import default_held_bytes
@@ -89,7 +89,7 @@ class Service:
         self._servers = Servers(settings, self._held, self._is_ready)
         self._discovery: Discovery | None = None
         """None with static discovery."""
-        self._rewrites: RewriteDiscovery | None = None
+        self._pool_objects: tuple[Watch, ...] = ()
         """None without an InferencePool."""
 
     def _share(self, plan_keys: dict[str, bytes]) -> PeerChannel:
@@ -137,7 +137,9 @@ class Service:
         if api is not None and settings.pods is not None:
             self._discovery, collector = discover(api, settings.pods, self._apply)
             registry.register(collector)
-            self._rewrites = discover_rewrites(api, settings.pods, self._picker.rewrites)
+            self._pool_objects = discover_pool_objects(
+                api, settings.pods, self._picker.rewrites, self._picker.objectives
+            )
         # Entered first, so closed last: probes and metrics answer until the last stream ends.
         await stack.enter_async_context(self._servers.health())
         pages = metrics_app(registry)
@@ -167,8 +169,7 @@ class Service:
             running = [tasks.create_task(watch.run()) for watch in self._file_watches()]
             if self._discovery is not None:
                 running.append(tasks.create_task(self._discovery.run()))
-                if self._rewrites is not None:
-                    running.append(tasks.create_task(self._rewrites.run()))
+                running += [tasks.create_task(watch.run()) for watch in self._pool_objects]
             else:
                 self._apply()
             await self._stopping.wait()

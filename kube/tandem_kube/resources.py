@@ -59,10 +59,12 @@ CUSTOM_RESOURCE_DEFINITIONS: Final = Resource(
     "apiextensions.k8s.io/v1", "customresourcedefinitions"
 )
 INFERENCE_POOLS: Final = Resource("inference.networking.k8s.io/v1", "inferencepools")
-MODEL_REWRITES: Final = Resource("llm-d.ai/v1alpha2", "inferencemodelrewrites")
-OLDER_MODEL_REWRITES: Final = Resource(
-    "inference.networking.x-k8s.io/v1alpha2", "inferencemodelrewrites"
-)
+_LLMD: Final = "llm-d.ai/v1alpha2"
+_OLDER_INFERENCE: Final = "inference.networking.x-k8s.io/v1alpha2"
+MODEL_REWRITES: Final = Resource(_LLMD, "inferencemodelrewrites")
+OLDER_MODEL_REWRITES: Final = Resource(_OLDER_INFERENCE, "inferencemodelrewrites")
+OBJECTIVES: Final = Resource(_LLMD, "inferenceobjectives")
+OLDER_OBJECTIVES: Final = Resource(_OLDER_INFERENCE, "inferenceobjectives")
 HTTP_ROUTES: Final = Resource("gateway.networking.k8s.io/v1", "httproutes")
 
 KINDS: Final[Mapping[str, Resource]] = {

@@ -19,6 +19,8 @@ class RewriteRule:
     """At least one."""
     weights: tuple[int, ...]
     """Shares of the targets, each at least 1; 0 for those that are never chosen."""
+    source: str = ""
+    """Name of the InferenceModelRewrite that has it."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,15 @@ class RewriteRules:
         return self._by_model.get(model or "", self._for_all)
 
 
-def rewrite_rules(spec: Mapping[str, Any]) -> tuple[RewriteRule, ...]:
-    """The rules in the spec of an InferenceModelRewrite, which its definition has validated. A rule
-    without targets is left out."""
+def read_rewrite(body: Mapping[str, Any]) -> RewriteObject:
+    """The rules of an InferenceModelRewrite, which its definition has validated."""
+    metadata = body["metadata"]
+    name = metadata["name"]
+    return RewriteObject(metadata["creationTimestamp"], name, rewrite_rules(body["spec"], name))
+
+
+def rewrite_rules(spec: Mapping[str, Any], source: str = "") -> tuple[RewriteRule, ...]:
+    """The rules in the spec of the object named `source`. A rule without targets is left out."""
     rules = []
     for rule in spec.get("rules") or ():
         matches = [match.get("model") or {} for match in rule.get("matches") or ()]
@@ -65,6 +73,7 @@ def rewrite_rules(spec: Mapping[str, Any]) -> tuple[RewriteRule, ...]:
                     frozenset(match.get("value", "") for match in matches),
                     tuple(target["modelRewrite"] for target in targets),
                     _weights([target.get("weight") for target in targets]),
+                    source,
                 )
             )
     return tuple(rules)

@@ -56,6 +56,12 @@ DECISIONS: Final = Names(
     "Placed requests, by whether prefill and decode run on two pods.",
     "llm_d_inference_scheduler_disagg_decision_total", ("model_name", "decision_type"),
 )  # fmt: skip
+REWRITES: Final = Names(
+    "model_rewrite_decisions_total", ("model_rewrite_name", "model_name", "target_model"),
+    "Placed requests that another model serves, because an InferenceModelRewrite says so.",
+    "inference_extension_model_rewrite_decisions_total",
+    ("model_rewrite_name", "model_name", "target_model"),
+)  # fmt: skip
 HIT_RATIO: Final = Names(
     "prefix_indexer_hit_ratio", _PLUGIN,
     "Share of a prompt that the prefix index found on the decode pod.",

@@ -7,7 +7,7 @@ Both only append to a list. The lists are counted at the scrape, or when many re
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
@@ -28,14 +28,15 @@ from .request_names import (
     HIT_RATIO,
     INPUT,
     PREDICTED,
+    REWRITES,
     RUNNING,
     TOTAL,
     TTFT,
 )
 
 MAX_MODELS: Final = 100
-"""Model names with metrics of their own; clients choose names, and later ones are `other`. llm-d
-keeps 1,000, each with some two hundred lines on the page."""
+"""Names and priorities with metrics of their own; clients choose names, and later ones are `other`.
+llm-d keeps 1,000, each with some two hundred lines on the page."""
 _BATCH: Final = 256
 """Ended requests that are counted at once: half a millisecond."""
 
@@ -81,6 +82,12 @@ class Decided(Protocol):
     @property
     def model(self) -> str | None: ...
     @property
+    def asked(self) -> str | None: ...
+    @property
+    def rewritten_by(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
     def decode(self) -> Sequence[Chosen]: ...
     @property
     def prompt_tokens(self) -> int: ...
@@ -98,11 +105,24 @@ class Decided(Protocol):
     def measured_ttft(self) -> float | None: ...
 
 
-class _ModelFigures:
-    """The figures of one model."""
+class _Flow(NamedTuple):
+    """What requests that are counted together have in common."""
 
-    def __init__(self, model: str) -> None:
-        self.model = model
+    asked: str
+    """The model that the client named, or that serves the request."""
+    target: str
+    """The model that serves it."""
+    priority: int
+
+
+_OTHER: Final = _Flow(OTHER, OTHER, 0)
+
+
+class _FlowFigures:
+    """The figures of the requests of one flow."""
+
+    def __init__(self, flow: _Flow) -> None:
+        self.flow = flow
         self.placed = self.running = self.split = 0
         self.errors: dict[str, int] = {}
         self.duration, self.predicted = Histogram(_SECONDS), Histogram(_SECONDS)
@@ -149,11 +169,13 @@ class RequestMetrics(Collector):
         self._namespace = pool.namespace
         self._begun: list[Decided] = []
         self._ended: list[Decided] = []
-        self._models: dict[str, _ModelFigures] = {}
+        self._flows: dict[_Flow, _FlowFigures] = {}
         self._placed: dict[tuple[str, str, str], int] = {}
         """Model, name of the decode pod, its address → number of requests placed there."""
         self._unplaced: dict[str, int] = {}
         """Model → requests for which no pod was found."""
+        self._rewritten: dict[tuple[str, str, str], int] = {}
+        """InferenceModelRewrite, model that the client named, model that served → requests."""
         self._hit_ratio = Histogram(_TENTHS)
 
     def begin(self, decision: Decided) -> None:
@@ -178,15 +200,19 @@ class RequestMetrics(Collector):
             if decision.path is None:
                 self._count_refused(decision)
             elif decision.model is not None:
-                self._figures(decision.model).end(decision)
+                self._figures(decision).end(decision)
 
     def _count_placed(self, decision: Decided) -> None:
-        figures = self._figures(decision.model)
+        figures = self._figures(decision)
         figures.begin(decision)
+        asked, target, _ = figures.flow
         if decision.decode:
             chosen = decision.decode[0]
-            key = figures.model, chosen.name, chosen.address
+            key = target, chosen.name, chosen.address
             self._placed[key] = self._placed.get(key, 0) + 1
+        if decision.rewritten_by:
+            key = decision.rewritten_by, asked, target
+            self._rewritten[key] = self._rewritten.get(key, 0) + 1
         if prompt := decision.prompt_tokens:
             self._hit_ratio.observe(min(1.0, decision.cached_tokens / prompt))
 
@@ -195,23 +221,25 @@ class RequestMetrics(Collector):
         status = decision.status or 0
         if status < 400:
             return
-        figures = self._figures(decision.model)
+        figures = self._figures(decision)
         figures.count_error(_CODES.get(status, "Unknown"))
         if decision.reason in _UNPLACED:
-            self._unplaced[figures.model] = self._unplaced.get(figures.model, 0) + 1
+            target = figures.flow.target
+            self._unplaced[target] = self._unplaced.get(target, 0) + 1
 
-    def _figures(self, model: str | None) -> _ModelFigures:
-        name = model or ""
-        if (figures := self._models.get(name)) is not None:
+    def _figures(self, decision: Decided) -> _FlowFigures:
+        target = decision.model or ""
+        flow = _Flow(decision.asked or target, target, decision.priority)
+        if (figures := self._flows.get(flow)) is not None:
             return figures
-        if len(self._models) >= MAX_MODELS:
-            name = OTHER
-        return self._models.setdefault(name, _ModelFigures(name))
+        if len(self._flows) >= MAX_MODELS:
+            flow = _OTHER
+        return self._flows.setdefault(flow, _FlowFigures(flow))
 
     def collect(self) -> Iterable[Metric]:
         """The metrics now."""
         self._count()
-        models = [(_labels(model), figures) for model, figures in self._models.items()]
+        models = [(_labels(flow), figures) for flow, figures in self._flows.items()]
         plugin = {"plugin_name": "predicted-cost", "plugin_type": "predicted-cost"}
         return [
             *counters(TOTAL, ((row, each.placed) for row, each in models)),
@@ -231,8 +259,14 @@ class RequestMetrics(Collector):
             *histograms(PREDICTED, (({**row, **plugin}, e.predicted) for row, e in models)),
             *counters(ATTEMPTS, self._attempt_rows()),
             *counters(DECISIONS, _decision_rows(models)),
+            *counters(REWRITES, self._rewrite_rows()),
             *histograms(HIT_RATIO, [(_plugin("approx-prefix-cache-producer"), self._hit_ratio)]),
         ]
+
+    def _rewrite_rows(self) -> Iterable[tuple[Labels, float]]:
+        for (name, asked, target), number in self._rewritten.items():
+            labels = {"model_rewrite_name": name, "model_name": asked, "target_model": target}
+            yield labels, number
 
     def _attempt_rows(self) -> Iterable[tuple[Labels, float]]:
         """A pod that left the fleet leaves the metric with it."""
@@ -246,9 +280,10 @@ class RequestMetrics(Collector):
             yield _attempt("failure", model, "", ""), number
 
 
-def _labels(model: str) -> dict[str, str]:
-    """llm-d's labels of requests; no model name is rewritten here."""
-    return {"model_name": model, "target_model_name": model, **FLOW}
+def _labels(flow: _Flow) -> dict[str, str]:
+    """llm-d's labels of requests."""
+    models = {"model_name": flow.asked, "target_model_name": flow.target}
+    return {**FLOW, **models, "priority": str(flow.priority)}
 
 
 def _attempt(status: str, model: str, pod: str, port: str) -> Labels:
@@ -261,7 +296,7 @@ def _plugin(name: str) -> dict[str, str]:
 
 
 def _decision_rows(
-    models: Iterable[tuple[dict[str, str], _ModelFigures]],
+    models: Iterable[tuple[dict[str, str], _FlowFigures]],
 ) -> Iterable[tuple[Labels, float]]:
     for row, each in models:
         labels = {**_plugin("disagg-profile-handler"), "model_name": row["model_name"] or "unknown"}

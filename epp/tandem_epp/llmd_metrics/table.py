@@ -21,6 +21,7 @@ from .request_names import (
     HIT_RATIO,
     INPUT,
     PREDICTED,
+    REWRITES,
     RUNNING,
     TOTAL,
     TTFT,
@@ -71,6 +72,7 @@ EXPORTED: Final[Sequence[Exported]] = (
     Exported(QUEUE, "the engines' own"),
     Exported(ATTEMPTS, "tandem_epp_decisions_total"),
     Exported(DECISIONS, "tandem_epp_decisions_total"),
+    Exported(REWRITES, "", "requests that were placed, and not those that name the target"),
     Exported(HIT_RATIO, "tandem_epp_prefix_hit_ratio"),
     Exported(INFO, "", "commit is empty, build_ref is Tandem's version"),
 )
@@ -96,7 +98,6 @@ MISSING: Final[Sequence[Missing]] = (
     ),
     Missing(("plugin_duration_seconds", "plugin_data_scope_violations_total"),
             "one cost is computed, not one plugin after the other"),
-    Missing(("model_rewrite_decisions_total",), "the EPP rewrites no model names"),
     Missing(("datalayer_poll_errors_total", "datalayer_extract_errors_total"),
             "counted as the state of the backend", "`tandem_epp_healthy`,"
             " `tandem_epp_scrape_age_seconds`"),

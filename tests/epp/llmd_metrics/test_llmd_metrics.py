@@ -1,5 +1,6 @@
 """Metrics under llm-d's names: which exist, and that they count what happened."""
 
+import json
 import re
 from collections.abc import Mapping
 
@@ -10,7 +11,9 @@ from tandem_contract import headers as wire
 from tandem_contract.config import HealthChecks
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges
+from tandem_epp.backends.objectives import Objective
 from tandem_epp.backends.pods import Pod, ScrapeResult
+from tandem_epp.backends.rewrite_rules import RewriteObject, RewriteRules, rewrite_rules
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.llmd_metrics.families import PREFIX, Pool
 from tandem_epp.llmd_metrics.requests import MAX_MODELS
@@ -55,6 +58,7 @@ OLDER = {
     "inference_pool_per_pod_queue_size", "inference_extension_scheduler_attempts_total",
     "llm_d_inference_scheduler_disagg_decision_total",
     "inference_extension_prefix_indexer_hit_ratio", "inference_extension_info",
+    "inference_extension_model_rewrite_decisions_total",
 }  # fmt: skip
 MODEL = {"model_name": "m", "target_model_name": "m"}
 FLOW = {**MODEL, "fairness_id": "default-flow", "priority": "0"}
@@ -215,6 +219,34 @@ def test_many_ended_requests_are_counted_before_the_scrape() -> None:
     waiting = len(requests._ended) + len(requests._begun)
     assert waiting < 600
     assert value(setup.metrics, "llm_d_epp_request_total", FLOW) == 1000
+
+
+def test_requests_count_by_priority_and_under_the_name_that_the_client_used() -> None:
+    setup = PickerSetup(d="unified")
+    rule = {"matches": [{"model": {"value": "alias"}}], "targets": [{"modelRewrite": "m"}]}
+    rules = rewrite_rules({"rules": [rule]}, "aliases")
+    setup.picker.rewrites.rules = RewriteRules([RewriteObject("2026", "aliases", rules)])
+    setup.picker.objectives.replace([Objective("premium", 10)])
+    for model, objective in (("alias", "premium"), ("alias", ""), ("m", "premium"), ("m", "x")):
+        headers = {wire.OBJECTIVE: objective}
+        request = HttpRequest("POST", "/v1/completions", headers)
+        body = json.dumps({"model": model, "prompt": "x"}).encode()
+        placement = setup.picker.place(request, body, NOW)
+        placement.on_response_headers(ResponseHeaders("cached=1;computed=2", 200), NOW)
+        placement.end(NOW)
+        trace = setup.history.latest(1)[0]
+        assert (trace.asked, trace.model) == ("alias" if model == "alias" else "", "m")
+        assert trace.priority == (10 if objective == "premium" else 0)
+    for model in ("alias", "m"):
+        for priority in ("10", "0"):
+            labels = {**FLOW, "model_name": model, "priority": priority}
+            assert value(setup.metrics, "llm_d_epp_request_total", labels) == 1
+    alias = {**MODEL, "model_name": "alias"}
+    assert value(setup.metrics, "inference_objective_input_tokens_sum", alias) == 6, "no priority"
+    assert value(setup.metrics, "inference_objective_running_requests", {"model_name": "m"}) == 0
+    for name in ("llm_d_epp", "inference_extension"):
+        labels = {"model_rewrite_name": "aliases", "model_name": "alias", "target_model": "m"}
+        assert value(setup.metrics, f"{name}_model_rewrite_decisions_total", labels) == 2
 
 
 def test_probes_and_lists_of_models_are_no_requests() -> None:

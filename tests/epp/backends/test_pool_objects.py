@@ -1,4 +1,4 @@
-"""InferenceModelRewrite on a real API server: its rules apply as the objects change."""
+"""InferenceModelRewrite and InferenceObjective on a real API server: they apply as they change."""
 
 import json
 import shutil
@@ -12,12 +12,15 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from tandem_contract import headers as wire
 from tandem_contract import labels
 from tandem_kube.client import Api, connect
 from tandem_kube.resources import (
     CUSTOM_RESOURCE_DEFINITIONS,
     MODEL_REWRITES,
+    OBJECTIVES,
     OLDER_MODEL_REWRITES,
+    OLDER_OBJECTIVES,
     Resource,
 )
 
@@ -29,10 +32,16 @@ from .test_pool_discovery import MODULE, Pool, pool, pool_kind, started
 __all__ = ["pool", "pool_kind"]
 pytestmark = [pytest.mark.component, pytest.mark.control_plane]
 
-DEFINITION = "config/crd/bases/inference.networking.x-k8s.io_inferencemodelrewrites.yaml"
+DEFINITION = "config/crd/bases/inference.networking.x-k8s.io_{plural}.yaml"
+REWRITES = pytest.mark.parametrize(
+    "kind", [MODEL_REWRITES, OLDER_MODEL_REWRITES], ids=lambda kind: kind.group, indirect=True
+)
+OBJECTIVE_KINDS = pytest.mark.parametrize(
+    "kind", [OBJECTIVES, OLDER_OBJECTIVES], ids=lambda kind: kind.group, indirect=True
+)
 
 
-@pytest.fixture(params=[MODEL_REWRITES, OLDER_MODEL_REWRITES], ids=lambda kind: kind.group)
+@pytest.fixture
 def kind(request: pytest.FixtureRequest, pool_kind: ControlPlane, tmp_path: Path) -> Resource:
     """The kind whose definition is installed: that of the Gateway API Inference Extension, for
     llm-d's group under its name."""
@@ -41,8 +50,9 @@ def kind(request: pytest.FixtureRequest, pool_kind: ControlPlane, tmp_path: Path
     done = subprocess.run(
         [go, "mod", "download", "-json", MODULE], capture_output=True, text=True, check=True
     )
-    definition = yaml.safe_load((Path(json.loads(done.stdout)["Dir"]) / DEFINITION).read_text())
     resource: Resource = request.param
+    original = Path(json.loads(done.stdout)["Dir"]) / DEFINITION.format(plural=resource.plural)
+    definition = yaml.safe_load(original.read_text())
     # Groups that end in k8s.io need the annotation that the original has.
     definition["metadata"]["name"] = f"{resource.plural}.{resource.group}"
     definition["spec"]["group"] = resource.group
@@ -89,6 +99,7 @@ async def ask(url: str) -> tuple[int, str]:
         return response.status, answer if response.status != 200 else ""
 
 
+@REWRITES
 async def test_rules_apply_as_objects_change(
     control_plane: ControlPlane,
     pods: Pods,
@@ -124,3 +135,57 @@ async def test_rules_apply_as_objects_change(
                     await until(lambda target=target: reaches(target))  # type: ignore[misc]
                 await api.delete(kind, "to-p", pods.namespace)
                 await until(is_refused)
+
+
+def objective(kind: Resource, namespace: str, name: str, **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": kind.api_version,
+        "kind": "InferenceObjective",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"poolRef": {"name": "p"}, **spec},
+    }
+
+
+@OBJECTIVE_KINDS
+async def test_priorities_apply_as_objectives_change(
+    control_plane: ControlPlane,
+    pods: Pods,
+    pool: Pool,
+    kind: Resource,
+    api: Api,
+    tmp_path: Path,
+) -> None:
+    backend = Backend("vllm")
+    backend.release.set()
+    async with serving(backend):
+        await pods.create_plain("vllm", {"app": "vllm"})
+        await pool.apply("vllm", backend.port)
+        other = objective(kind, pods.namespace, "other", poolRef={"name": "other"}, priority=7)
+        await api.apply(kind, other, manager="test")
+        async with started(tmp_path, pods.namespace, control_plane.kubeconfig) as epp:
+            await until(epp.ready)
+            async with (
+                envoy(tmp_path, envoy_settings(epp.grpc)) as url,
+                aiohttp.ClientSession() as session,
+            ):
+
+                async def counts(name: str, priority: int) -> bool:
+                    """Whether a request that names this objective counts with this priority."""
+                    body, headers = {"model": "m", "prompt": "hi"}, {wire.OBJECTIVE: name}
+                    request = session.post(f"{url}/v1/completions", json=body, headers=headers)
+                    async with request as response:
+                        assert response.status == 200
+                    total = "llm_d_epp_request_total{"
+                    figures = await epp.figures()
+                    rows = [(k, v) for k, v in figures.items() if k.startswith(total)]
+                    return any(f'priority="{priority}"' in key and value for key, value in rows)
+
+                async def is_counted(name: str, priority: int) -> None:
+                    await until(lambda: counts(name, priority))
+
+                await is_counted("premium", 0)
+                for priority in (10, -5):
+                    body = objective(kind, pods.namespace, "premium", priority=priority)
+                    await api.apply(kind, body, manager="test")
+                    await is_counted("premium", priority)
+                assert not await counts("other", 7), "it is another pool's"

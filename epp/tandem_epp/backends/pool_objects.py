@@ -1,41 +1,47 @@
-"""InferenceModelRewrite objects of an InferencePool, watched where their definition is installed.
+"""Objects of a kind that refer to an InferencePool, watched where their kind is installed.
 
-llm-d's group comes first; without it the older group of the Gateway API Inference Extension counts.
-A cluster without both is asked again from time to time.
+InferenceModelRewrite and InferenceObjective have two groups each: llm-d's comes first; without it
+the older group of the Gateway API Inference Extension counts. A cluster without both is asked
+again from time to time.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Final, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Generic, NoReturn, TypeVar
 
 from tandem_kube.client import Api
 from tandem_kube.errors import ApiError, NotFound
 from tandem_kube.reflector import Reflector
-from tandem_kube.resources import MODEL_REWRITES, OLDER_MODEL_REWRITES, Object, Resource
+from tandem_kube.resources import Object, Resource
 
 from .inference_pool import PoolReference
-from .rewrite_rules import RewriteObject, rewrite_rules
 
 _LOOK_SECONDS: Final = 60.0
-"""Seconds after which a cluster without the definition is asked again."""
+"""Seconds after which a cluster without the kind is asked again."""
 
 _log: Final = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-class RewriteDiscovery:
+class PoolObjects(Generic[T]):
     """The objects that refer to one pool."""
 
     def __init__(
         self,
         api: Api,
         pool: PoolReference,
-        on_change: Callable[[Iterable[RewriteObject]], None],
+        kinds: Sequence[Resource],
+        parse: Callable[[Object], T],
+        on_change: Callable[[Iterable[T]], None],
         *,
         look_seconds: float = _LOOK_SECONDS,
     ) -> None:
-        """`on_change` is called with all objects when one has changed."""
-        self._api, self._pool, self._on_change = api, pool, on_change
+        """`kinds`: the kind in its groups, of which the first that is installed counts. `parse`
+        gets objects that the API server has validated, and must not raise. `on_change` is called
+        with what it made of all objects when one has changed."""
+        self._api, self._pool, self._kinds = api, pool, kinds
+        self._value_of, self._on_change = parse, on_change
         self._look_seconds = look_seconds
 
     async def run(self) -> None:
@@ -47,7 +53,7 @@ class RewriteDiscovery:
 
     async def _watch(self, resource: Resource) -> NoReturn:
         _log.info("%s of %s are followed", resource.path(), self._pool)
-        objects: Reflector[RewriteObject] = Reflector(
+        objects: Reflector[T] = Reflector(
             self._api,
             resource,
             self._pool.namespace,
@@ -57,8 +63,8 @@ class RewriteDiscovery:
         await objects.run()
 
     async def _installed(self) -> Resource | None:
-        """The kind that the cluster has; None: neither, or it does not say now."""
-        for resource in (MODEL_REWRITES, OLDER_MODEL_REWRITES):
+        """The kind that the cluster has; None: none, or it does not say now."""
+        for resource in self._kinds:
             try:
                 found = await self._api.raw(f"/apis/{resource.api_version}")
             except NotFound:
@@ -70,10 +76,9 @@ class RewriteDiscovery:
                 return resource
         return None
 
-    def _parse(self, body: Object) -> RewriteObject | None:
-        metadata, spec = body["metadata"], body.get("spec") or {}
-        pool = spec.get("poolRef") or {}
+    def _parse(self, body: Object) -> T | None:
+        pool = (body.get("spec") or {}).get("poolRef") or {}
         is_ours = (pool.get("name"), pool.get("group")) == (self._pool.name, self._pool.group)
-        if not is_ours or "deletionTimestamp" in metadata:
+        if not is_ours or "deletionTimestamp" in body["metadata"]:
             return None
-        return RewriteObject(metadata["creationTimestamp"], metadata["name"], rewrite_rules(spec))
+        return self._value_of(body)

@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem_kvstore.chunk_store import Chunk, ChunkStore, chunks_of
+from tandem_kvstore.client import StoreClient
+from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.identity import KvIdentity, Prompt, chunk_keys
 from tandem_kvstore.format.tensors import LayerGroup, TensorSpec
+from tandem_kvstore.guard.breaker import BreakerSettings
+from tandem_kvstore.guard.load_guard import RETRY, LoadGuard
 from tandem_kvstore.location import StoreLocation
 from tandem_kvstore.stores import ObjectStore, open_store
 
@@ -79,3 +83,47 @@ def engine(location: StoreLocation, identity: KvIdentity = IDENTITY) -> Engine:
     """A client of the store at `location`."""
     objects = open_store(location)
     return Engine(objects, ChunkStore(objects, location, identity))
+
+
+@dataclass
+class Counts:
+    """An observer that counts."""
+
+    loaded: int = 0
+    not_loaded: dict[Reason, int] = field(default_factory=dict)
+    stored: int = 0
+    not_stored: dict[Reason, int] = field(default_factory=dict)
+
+    def record_load(self, chunks: int, size: int, seconds: float) -> None:
+        self.loaded += chunks
+
+    def record_not_loaded(self, chunks: int, reason: Reason) -> None:
+        self.not_loaded[reason] = self.not_loaded.get(reason, 0) + chunks
+
+    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None:
+        self.stored += 1
+
+    def record_not_stored(self, reason: Reason) -> None:
+        self.not_stored[reason] = self.not_stored.get(reason, 0) + 1
+
+
+def client(
+    location: StoreLocation,
+    *,
+    compute: float = 0.1,
+    breaker: BreakerSettings | None = None,
+    retry: float = RETRY,
+) -> tuple[StoreClient, Engine, Counts]:
+    """A guarded client of an engine that computes a token in `compute` seconds."""
+    behind, counts = engine(location), Counts()
+    chunk_bytes = sum(spec.size for _, specs in group_specs() for spec in specs)
+    guarded = StoreClient(
+        behind.chunks,
+        behind.objects,
+        counts,
+        chunk_tokens=CHUNK_TOKENS,
+        chunk_bytes=chunk_bytes,
+        guard=LoadGuard(breaker, retry),
+    )
+    guarded.guard.observe_compute(1000, 0, 1000 * compute)
+    return guarded, behind, counts

@@ -18,7 +18,7 @@ DEADLINE_SHARE: Final = 0.5
 """Deadline of a load as a share of the predicted time to compute the same tokens."""
 _HEADROOM: Final = 0.85
 """Share of the deadline that a predicted load may fill: predictions are medians."""
-_RETRY: Final = 10.0
+RETRY: Final = 10.0
 """Seconds after which a store that was too slow is tried again, by one request."""
 _LATENCY: Final = 0.005
 _SECONDS_PER_BYTE: Final = 1 / 500e6
@@ -45,8 +45,10 @@ class Decision:
 class LoadGuard:
     """Cost model and circuit breaker of one store, as seen from one engine."""
 
-    def __init__(self, settings: BreakerSettings | None = None) -> None:
+    def __init__(self, settings: BreakerSettings | None = None, retry: float = RETRY) -> None:
+        """`retry`: see RETRY."""
         self.breaker = Breaker(settings)
+        self._retry = retry
         self.loading = TwoTermFit(_LATENCY, _SECONDS_PER_BYTE)
         self.computing = TwoTermFit(_SECONDS_PER_TOKEN, _SECONDS_PER_PAIR)
         self._last_load = 0.0
@@ -80,7 +82,7 @@ class LoadGuard:
         if deadline < _LEAST_DEADLINE:
             return Decision(0, 0.0, Reason.UNPROFITABLE)
         # Without measurements, and after a while without any, one load tells how fast the store is.
-        if not self.loading.samples or now - self._last_load > _RETRY:
+        if not self.loading.samples or now - self._last_load > self._retry:
             self._last_load = now
             return Decision(chunks, deadline)
         count = self._loadable(chunks, chunk_bytes, deadline)

@@ -6,7 +6,7 @@ than sending it. obstore's retries are off: `guard` decides what a failure means
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -111,7 +111,9 @@ class S3Store:
         if now >= self._next_look and self._location.credentials is not None:
             self._next_look = now + _SECONDS_OF_CREDENTIALS
             if _stamp(self._location.credentials.directory) != self._stamp:
-                self._client = self._new_client()
+                # While the files are being replaced, the old keys may still be valid.
+                with suppress(LocationError):
+                    self._client = self._new_client()
         return self._client
 
     def _new_client(self) -> obstores.S3Store:
@@ -129,10 +131,11 @@ class S3Store:
             "disable_bulk_delete": True,
         }
         if (credentials := location.credentials) is not None:
-            self._stamp = _stamp(credentials.directory)
+            stamp = _stamp(credentials.directory)
             keys = (credentials.access_key.reveal(), credentials.secret_key.reveal(), "")
             if credentials.directory is not None:
                 keys = _read_keys(credentials.directory)
+            self._stamp = stamp
             if keys[0]:
                 config |= {"access_key_id": keys[0], "secret_access_key": keys[1]}
             if keys[2]:
@@ -215,6 +218,6 @@ def _by_text(what: str, text: str) -> StoreError:
         return StoreFull(f"{what}: the store is full")
     if "InvalidAccessKeyId" in text or "SignatureDoesNotMatch" in text or "TimeTooSkewed" in text:
         return StoreDenied(f"{what}: the store refused the signature")
-    if "timed out" in text or "timeout" in text.lower():
+    if "timed out" in text or "TimedOut" in text:
         return StoreTimeout(f"{what}: no answer in time")
     return StoreUnavailable(f"{what}: the store is unreachable or failed")

@@ -133,6 +133,10 @@ class StoreClient:
             self._count_failure(err)
             self._observer.record_not_stored(err.reason)
             return False
+        except Exception:  # noqa: BLE001 - a defect here must not end the engine's writer
+            _log.exception("storing KV failed with an internal error")
+            self._observer.record_not_stored(Reason.OTHER)
+            return False
         self._record_success()
         self._missing.discard(chunk.key)
         size = sum(spec.size for group in groups for spec in group.specs)

@@ -142,8 +142,8 @@ class FileStore:
 
 
 def tag_of(status: os.stat_result) -> str:
-    """A tag that changes with every write."""
-    return f'"{status.st_mtime_ns:x}-{status.st_size:x}-{status.st_ino:x}"'
+    """A tag that changes with every write, as aiohttp's file responses make it."""
+    return f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
 
 
 def _write_all(descriptor: int, part: Buffer) -> None:

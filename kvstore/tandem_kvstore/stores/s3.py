@@ -71,7 +71,7 @@ class S3Store:
         await self._put(name, parts, "overwrite")
 
     async def put_if(self, name: str, parts: Sequence[Buffer], tag: str | None) -> None:
-        await self._put(name, parts, "create" if tag is None else {"e_tag": tag, "version": None})
+        await self._put(name, parts, "create" if tag is None else {"e_tag": tag})
 
     async def delete(self, name: str) -> None:
         try:

@@ -1,0 +1,144 @@
+"""Keeps a namespace within its bounds: touch records, an elected collector, and what it deletes.
+
+    engines ──touch records──► namespace ──listing──► plan_collection ──► deletes
+                                  ▲ lease: conditional PUT elects one collector
+
+Every engine may run a collector; the lease lets one of them act. No clock is compared with another
+machine's: a lease is stale when it did not change for its duration on the observer's own clock, and
+ages are differences of the store's times, whose present is the time of the lease's last write.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from .errors import ObjectExists, ObjectMissing, StoreError, StoreUnsupported
+from .format.collection import LEASE, TOUCH_PREFIX, Bounds, Collection, plan_collection
+from .stores import ObjectStore
+from .stores.base import ObjectInfo
+
+_log = logging.getLogger(__name__)
+
+_MAX_RECORD: Final = 4 << 20
+_KEYS_PER_RECORD: Final = 50_000
+
+
+class Touches:
+    """Which chunks one engine used since its last touch record. For one event loop."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._writer = uuid.uuid4().hex
+        self._number = 0
+        self._keys: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, keys: Sequence[str]) -> None:
+        """These chunks were used. At most 50,000 are remembered, the newest."""
+        for key in keys:
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > _KEYS_PER_RECORD:
+            self._keys.popitem(last=False)
+
+    async def flush(self) -> None:
+        """Write a touch record, if any chunk was used. Raises StoreError, and keeps the keys."""
+        if not self._keys:
+            return
+        keys = list(self._keys)
+        self._number += 1
+        name = f"{TOUCH_PREFIX}{self._writer}.{self._number}"
+        await self._objects.put(name, (msgspec.json.encode(keys),))
+        for key in keys:
+            self._keys.pop(key, None)
+
+
+class Collector:
+    """One process's candidate for collecting a namespace. For one event loop."""
+
+    def __init__(self, objects: ObjectStore, bounds: Bounds, *, lease: float = 60.0) -> None:
+        """`lease`: seconds without a change after which another process takes over."""
+        self._objects, self._bounds, self._lease = objects, bounds, lease
+        self._holder = uuid.uuid4().hex
+        # The lease of another process: its tag, and when it was first seen here.
+        self._observed: tuple[str | None, float] | None = None
+        self._unreferenced: dict[str, float] = {}
+        self._uses: dict[str, float] = {}
+        self._records_read: set[str] = set()
+
+    async def collect(self, now: float | None = None) -> Collection | None:
+        """One round. Returns None when another process is the collector, or when the store has no
+        conditional writes or no listing. Raises StoreError. `now`: of this process, in seconds."""
+        now = time.monotonic() if now is None else now
+        try:
+            if not await self._take_lease(now):
+                return None
+            objects = [info async for info in self._objects.scan()]
+        except StoreUnsupported as err:
+            _log.warning("this namespace is not collected: %s", err)
+            return None
+        present = next((info.modified for info in objects if info.name == LEASE), None)
+        if present is None:
+            return None
+        await self._read_records(objects)
+        plan = plan_collection(objects, self._uses, self._unreferenced, self._bounds, present)
+        await self._delete(plan)
+        return plan
+
+    async def run(self, interval: float = 20.0) -> None:
+        """Collect until cancelled; failures are logged and tried again."""
+        while True:
+            try:
+                await self.collect()
+            except StoreError as err:
+                _log.warning("collecting failed: %s", err)
+            await asyncio.sleep(interval)
+
+    async def _take_lease(self, now: float) -> bool:
+        body = (msgspec.json.encode({"holder": self._holder, "renewal": uuid.uuid4().hex}),)
+        try:
+            found = await self._objects.get(LEASE, 1 << 12)
+        except ObjectMissing:
+            tag = None
+        else:
+            tag = found.tag
+            if self._holder.encode() not in bytes(found.data):
+                if self._observed is None or self._observed[0] != tag:
+                    self._observed = (tag, now)
+                if now - self._observed[1] < self._lease:
+                    return False
+                # What the process before knew about unreferenced data is lost: they wait again.
+                self._unreferenced = {}
+        try:
+            await self._objects.put_if(LEASE, body, tag)
+        except (ObjectExists, ObjectMissing):
+            return False
+        return True
+
+    async def _read_records(self, objects: Sequence[ObjectInfo]) -> None:
+        records = {i.name: i.modified for i in objects if i.name.startswith(TOUCH_PREFIX)}
+        for name in records.keys() - self._records_read:
+            try:
+                found = await self._objects.get(name, _MAX_RECORD)
+                keys = msgspec.json.decode(found.data, type=list[str])
+            except (ObjectMissing, msgspec.MsgspecError):
+                # A damaged record costs precision only.
+                keys = []
+            for key in keys:
+                self._uses[key] = max(self._uses.get(key, 0.0), records[name])
+        self._records_read = set(records)
+        live = {info.name for info in objects}
+        self._uses = {key: used for key, used in self._uses.items() if key in live}
+
+    async def _delete(self, plan: Collection) -> None:
+        for names in (plan.manifests, plan.data, plan.records):
+            for name in names:
+                await self._objects.delete(name)
+        self._unreferenced = dict(plan.unreferenced)
+        for name in plan.data:
+            self._unreferenced.pop(name, None)

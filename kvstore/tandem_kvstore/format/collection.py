@@ -1,0 +1,104 @@
+"""What leaves a namespace, decided from a listing. Pure.
+
+A chunk leaves when it was not used for the longest allowed time, or as the least recently used
+while the namespace is above its capacity. Its manifest goes first: from then on no load starts.
+Data without a manifest is deleted once it was seen so for the I/O deadline, within which every load
+and every write has ended. So no reader loses what it reads, and no writer what it has written.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..stores.base import ObjectInfo
+
+TOUCH_PREFIX: Final = "touch."
+"""Start of the names of touch records: `touch.{writer}.{number}`."""
+LEASE: Final = "collector"
+"""Name of the object that elects the collector."""
+_KEY_LENGTH: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of one namespace."""
+
+    capacity: int
+    """Bytes of all objects. Above it, chunks leave until 90 % are filled."""
+    max_age: float
+    """Seconds since a chunk was written or last used."""
+    io_deadline: float = 300.0
+    """Seconds that a load or the write of a chunk can take. Shorter than these: a reader finds data
+    missing and computes."""
+    low_water: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """What to delete now, in this order."""
+
+    manifests: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
+    """Touch records that are older than the longest allowed age."""
+    size: int = 0
+    """Bytes of all objects before."""
+    unreferenced: Mapping[str, float] = field(default_factory=dict)
+    """Data without a manifest, and when it was first seen so: input of the next plan."""
+
+
+def plan_collection(
+    objects: Iterable[ObjectInfo],
+    uses: Mapping[str, float],
+    unreferenced: Mapping[str, float],
+    bounds: Bounds,
+    now: float,
+) -> Collection:
+    """`uses`: last use by key. `unreferenced`: from the plan before. All times, also those of the
+    objects and `now`, are by the store's clock."""
+    manifests: dict[str, ObjectInfo] = {}
+    data: dict[str, list[ObjectInfo]] = {}
+    records, size = [], 0
+    for item in objects:
+        size += item.size
+        if item.name.startswith(TOUCH_PREFIX):
+            if now - item.modified > bounds.max_age:
+                records.append(item.name)
+        elif len(item.name) == _KEY_LENGTH:
+            manifests[item.name] = item
+        elif item.name[_KEY_LENGTH : _KEY_LENGTH + 1] == "-":
+            data.setdefault(item.name[:_KEY_LENGTH], []).append(item)
+    used = {key: max(item.modified, uses.get(key, 0.0)) for key, item in manifests.items()}
+    excess = size - bounds.low_water * bounds.capacity if size > bounds.capacity else 0.0
+    # Data that is already without a manifest leaves in any case.
+    excess -= sum(i.size for key, items in data.items() if key not in manifests for i in items)
+    leaving = _leaving(manifests, data, used, now - bounds.max_age, excess)
+    first_seen, deleted = {}, []
+    for key, items in data.items():
+        # A manifest that is deleted now counts as present: its data waits from the next plan on.
+        if key in manifests:
+            continue
+        for item in items:
+            first_seen[item.name] = unreferenced.get(item.name, now)
+            # Written again meanwhile: a writer of the same bytes is about to put its manifest.
+            since = max(first_seen[item.name], item.modified)
+            if now - since > bounds.io_deadline:
+                deleted.append(item.name)
+    return Collection(tuple(leaving), tuple(deleted), tuple(records), size, first_seen)
+
+
+def _leaving(
+    manifests: Mapping[str, ObjectInfo],
+    data: Mapping[str, list[ObjectInfo]],
+    used: Mapping[str, float],
+    oldest: float,
+    excess: float,
+) -> list[str]:
+    """Least recently used chunks: those used before `oldest`, and more until `excess` bytes go."""
+    leaving = []
+    for key in sorted(used, key=used.__getitem__):
+        if used[key] >= oldest and excess <= 0:
+            break
+        leaving.append(key)
+        excess -= manifests[key].size + sum(item.size for item in data.get(key, ()))
+    return leaving

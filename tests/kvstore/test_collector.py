@@ -1,0 +1,130 @@
+"""The collector: a property test of the plan against a model, and real stores."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_kvstore.collector import Collector, Touches
+from tandem_kvstore.errors import Reason
+from tandem_kvstore.format.collection import Bounds, Collection, plan_collection
+from tandem_kvstore.stores import ObjectInfo
+
+from .kv import chain, engine, group_specs
+from .servers import Server
+
+KEYS = [f"{i:064x}" for i in range(6)]
+BOUNDS = Bounds(capacity=1000, max_age=500.0, io_deadline=50.0)
+
+
+def namespace() -> st.SearchStrategy[list[ObjectInfo]]:
+    """Objects of some chunks, complete or not."""
+    names = [name for key in KEYS for name in (key, f"{key}-00-aa", f"{key}-01-bb")]
+    item = st.builds(
+        ObjectInfo, st.sampled_from(names), st.integers(1, 400), st.integers(0, 1000).map(float)
+    )
+    return st.lists(item, unique_by=lambda info: info.name)
+
+
+@given(
+    namespace(),
+    st.dictionaries(st.sampled_from(KEYS), st.integers(0, 1000).map(float)),
+    st.integers(1000, 2000).map(float),
+)
+def test_the_plan_keeps_its_promises(
+    objects: list[ObjectInfo], uses: dict[str, float], now: float
+) -> None:
+    plan = plan_collection(objects, uses, {}, BOUNDS, now)
+    manifests = {
+        i.name: max(i.modified, uses.get(i.name, 0.0)) for i in objects if "-" not in i.name
+    }
+    kept = manifests.keys() - set(plan.manifests)
+    # Nothing stays that is too old, and nothing leaves that was used after a chunk that stays.
+    assert all(now - manifests[key] <= BOUNDS.max_age for key in kept)
+    assert all(manifests[a] <= manifests[b] for a in plan.manifests for b in kept)
+    # Data of a chunk that had its manifest until now is never deleted with it.
+    assert not any(name[:64] in manifests for name in plan.data)
+    # Nothing is deleted the first time that it is seen without a manifest.
+    assert plan.data == ()
+    size = sum(i.size for i in objects if i.name[:64] in kept)
+    unreferenced = sum(i.size for i in objects if i.name[:64] not in manifests)
+    if plan.size > BOUNDS.capacity and kept:
+        assert size <= BOUNDS.capacity - unreferenced or size <= 0.9 * BOUNDS.capacity
+    later = plan_collection(objects, uses, plan.unreferenced, BOUNDS, now + 51)
+    for info in objects:
+        is_orphan = "-" in info.name and info.name[:64] not in manifests
+        assert (info.name in later.data) == is_orphan
+
+
+def test_data_that_is_written_again_waits_for_its_manifest() -> None:
+    name = f"{KEYS[0]}-00-aa"
+    seen: Mapping[str, float] = {name: 100.0}
+    fresh = [ObjectInfo(name, 10, 190.0)]
+    assert plan_collection(fresh, {}, seen, BOUNDS, 200.0).data == ()
+    assert plan_collection(fresh, {}, seen, BOUNDS, 241.0).data == (name,)
+
+
+@pytest.mark.component
+async def test_a_namespace_stays_within_its_capacity(server: Server) -> None:
+    old, young, used = chain(1, 2), chain(2, 2), chain(3, 1)
+    client = engine(server.location)
+    await client.put_all([*used, *old, *young])
+    size = sum([info.size async for info in client.objects.scan()])
+    touches = Touches(client.objects)
+    touches.add([chunk.key for chunk in used])
+    await touches.flush()
+    bounds = Bounds(capacity=size - 1, max_age=1e9, io_deadline=-1.0)
+    collector = Collector(client.objects, bounds)
+    plan = await collector.collect(now=0.0)
+    assert plan is not None
+    assert plan.manifests
+    assert used[0].key not in plan.manifests
+    # A reader that has the manifest still gets the data.
+    assert plan.data == ()
+    # The next rounds delete the data.
+    for now in (1.0, 2.0):
+        await collector.collect(now=now)
+    names = [info.name async for info in client.objects.scan()]
+    assert not any(name[:64] in plan.manifests for name in names)
+    # Capacity is kept, and what stays can be loaded.
+    left = [c for c in (*used, *old, *young) if c.key not in plan.manifests]
+    assert sum([info.size async for info in client.objects.scan()]) < size
+    assert used[0] in left
+    manifests, outcome = await client.chunks.find(used)
+    assert outcome.reason is None
+    assert (await client.chunks.load(manifests, group_specs(), client.deliver)).chunks == 1
+    await client.chunks.close()
+
+
+@pytest.mark.component
+async def test_a_reader_keeps_what_it_is_reading(server: Server) -> None:
+    chunks, client = chain(1, 3), engine(server.location)
+    await client.put_all(chunks)
+    manifests, _ = await client.chunks.find(chunks)
+    collector = Collector(client.objects, Bounds(capacity=1, max_age=1e9))
+    plan = await collector.collect(now=0.0)
+    assert isinstance(plan, Collection)
+    assert len(plan.manifests) == 3
+    await collector.collect(now=1.0)
+    assert (await client.chunks.load(manifests, group_specs(), client.deliver)).chunks == 3
+    client.assert_delivered(chunks)
+    assert (await client.chunks.find(chunks))[1].reason is Reason.MISSING
+    await client.chunks.close()
+
+
+@pytest.mark.component
+async def test_one_collector_is_elected_and_replaced_when_it_stops(server: Server) -> None:
+    client = engine(server.location)
+    await client.put_all(chain(1, 1))
+    bounds = Bounds(capacity=10**9, max_age=1e9)
+    first, second = (Collector(client.objects, bounds, lease=60.0) for _ in range(2))
+    assert await first.collect(now=0.0) is not None
+    assert await second.collect(now=5.0) is None
+    assert await first.collect(now=50.0) is not None
+    # The lease was renewed: its duration counts from when the second saw the renewal.
+    assert await second.collect(now=64.0) is None
+    assert await second.collect(now=100.0) is None
+    assert await second.collect(now=125.0) is not None
+    assert await first.collect(now=126.0) is None
+    await client.chunks.close()

@@ -48,8 +48,9 @@ def doctor(
 
     Checks that engines and sidecars answer, that paired engines agree in everything that a hand-off
     compares, that side channels can be reached, that KV is transferred as fast as plans assume
-    and fast enough beside the prefill, that UCX's network devices exist, that no KV was lost, how
-    GPUs are connected, and what the EPP has learned of the pods' speed.
+    and fast enough beside the prefill, that UCX's network devices exist and its ports are free
+    and open, that no KV was lost, how GPUs are connected, and what the EPP has learned of the
+    pods' speed.
 
     Without -n, --kubeconfig and --context, checks the stack that tandem up or tandem demo runs on
     this machine. If none runs, or with one of these options, checks a namespace of a cluster
@@ -84,7 +85,11 @@ async def _stack(state: State) -> Facts:
         except gpus.NvmlUnavailable as err:
             local_gpus, error = None, str(err)
         facts = await _facts(targets, local_gpus, error)
-        return replace(facts, network_devices=processes.network_devices())
+        return replace(
+            facts,
+            network_devices=processes.network_devices(),
+            machine_ports=processes.machine_ports(),
+        )
 
 
 async def _cluster(target: Target) -> Facts:

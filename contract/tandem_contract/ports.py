@@ -2,6 +2,8 @@
 
 from typing import Final
 
+LAST: Final = 65_535
+"""The largest port number."""
 ENVOY: Final = 8080
 """Envoy's listener for clients."""
 SIDECAR: Final = 8000

@@ -4,6 +4,7 @@
     gather                     asks engines and sidecars; the answers become `facts`
     checks                     facts → findings (pure); `compatibility` compares pairs of engines
     lmcache                    what both sides must agree on with LMCache, and what it finds
+    data_ports                 the ports at which UCX takes connections
     estimates                  what the EPPs estimate of their pods, and how old that is
     findings                   a finding: severity, check, subject, detail, fix
     engine_command             an engine's command line → flags and KV transfer configuration

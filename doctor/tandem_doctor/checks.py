@@ -8,6 +8,7 @@ from tandem_contract.paths import ErrorPhase, Role
 from tandem_planner.fabrics import FABRICS, Fabric
 
 from . import compatibility, lmcache
+from .data_ports import check_data_ports
 from .estimates import check_estimates
 from .facts import Engine, Facts, Gpu, Sidecar
 from .findings import Finding, Severity
@@ -45,6 +46,8 @@ def run_checks(facts: Facts) -> tuple[Finding, ...]:
     findings += _check_gpus(facts)
     findings += check_estimates(facts.epps)
     findings += check_network(facts)
+    for engine in facts.engines:
+        findings += check_data_ports(engine, facts.machine_ports)
     # The sort is stable: findings of one severity keep the order of the checks.
     order = list(Severity)
     return tuple(sorted(findings, key=lambda f: -order.index(f.severity)))
@@ -138,9 +141,9 @@ def _check_side_channel(engine: Engine) -> Iterator[Finding]:
     # Only prefill engines serve reads: a decode engine's side channel may be closed.
     elif engine.role is Role.PREFILL:
         fix = (
-            "open that port (NIXL: 5600 and one for each further rank) and UCX's ephemeral ports "
-            "between the pods, and set VLLM_NIXL_SIDE_CHANNEL_HOST to an address that the other "
-            "side can reach"
+            "open that port (NIXL: 5600 and one for each further rank) and UCX's data ports "
+            "(transfer.dataPorts) between the pods, and set VLLM_NIXL_SIDE_CHANNEL_HOST to an "
+            "address that the other side can reach"
         )
         detail = f"{channel.address}: {channel.error}"
         yield Finding(_BROKEN, "side channel", engine.pod, detail, fix)

@@ -86,6 +86,10 @@ class Engine:
     """Fabrics that connect its processes with other engines; None if not visible from here."""
     has_gpu: bool = False
     """Whether its container asks for GPUs."""
+    listening: frozenset[int] | None = None
+    """TCP ports at which its processes with UCX listen; None if not visible from here."""
+    data_port_error: str | None = None
+    """Why no answer came from UCX's range of ports; None if one came, or was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,16 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class MachinePorts:
+    """TCP ports of this machine."""
+
+    ephemeral: tuple[int, int]
+    """First and last of those that outgoing connections take."""
+    in_use: frozenset[int]
+    """Those that a socket of any process is bound to."""
+
+
+@dataclass(frozen=True, slots=True)
 class EppReport:
     """What one EPP reports of its pods."""
 
@@ -135,3 +149,5 @@ class Facts:
     """What each EPP estimates of its pods."""
     network_devices: frozenset[str] | None = None
     """Devices of this machine as UCX names them; None if the engines run on other machines."""
+    machine_ports: MachinePorts | None = None
+    """None if the engines run on other machines."""

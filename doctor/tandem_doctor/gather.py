@@ -18,6 +18,7 @@ from tandem_contract.pod_reports import PodReport
 from tandem_planner.fabrics import Fabric
 
 from . import side_channel
+from .data_ports import parse_range
 from .facts import Engine, EngineCommand, EppReport, Sidecar, SideChannel
 from .pod_http import Get, NoAnswer
 
@@ -53,6 +54,8 @@ class TargetPod:
     """Fabrics that connect it with other engines; None if not visible from here."""
     has_gpu: bool = False
     """Whether the engine's container asks for GPUs."""
+    listening: frozenset[int] | None = None
+    """As in `Engine`."""
     is_reachable: bool = True
     """Whether this process can connect to all ports of the pod."""
 
@@ -154,6 +157,8 @@ async def _engine(target: TargetPod) -> Engine:
         side_channel=await _side_channel(target, base.owned_by if base else ""),
         fabrics=target.fabrics,
         has_gpu=target.has_gpu,
+        listening=target.listening,
+        data_port_error=await _data_port_error(target),
     )
 
 
@@ -175,6 +180,17 @@ async def _side_channel(target: TargetPod, owner: str) -> SideChannel | None:
     # Only vLLM answers the handshake; of other engines it is enough that the port is open.
     is_nixl = owner == _VLLM and target.command.uses("Nixl")
     return await (side_channel.handshake if is_nixl else side_channel.connect)(address)
+
+
+async def _data_port_error(target: TargetPod) -> str | None:
+    """Why a port of UCX's range does not answer; None if it does, or is not asked."""
+    # Where its listeners are visible, the engine runs on this machine, and no network is between.
+    if not target.is_reachable or target.command is None or target.listening is not None:
+        return None
+    allowed = parse_range(target.command.environment.get(environment.DATA_PORTS, ""))
+    if allowed is None:
+        return None
+    return await side_channel.firewall_error(HostPort(target.address.host, allowed.start))
 
 
 def handoff_address(command: EngineCommand, role: Role, host: str) -> HostPort | None:

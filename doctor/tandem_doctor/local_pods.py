@@ -53,4 +53,5 @@ def _target_pod(
         get_sidecar=direct(http, sidecar) if sidecar else None,
         command=processes.engine_command(group),
         fabrics=fabrics[group],
+        listening=processes.listening_ports(group),
     )

@@ -11,7 +11,7 @@ from typing import Final
 from tandem_planner.fabrics import Fabric
 
 from .engine_command import parse_command
-from .facts import EngineCommand
+from .facts import EngineCommand, MachinePorts
 
 _PROC: Final = Path("/proc")
 _SYS: Final = Path("/sys/class")
@@ -23,6 +23,8 @@ _SEGMENT: Final = re.compile(r" (\S+) (\d+) +(?:/SYSV|/dev/shm/ucx_shm|/memfd:uc
 """Device and inode of UCX's shared memory (System V, POSIX, memfd), in /proc/PID/maps."""
 _CONNECTED: Final = frozenset({"01", "08"})
 """States in /proc/net/tcp: ESTABLISHED and CLOSE_WAIT."""
+_LISTENING: Final = "0A"
+_RANGE_ENDS: Final = 2
 
 
 def engine_command(group: int) -> EngineCommand | None:
@@ -88,6 +90,32 @@ def network_devices() -> frozenset[str]:
     )
 
 
+def listening_ports(group: int) -> frozenset[int] | None:
+    """TCP ports at which the processes of a group that use UCX listen; None if none uses it."""
+    pids = [pid for pid in _members().get(group, ()) if _UCX in _text(_PROC / str(pid) / "maps")]
+    if not pids:
+        return None
+    port_by_inode = {
+        inode: _port(local) for inode, state, local, _ in _sockets() if state == _LISTENING
+    }
+    inodes = {
+        name.removeprefix("socket:[")[:-1]
+        for pid in pids
+        for name in _open_files(pid)
+        if name.startswith("socket:[")
+    }
+    return frozenset(port for inode, port in port_by_inode.items() if inode in inodes)
+
+
+def machine_ports() -> MachinePorts | None:
+    """The TCP ports of this machine; None if it does not tell its ephemeral ports."""
+    text = _text(_PROC / "sys/net/ipv4/ip_local_port_range").split()
+    if len(text) != _RANGE_ENDS:
+        return None
+    first, last = map(int, text)
+    return MachinePorts((first, last), frozenset(_port(local) for _, _, local, _ in _sockets()))
+
+
 def _ucx_resources(
     pids: Collection[int], connections: Mapping[str, tuple[str, str]]
 ) -> _UcxResources | None:
@@ -107,14 +135,22 @@ def _ucx_resources(
 
 def _connections() -> Mapping[str, tuple[str, str]]:
     """Inode of a connected socket → (local address, remote address), in the kernel's notation."""
-    connections = {}
+    return {
+        inode: (local, remote) for inode, state, local, remote in _sockets() if state in _CONNECTED
+    }
+
+
+def _sockets() -> Iterator[tuple[str, str, str, str]]:
+    """Inode, state, local and remote address of each TCP socket, in the kernel's notation."""
     for table in ("tcp", "tcp6"):
         for line in _text(_PROC / "net" / table).splitlines()[1:]:
             # Columns: 1 local address, 2 remote address, 3 state, 9 inode.
             fields = line.split()
-            if fields[3] in _CONNECTED:
-                connections[fields[9]] = fields[1], fields[2]
-    return connections
+            yield fields[9], fields[3], fields[1], fields[2]
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
 
 
 def _members() -> Mapping[int, list[int]]:

@@ -72,6 +72,22 @@ async def connect(address: HostPort) -> SideChannel:
         return SideChannel(str(address), _error_text(err))
 
 
+async def firewall_error(address: HostPort) -> str | None:
+    """Why a connection to `address` gets no answer from its host; None if it does.
+
+    A refused connection is an answer, too: nothing listens there, and no firewall dropped it.
+    """
+    try:
+        async with asyncio.timeout(TIMEOUT), _connection(address):
+            return None
+    except ConnectionRefusedError:
+        return None
+    except TimeoutError:
+        return f"no answer within {TIMEOUT:.0f} s"
+    except OSError as err:
+        return _error_text(err)
+
+
 @asynccontextmanager
 async def _connection(address: HostPort) -> AsyncIterator[tuple[StreamReader, StreamWriter]]:
     reader, writer = await asyncio.open_connection(*address)

@@ -21,7 +21,8 @@ def engine(role: Role, *flags: tuple[str, str], **changes: Any) -> Engine:
         "kv_load_failure_policy": "recompute",
         "engine_id": role.value,
     } | changes.pop("transfer", {})
-    command = EngineCommand({"model": "m", **dict(flags)}, transfer, {"UCX_TLS": "tcp"})
+    environment = {"UCX_TLS": "tcp", "UCX_TCP_PORT_RANGE": "20000-20999"}
+    command = EngineCommand({"model": "m", **dict(flags)}, transfer, environment)
     base = Engine(
         pod=f"{role.value}-0",
         role=role,

@@ -46,6 +46,7 @@ _SHARED: dict[str, Any] = {
     "transfer": {
         "connector": "multi", "backends": ["UCX"], "bufferDevice": "cuda", "sideChannelPort": 5600,
         "leaseDuration": "30s", "rdma": {"resource": "rdma/ib", "count": 2}, "requireRdma": True,
+        "dataPorts": {"first": 21000, "last": 21063},
         "storage": {"endpoint": "http://store", "kvNamespace": "kv",
                     "credentialsSecretRef": {"name": "store"}},
         "connectors": [{"connector": "nixl"},

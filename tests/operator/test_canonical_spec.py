@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tandem_contract import labels
 from tandem_operator.observed import RevisionState
-from tandem_operator.planning.revisions import choose_targets, render_template
+from tandem_operator.planning.revisions import choose_targets, differs, render_template
 from tandem_operator.resources.pools import Pool
 from tandem_operator.resources.resolve import Defaults
 
@@ -156,3 +157,19 @@ def parsed(*objects: dict[str, Any]) -> Pool:
     pool = cluster.plan().pools[key].pool
     assert pool is not None
     return pool
+
+
+def test_pods_whose_data_ports_an_earlier_operator_left_to_the_kernel_stay() -> None:
+    """Their pool reports that an update is available, and its pods keep their label-less policy."""
+    (pool_set,) = pair()
+    assert pool_set.prefill is not None
+    pool = pool_set.prefill
+    rendered = pinned_under(pool, pool.revision, "p")
+    template = copy.deepcopy(dict(rendered.template))
+    del template["metadata"]["labels"][labels.HANDOFF_PORTS]
+    [engine] = template["spec"]["containers"]
+    engine["env"] = [entry for entry in engine["env"] if entry["name"] != "UCX_TCP_PORT_RANGE"]
+    former = replace(rendered, template=template)
+    target = choose_targets({"p": pool}, {"p": [former]}, DEFAULTS)["p"]
+    assert target.pinned == former
+    assert differs(render_template(pool, target.revision, DEFAULTS), former.template)

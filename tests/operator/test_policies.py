@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_contract import ports
+from tandem_contract import labels, ports
 from tandem_operator.pods.manifests import endpoint_labels, pods
 from tandem_operator.resources.pool_files import parse_pools
 from tandem_operator.routing.endpoint.observed import EndpointPool, ObjectRef, ObservedEndpoint
@@ -31,8 +31,11 @@ PORTS = {
     "prefill engine": ports.ENGINE_PREFILL,
     "side channel": ports.SIDE_CHANNEL,
     "side channel of a rank": ports.SIDE_CHANNEL + 1,
-    "UCX": 45_678,
-    "UCX with a wider range of the node": 1_500,
+    "UCX": 20_000,
+    "last of UCX": 20_999,
+    "beside UCX": 21_000,
+    "ephemeral": 45_678,
+    "ephemeral with a wider range of the node": 1_500,
     "bootstrap": ports.MOONCAKE_BOOTSTRAP,
     "KV events": ports.KV_EVENTS,
     "KV events of a rank": ports.KV_EVENTS + 1,
@@ -91,12 +94,12 @@ class Endpoint:
 
     def _pod(self, sets: Any, name: str) -> Source:
         (pool_set, pool) = next((s, p) for s in sets for p in s.pools if p.name == name)
-        labels = next(
+        pod_labels = next(
             pod["metadata"]["labels"]
             for pod in pods(pool_set)
             if pod["metadata"]["labels"]["tandem.dev/pool"] == name
         )
-        return Source(KEY.namespace, {**labels, **endpoint_labels(pool, pool_set)})
+        return Source(KEY.namespace, {**pod_labels, **endpoint_labels(pool, pool_set)})
 
     def _router(self, component: str) -> Source:
         for body in self.objects:
@@ -105,10 +108,11 @@ class Endpoint:
         return Source("nowhere")
 
 
-HANDOFF = ("side channel", "UCX", "UCX with a wider range of the node")
+HANDOFF = ("side channel", "UCX", "last of UCX")
+ANYWHERE = ("ephemeral", "ephemeral with a wider range of the node", "bootstrap")
 MUST = [
     # A hand-off: the sidecar asks the prefill engine, and both engines connect to each other.
-    *(("d", "p", port) for port in ("prefill engine", "bootstrap", *HANDOFF)),
+    *(("d", "p", port) for port in ("prefill engine", *HANDOFF)),
     *(("p", "d", port) for port in HANDOFF),
     *(("e", "q", port) for port in ("prefill engine", "side channel of a rank", *HANDOFF)),
     *(("q", "e", port) for port in ("side channel of a rank", *HANDOFF)),
@@ -168,6 +172,12 @@ MUST_NOT = [
     ("v", "d", "sidecar"),
     ("p", "v", "sidecar"),
     *((source, "v", port) for source in "qeu" for port in ("sidecar", *HANDOFF)),
+    # What no engine listens on.
+    *(
+        (source, target, port)
+        for source, target in (("d", "p"), ("p", "d"), ("d", "v"), ("w", "v"), ("e", "q"))
+        for port in ("beside UCX", *ANYWHERE)
+    ),
     # Another set, behind the same endpoint.
     *((source, "p", port) for source in ("e", "u") for port in ("prefill engine", *HANDOFF)),
     *((source, "d", port) for source in ("q", "e", "u") for port in HANDOFF),
@@ -225,6 +235,25 @@ def test_pods_of_a_deleted_pool_finish_their_hand_offs(endpoint: Endpoint) -> No
         assert may_connect(endpoint.policies, deleted, endpoint.sources["p"], PORTS[port])
 
 
+def test_pods_without_known_ports_take_connections_at_all_of_their_set() -> None:
+    """Those that an earlier operator made, and those of a revision with other ports."""
+    endpoint = Endpoint()
+    for label in ({}, {labels.HANDOFF_PORTS: "5600_30000-30999"}):
+        for source, target, more in (
+            ("d", "p", ("prefill engine",)), ("p", "d", ()), ("d", "v", ("sidecar",)),
+        ):  # fmt: skip
+            pod = endpoint.sources[target]
+            others = {k: v for k, v in pod.labels.items() if k != labels.HANDOFF_PORTS}
+            old = Source(KEY.namespace, {**others, **label})
+            for port in (*HANDOFF, *ANYWHERE, *more):
+                assert may_connect(endpoint.policies, endpoint.sources[source], old, PORTS[port])
+            for server in ("admin", "decode engine") if target != "p" else ():
+                assert not may_connect(
+                    endpoint.policies, endpoint.sources[source], old, PORTS[server]
+                )
+            assert not may_connect(endpoint.policies, endpoint.sources["q"], old, PORTS["UCX"])
+
+
 def test_a_pool_with_another_picker_is_open_to_its_namespace() -> None:
     endpoint = Endpoint(epp={"enabled": False})
     for target, port in (("d", "sidecar"), ("p", "prefill engine"), ("p", "KV events")):
@@ -264,6 +293,7 @@ def test_names_of_different_endpoints_differ(endpoint: Endpoint) -> None:
     names = [policy["metadata"]["name"] for policy in endpoint.policies]
     assert len(names) == len(set(names))
     assert {name for name in names if "." in name} == {
-        *("chat.p-prefill", "chat.p-decode", "chat.p-unified"),
-        *("chat.q-prefill", "chat.q-decode"),
+        f"chat.{pods}{ports}"
+        for pods in ("p-prefill", "p-decode", "p-unified", "q-prefill", "q-decode")
+        for ports in ("", ".5600.20000-20999")
     }

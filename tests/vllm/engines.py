@@ -70,6 +70,11 @@ class Spawned:
         """Send the signal to every process of the group."""
         os.killpg(self._process.pid, number)
 
+    @property
+    def group(self) -> int:
+        """The id of its process group."""
+        return self._process.pid
+
     def ended(self) -> bool:
         return self._process.poll() is not None
 

@@ -5,6 +5,7 @@ fields of each connector.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_contract import environment as variables
@@ -14,8 +15,9 @@ from tandem_contract.durations import Seconds
 from tandem_contract.paths import Role
 
 from ..resources import vllm_versions
-from ..resources.pools import Pool
-from ..resources.spec import ChainedConnector, PoolSpec
+from ..resources.pools import DecodePool, Pool
+from ..resources.spec import PoolSpec
+from ..resources.spec_parts import ChainedConnector, PortRange, Transfer
 
 POD_IP: Final = "$(POD_IP)"
 TRANSFER_FLAG: Final = "--kv-transfer-config"
@@ -36,8 +38,27 @@ _KV_ROLES: Final = {
 }
 
 _NIXL: Final = frozenset({ConnectorName.NIXL, ConnectorName.NIXL_PUSH})
+_OVER_UCX: Final = _NIXL | {ConnectorName.OFFLOADING}
+_UCX: Final = "UCX"
+"""NIXL's backend, and the one that vLLM chooses unless it is told another."""
 _HASH_SEED: Final = "PYTHONHASHSEED"
 _NODE_IP: Final = "NODE_IP"
+
+
+@dataclass(frozen=True)
+class HandoffPorts:
+    """Ports at which an engine takes connections of the engines that it hands off with."""
+
+    side_channel: int
+    """The first one; those of further ranks follow."""
+    data: PortRange | None
+    """None for engines without UCX."""
+
+    @property
+    def label(self) -> str:
+        """The value of `labels.HANDOFF_PORTS`."""
+        data = f"_{self.data.first}-{self.data.last}" if self.data else ""
+        return f"{self.side_channel}{data}"
 
 
 def transfer_config(pool: Pool) -> dict[str, Any]:
@@ -87,6 +108,8 @@ def connector_variables(pool: Pool) -> dict[str, Any]:
         return env
     # ^tcp: every transport but TCP, so that a missing RDMA device is an error and not a fallback.
     env |= {"UCX_TLS": "^tcp" if transfer.require_rdma else "all", "UCX_NET_DEVICES": "all"}
+    if (data := transfer.data_ports) is not None:
+        env[variables.DATA_PORTS] = f"{data.first}-{data.last}"
     seconds = str(math.ceil(transfer.lease_duration))
     release = vllm_versions.parse_release(spec.engine.version)
     if _NIXL & set(names) and not vllm_versions.LEASE.includes(release):
@@ -112,6 +135,25 @@ def connector_ports(pool: Pool) -> dict[str, int]:
         # One bootstrap server per pod: the first rank keeps the list of all ranks.
         port_by_name["bootstrap"] = ports.MOONCAKE_BOOTSTRAP
     return port_by_name
+
+
+def handoff_ports(pool: Pool) -> HandoffPorts | None:
+    """None for a pool without a peer, and where the ports are not known.
+
+    They are known for the reference engine, which has its side channel only, and for connectors
+    that move KV with UCX, which is told a range. The others listen where the kernel lets them.
+    """
+    if isinstance(pool, DecodePool) and pool.spec.prefill_ref is None:
+        return None
+    transfer = pool.spec.transfer
+    if pool.spec.engine.type == "torch":
+        return HandoffPorts(transfer.side_channel_port, None)
+    if not _uses_ucx_only(transfer) or transfer.data_ports is None:
+        return None
+    # The user's value of the variable replaces ours, and is not read here.
+    if any(entry["name"] == variables.DATA_PORTS for entry in pool.spec.engine.env):
+        return None
+    return HandoffPorts(transfer.side_channel_port, transfer.data_ports)
 
 
 def peer_port_flag(pool: Pool) -> list[str]:
@@ -184,3 +226,11 @@ def _nixl_config(spec: PoolSpec) -> dict[str, Any]:
 
 def _number(seconds: Seconds) -> int | float:
     return int(seconds) if seconds.is_integer() else float(seconds)
+
+
+def _uses_ucx_only(transfer: Transfer) -> bool:
+    backends = [*transfer.backends]
+    for link in transfer.links:
+        stated = link.extra_config.get("backends", [])
+        backends += stated if isinstance(stated, list) else [stated]
+    return {*transfer.connector_names} <= _OVER_UCX and all(b == _UCX for b in backends)

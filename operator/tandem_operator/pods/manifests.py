@@ -24,6 +24,7 @@ from tandem_contract.paths import Role
 from ..resources.pools import DecodePool, Pool, PoolSet, PrefillPool
 from ..resources.resolve import DEFAULTS, Defaults
 from . import containers, engines, sidecar_flags
+from .connectors import handoff_ports
 from .merge import merge
 
 Pod = dict[str, Any]
@@ -157,6 +158,7 @@ def _labels(pool: Pool) -> dict[str, str]:
         labels.MODEL: label_value(pool.spec.model.name),
         labels.REVISION: pool.revision,
         labels.KV_COMPAT: pool.compat,
+        **({labels.HANDOFF_PORTS: ports.label} if (ports := handoff_ports(pool)) else {}),
         # llm-d calls a unified pod "both".
         labels.LLMD_ROLE: "both" if pool.role is Role.UNIFIED else pool.role.value,
         labels.NAME: "tandem",

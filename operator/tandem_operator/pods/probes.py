@@ -11,8 +11,8 @@ from typing import Any, Final
 from tandem_contract import endpoints, ports
 from tandem_contract.durations import format_duration
 
-from ..resources.health_checks import HealthChecks
 from ..resources.pools import Pool
+from ..resources.spec_parts import HealthChecks
 
 Probe = dict[str, Any]
 

@@ -21,7 +21,7 @@ from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 
 from .lmcache import LMCACHE
 from .resolve import Defaults, resolve
-from .spec import handoff_connector
+from .spec_parts import handoff_connector
 
 FieldPath = tuple[str, ...]
 
@@ -37,7 +37,7 @@ AGREE: Final[tuple[FieldPath, ...]] = (
 _INHERITED: Final[tuple[FieldPath, ...]] = (
     *(path for path in AGREE if path != ("engine", "version")),
     ("transfer", "backends"), ("transfer", "extraConfig"), ("transfer", "bufferDevice"),
-    ("transfer", "sideChannelPort"),
+    ("transfer", "sideChannelPort"), ("transfer", "dataPorts"),
     ("transfer", "leaseDuration"), ("transfer", "rdma"), ("transfer", "requireRdma"),
     ("engine", "imagePullPolicy"), ("model", "cache"),
 )  # fmt: skip

@@ -13,7 +13,8 @@ from typing import Any, Final
 from tandem_contract.connectors import ConnectorName
 
 from .schema import Path_, Problem
-from .spec import ChainedConnector, DecodeSpec, PoolSpec, PrefillSpec
+from .spec import DecodeSpec, PoolSpec, PrefillSpec
+from .spec_parts import ChainedConnector
 
 LMCACHE: Final = frozenset({ConnectorName.LMCACHE, ConnectorName.LMCACHE_MP})
 

@@ -29,6 +29,13 @@ expires before a decode engine with a long queue reads it, and the hand-off fail
 LEASE_UNRENEWED: Final = "480s"
 """The lease for vLLM versions without renewal: it must outlast the longest decode queue."""
 
+DATA_PORTS_FIRST: Final = 20_000
+"""First of the ports at which UCX listens. The range lies below Linux' ephemeral ports (from
+32768), so that no outgoing connection takes one of them, and above all other ports of a pod."""
+DATA_PORTS: Final = 1_000
+"""Size of that range. UCX listens on one port for each device and worker process: tens in a pod of
+eight GPUs; with `tandem up`, all engines of the machine share the range."""
+
 _TAG: Final = re.compile(r":v?(\d+\.\d+(?:\.\d+)?[^@]*)(?:@sha256:[0-9a-f]+)?$")
 
 
@@ -83,6 +90,8 @@ def resolve(
     transfer = spec.setdefault("transfer", {})
     transfer.setdefault("connector", ConnectorName.NIXL.value)
     transfer.setdefault("sideChannelPort", ports.SIDE_CHANNEL)
+    if spec["engine"]["type"] == "vllm":
+        transfer.setdefault("dataPorts", _data_ports(transfer["sideChannelPort"]))
     transfer.setdefault("leaseDuration", _lease(spec["engine"]))
     transfer.setdefault("loadFailurePolicy", "recompute")
     if kind == DECODE_POOL:
@@ -116,6 +125,14 @@ def _resolve_engine(engine: dict[str, Any], defaults: Defaults) -> None:
 def _lease(engine: Mapping[str, Any]) -> str:
     release = parse_release(engine["version"]) if engine["type"] == "vllm" else None
     return LEASE if release is None or RENEWED_LEASE.includes(release) else LEASE_UNRENEWED
+
+
+def _data_ports(side_channel: int) -> dict[str, int]:
+    first = DATA_PORTS_FIRST
+    # The side channels of a pod's ranks follow its first one: leave them all out.
+    if first - DATA_PORTS < side_channel < first + DATA_PORTS:
+        first = side_channel + DATA_PORTS
+    return {"first": first, "last": first + DATA_PORTS - 1}
 
 
 def _untagged(image: str) -> str:

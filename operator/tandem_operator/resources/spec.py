@@ -4,16 +4,14 @@ A field that is None leaves the choice to the engine. Names are the CRD's, in sn
 descriptions say what each field means. Durations are seconds.
 """
 
-from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
-from tandem_contract.connectors import ConnectorName
 from tandem_contract.durations import Seconds
 from tandem_contract.paths import Role
 
-from .health_checks import EppChecks, HealthChecks
+from .spec_parts import EppChecks, HealthChecks, Transfer
 
 SIDECAR: Final = "sidecar"
 """Name of the sidecar's container, by which a template replaces its image."""
@@ -137,70 +135,6 @@ class Accelerator(Section, frozen=True, kw_only=True):
     node_selector: dict[str, str] = {}
     tolerations: tuple[dict[str, Any], ...] = ()
     """Tolerations, as in a Pod."""
-
-
-class Storage(Section, frozen=True, kw_only=True):
-    endpoint: str
-    kv_namespace: str | None = None
-    credentials_secret_ref: dict[str, str] | None = None
-
-
-class Rdma(Section, frozen=True, kw_only=True):
-    """RDMA devices of one pod."""
-
-    resource: str
-    count: int
-
-
-class ChainedConnector(Section, frozen=True, kw_only=True):
-    connector: str
-    extra_config: dict[str, Any] = {}
-
-
-def handoff_connector(names: Sequence[str]) -> str:
-    """The connector of a chain that moves KV between the pods of a set.
-
-    The first that is not offloading: beside another connector, offloading only adds host memory.
-    """
-    return next((name for name in names if name != ConnectorName.OFFLOADING), names[0])
-
-
-class Transfer(Section, frozen=True, kw_only=True):
-    connector: str
-    backends: tuple[str, ...] = ()
-    buffer_device: str | None = None
-    side_channel_port: int
-    lease_duration: Seconds
-    rdma: Rdma | None = None
-    require_rdma: bool = False
-    storage: Storage | None = None
-    extra_config: dict[str, Any] = {}
-    """Settings of `connector`, unless it is a chain."""
-    connectors: tuple[ChainedConnector, ...] = ()
-    load_failure_policy: Literal["recompute", "fail"]
-
-    @property
-    def links(self) -> tuple[ChainedConnector, ...]:
-        """The connectors that move KV: those of `connectors`, or `connector` alone."""
-        alone = ChainedConnector(connector=self.connector, extra_config=self.extra_config)
-        return self.connectors or (alone,)
-
-    @property
-    def connector_names(self) -> tuple[str, ...]:
-        """Names of the connectors that move KV."""
-        return tuple(link.connector for link in self.links)
-
-    @property
-    def handoff_connector(self) -> str:
-        """The connector that moves KV between the pods of a set."""
-        return handoff_connector(self.connector_names)
-
-    @property
-    def offloading(self) -> ChainedConnector | None:
-        """The connector that keeps KV in host memory as well; None without."""
-        return next(
-            (link for link in self.links if link.connector == ConnectorName.OFFLOADING), None
-        )
 
 
 class Slo(Section, frozen=True, kw_only=True):

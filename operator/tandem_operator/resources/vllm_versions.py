@@ -15,7 +15,8 @@ from tandem_contract.connectors import ConnectorName
 
 from .lmcache import lmcache_problems
 from .schema import Path_, Problem
-from .spec import SIDECAR, DecodeSpec, PoolSpec, PrefillSpec, Transfer
+from .spec import SIDECAR, DecodeSpec, PoolSpec, PrefillSpec
+from .spec_parts import Transfer
 
 Release = tuple[int, int]
 """Major and minor version."""

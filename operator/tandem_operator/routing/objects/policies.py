@@ -1,9 +1,9 @@
 """NetworkPolicies of an endpoint: who may open connections to its pods. Pure.
 
     pods of        from                                       ports
-    prefill pool   decode pods of its set                     all that its containers may listen on
-    decode pool    prefill and unified pods of its set        the same, without sidecar and engine
-    unified pool   decode and unified pods of its set         the same, with the sidecar
+    prefill pool   decode pods of its set                     engine, side channel, UCX's range
+    decode pool    prefill and unified pods of its set        side channel, UCX's range
+    unified pool   decode and unified pods of its set         the same, and the sidecar
     decode pool    Envoy, gateways                            sidecar
     both           EPP                                        sidecar or prefill engine, KV events
     both           operator, Prometheus, control plane        engine, the sidecar's admin port
@@ -13,6 +13,11 @@
 A pod may always connect to itself, so no rule is needed for a sidecar and its engine, and the
 kubelet may always connect to the pods of its node. Rules of several policies add up: a pod may be
 reached if any of them says so.
+
+The label `handoff-ports` of a pod says at which ports its engine takes connections of engines. Pods
+without it (other connectors, or made by an earlier operator) and pods of a revision with other
+ports listen anywhere: to these, the set's pods may open connections at every unprivileged port that
+is not a server's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +26,7 @@ from typing import Any, Final
 from tandem_contract import labels, ports
 from tandem_contract.paths import Role
 
+from ...pods.connectors import HandoffPorts, handoff_ports
 from ..endpoint.observed import NETWORK_POLICY, ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import NetworkPolicySettings
@@ -33,13 +39,15 @@ Ports = tuple[tuple[int, int], ...]
 _NAMESPACE_NAME: Final = "kubernetes.io/metadata.name"
 """Kubernetes' label of every namespace with its name."""
 _UNPRIVILEGED: Final = (1024, 65535)
-"""NIXL's side channel is configurable, and UCX and Mooncake listen on ports that the kernel
-chooses; as no user of the pods is privileged, none is lower."""
+"""Where an engine may listen whose ports are not known; as no user of the pods is privileged, none
+is lower."""
 _KV_EVENTS: Final[Ports] = (
     (ports.KV_EVENTS, ports.SIDE_CHANNEL - 1),
     (ports.KV_EVENTS_REPLAY, ports.KV_EVENTS_REPLAY + ports.SIDE_CHANNEL - ports.KV_EVENTS - 1),
 )
 """One port for each data-parallel rank; more ranks would take the side channel's."""
+_RANKS: Final = ports.SIDE_CHANNEL - ports.KV_EVENTS
+"""Data-parallel ranks of a pod, at most, by those ports."""
 _UNIFIED_SERVERS: Final = (ports.SIDECAR_ADMIN, ports.ENGINE_DECODE)
 """Ports of a unified pod that no pod with a sidecar connects to, in ascending order."""
 _DECODE_SERVERS: Final = (ports.SIDECAR, ports.SIDECAR_ADMIN, ports.ENGINE_DECODE)
@@ -90,38 +98,76 @@ def _handoff_policies(observed: ObservedEndpoint) -> Iterator[Object]:
     naming those of the set: pods of a pool that was deleted, which finish their requests, still
     reach their prefill pods.
     """
-    name = observed.key.name
     references = {pool.name: pool.pool.spec.prefill_ref for pool in observed.pools}
     sets = {pool: reference.name if reference else None for pool, reference in references.items()}
     unified_pools = {pool.name for pool in observed.pools if pool.pool.role is Role.UNIFIED}
     for prefill_pool in sorted(set(filter(None, sets.values()))):
         others = sorted(pool for pool, name_of_set in sets.items() if name_of_set != prefill_pool)
-        decode = _pods(name, "decode", other_pools=others)
-        prefill = _pods(name, "prefill", pool=prefill_pool)
-        unified = _pods(name, "decode", other_pools=others)
-        unified["matchLabels"][labels.ROLE] = Role.UNIFIED.value
-        has_unified = not unified_pools <= {*others}
-        # A dot, which no endpoint's name has, keeps the names of different endpoints apart.
-        yield _policy(
-            observed, f"{name}.{prefill_pool}-prefill", "prefill", prefill,
-            ([{"podSelector": decode}], (_UNPRIVILEGED,)),
-        )  # fmt: skip
-        # A decode engine trusts the hand-off parameters of a request, so only its sidecar, which
-        # checks them, may send it one.
-        yield _policy(
-            observed, f"{name}.{prefill_pool}-decode", "decode", decode,
-            (
-                [{"podSelector": pods} for pods in (prefill, *([unified] if has_unified else []))],
-                _without(_UNPRIVILEGED, _DECODE_SERVERS),
-            ),
-        )  # fmt: skip
-        if has_unified:
-            # A unified pod also prefills, for decode pods and for other unified ones: their
-            # sidecars send the prefill leg to its sidecar, which checks the proof.
-            yield _policy(
-                observed, f"{name}.{prefill_pool}-unified", "decode", unified,
-                ([{"podSelector": decode}], _without(_UNPRIVILEGED, _UNIFIED_SERVERS)),
-            )  # fmt: skip
+        # A PrefillPool is not observed here, but its DecodePools inherit its ports.
+        known = {
+            handoff.label: handoff
+            for pool in observed.pools
+            if sets[pool.name] == prefill_pool
+            if (handoff := handoff_ports(pool.pool)) is not None
+        }
+        yield from _set_policies(
+            observed, prefill_pool, others, known, has_unified=not unified_pools <= {*others}
+        )
+
+
+def _set_policies(
+    observed: ObservedEndpoint,
+    prefill_pool: str,
+    others: Sequence[str],
+    known: Mapping[str, HandoffPorts],
+    *,
+    has_unified: bool,
+) -> Iterator[Object]:
+    """Policies of one set; `known`: the ports of its pools, by the label of their pods."""
+    name = observed.key.name
+    decode = _pods(name, "decode", other_pools=others)
+    prefill = _pods(name, "prefill", pool=prefill_pool)
+    unified = _pods(name, "decode", other_pools=others)
+    unified["matchLabels"][labels.ROLE] = Role.UNIFIED.value
+    peers = [{"podSelector": pods} for pods in (prefill, *([unified] if has_unified else []))]
+    decodes = [{"podSelector": decode}]
+    # A dot, which no endpoint's name has, keeps the names of different endpoints apart.
+    name = f"{name}.{prefill_pool}"
+    for suffix, pods, opened in _by_ports(prefill, known, _single(ports.ENGINE_PREFILL), ()):
+        yield _policy(observed, f"{name}-prefill{suffix}", "prefill", pods, (decodes, opened))
+    # A decode engine trusts the hand-off parameters of a request, so only its sidecar, which
+    # checks them, may send it one.
+    for suffix, pods, opened in _by_ports(decode, known, (), _DECODE_SERVERS):
+        yield _policy(observed, f"{name}-decode{suffix}", "decode", pods, (peers, opened))
+    if has_unified:
+        # A unified pod also prefills, for decode pods and for other unified ones: their sidecars
+        # send the prefill leg to its sidecar, which checks the proof.
+        servers = _single(ports.SIDECAR)
+        for suffix, pods, opened in _by_ports(unified, known, servers, _UNIFIED_SERVERS):
+            yield _policy(observed, f"{name}-unified{suffix}", "decode", pods, (decodes, opened))
+
+
+def _by_ports(
+    pods: Mapping[str, Any],
+    known: Mapping[str, HandoffPorts],
+    opened: Ports,
+    closed: Sequence[int],
+) -> Iterator[tuple[str, Mapping[str, Any], Ports]]:
+    """Pods by their hand-off ports: a suffix for the policy's name, a selector, and what is open.
+
+    `opened`: ports that are open beside those of the engine; `closed`: those that never are.
+    """
+    for label, handoff in sorted(known.items()):
+        labelled = {**pods, "matchLabels": {**pods["matchLabels"], labels.HANDOFF_PORTS: label}}
+        first, data = handoff.side_channel, handoff.data
+        side_channels = _without((first, min(first + _RANKS - 1, _UNPRIVILEGED[1])), closed)
+        ranges = (*opened, *side_channels, *(((data.first, data.last),) if data else ()))
+        yield f".{label.replace('_', '.')}", labelled, ranges
+    # Last: a pod that this selector leaves out has a policy of its own by then.
+    rest = [*pods.get("matchExpressions", [])]
+    if known:
+        rest.append({"key": labels.HANDOFF_PORTS, "operator": "NotIn", "values": sorted(known)})
+    yield "", {**pods, "matchExpressions": rest}, _without(_UNPRIVILEGED, closed)
 
 
 def _front(
@@ -183,7 +229,8 @@ def _single(port: int) -> Ports:
 
 
 def _without(whole: tuple[int, int], taken: Sequence[int]) -> Ports:
-    """A range of ports without those of `taken`, which are in ascending order and inside it."""
+    """A range of ports without those of `taken`, which are in ascending order."""
+    taken = [port for port in taken if whole[0] <= port <= whole[1]]
     starts = (whole[0], *(port + 1 for port in taken))
     ends = (*(port - 1 for port in taken), whole[1])
     return tuple((start, end) for start, end in zip(starts, ends, strict=True) if start <= end)

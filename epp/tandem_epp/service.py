@@ -9,37 +9,25 @@ import logging
 import os
 import signal
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
-from random import Random
-from time import time
 from typing import Final
 
-from tandem_contract.api_paths import ApiPaths
 from tandem_contract.otlp import is_wanted
 from tandem_kube.pages import metrics_app
 
-from .backends.fleet import Fleet
 from .backends.pods import DiscoveredBackend
-from .backends.scrape import Scraper
-from .backends.warmup import WarmUps
 from .configuration import Configuration, FileWatch, reload, reload_keys
 from .debug import routes
+from .decisions import Decisions
 from .discovery import Discovery, Watch, connect, discover, discover_pool_objects
-from .history import History
 from .http2.held_bytes import HeldBytes
 from .memory_limit import default_held_bytes
-from .metrics import HeldCollector, Metrics
+from .metrics import HeldCollector
 from .peers.channel import PeerChannel, PeerSettings
 from .peers.metrics import PeerMetrics
 from .peers.turns import Turns
-from .picker import EndpointPicker
-from .precise import PreciseCollector, PrecisePrefixes
-from .preparer import Preparer
-from .scheduling.config import Routing
 from .servers import Servers
 from .settings import Settings
 from .shared_fleet import SharedFleet
-from .subset_hints import HintlessPicker
 from .turn_taking import TurnMetrics, TurnTaker
 
 _log: Final = logging.getLogger(__name__)
@@ -56,33 +44,18 @@ class Service:
         self, settings: Settings, configuration: Configuration, plan_keys: dict[str, bytes]
     ) -> None:
         self._settings = settings
-        self._configuration = configuration
-        self._fleet = Fleet()
+        self._decisions = Decisions(settings, configuration, plan_keys)
+        self._fleet, self._picker = self._decisions.fleet, self._decisions.picker
+        self._metrics = self._decisions.metrics
         self._held = HeldBytes(
             settings.held_bytes or default_held_bytes(largest_body=settings.max_body)
         )
-        self._metrics = Metrics(self._fleet, settings.pool)
         self._metrics.registry.register(HeldCollector(self._held))
-        self._history = History(settings.history)
-        picker = EndpointPicker if settings.subset_hints else HintlessPicker
-        self._picker = picker(self._fleet, self._routing(), self._metrics, self._history, Random())
-        self._picker.plan_keys = plan_keys
         self._shared = SharedFleet(self._fleet)
         self._turns: TurnTaker | None = None
         """None: there is one replica."""
         self._channel = self._share(plan_keys)
-        self._warm_ups = WarmUps(
-            self._fleet,
-            lambda result: self._metrics.warm_ups.child(result).inc(),
-            lambda: self._picker.plan_keys,
-            self._is_warm_up_enabled,
-        )
-        self._scraper = Scraper(self._fleet, self._warm_ups.on_backend_up)
-        self._precise = PrecisePrefixes(self._fleet, self._metrics.observe_tokenization)
-        self._metrics.registry.register(PreciseCollector(self._precise))
-        self.preparer = Preparer(
-            self._precise, self._picker.rewrites, self._metrics.faults, self._turns
-        )
+        self.preparer = self._decisions.preparer(self._turns)
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
         """Set by a second signal: it ends the time in which new requests are still answered."""
@@ -124,9 +97,7 @@ class Service:
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
             stack.push_async_callback(server.stop, GRACE)
             stack.callback(self._shared.leave)
-            stack.push_async_callback(self._warm_ups.close)
-            stack.push_async_callback(self._precise.close)
-            stack.push_async_callback(self._scraper.close)
+            self._decisions.close_with(stack)
             await self._run_watches()
 
     async def _start_pages(self, stack: AsyncExitStack) -> None:
@@ -143,7 +114,7 @@ class Service:
         # Entered first, so closed last: probes and metrics answer until the last stream ends.
         await stack.enter_async_context(self._servers.health())
         pages = metrics_app(registry)
-        pages.add_routes(routes(self._history, self._fleet))
+        pages.add_routes(routes(self._decisions.history, self._fleet))
         authorizing = api if settings.authorize_metrics else None
         await stack.enter_async_context(self._servers.metrics(pages, authorizing))
 
@@ -186,41 +157,19 @@ class Service:
         # streams.
         if self._stopping.is_set() or (self._discovery and not self._discovery.is_known):
             return False
-        return self._scraper.is_complete and self._channel.is_informed
-
-    def _is_warm_up_enabled(self) -> bool:
-        routing = self._configuration.routing
-        can_split = routing.serving.enabled and routing.scheduling.decider.split
-        return self._settings.warm_up and can_split
+        return self._decisions.scraper.is_complete and self._channel.is_informed
 
     def _apply(self) -> None:
-        """Apply the current backends and configuration to fleet, picker and scraper."""
-        routing = self._configuration.routing
-        index = routing.scheduling.index
-        # The fleet first: the scraper starts one task for each of its pods.
-        self._fleet.apply(self._backends(), index.block_tokens, index.capacity_blocks, time())
-        self._fleet.prefixes.limit_bytes = index.limit_bytes
+        """Apply the current backends and configuration."""
+        self._decisions.apply(self._backends())
         self._channel.open()
-        # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
-        self._picker.routing = self._routing()
-        self._precise.apply(routing.scheduling.events, routing.scheduling.tokenizers)
-        scraping = routing.scheduling.scraping
-        self._scraper.settings, self._warm_ups.tls = scraping, scraping.tls
-        self._scraper.checks = self._configuration.router.health_checks
-        self._scraper.sync()
-
-    def _routing(self) -> Routing:
-        """The configuration's routing, with the paths that flags add."""
-        routing = self._configuration.routing
-        paths = (*routing.api.added, *self._settings.api_path)
-        return replace(routing, api=ApiPaths(paths))
 
     def _backends(self) -> list[DiscoveredBackend]:
-        if self._discovery is not None:
-            routing = self._configuration.routing
-            found = self._discovery.backends(routing.serving.domain_label)
-            return [routing.scheduling.scraping.with_scheme(backend) for backend in found]
-        return [DiscoveredBackend(backend) for backend in self._configuration.router.backends]
+        if self._discovery is None:
+            return self._decisions.listed_backends()
+        routing = self._decisions.configuration.routing
+        found = self._discovery.backends(routing.serving.domain_label)
+        return [routing.scheduling.scraping.with_scheme(backend) for backend in found]
 
     def _file_watches(self) -> list[FileWatch]:
         watches, settings = self._servers.watches(), self._settings
@@ -236,10 +185,10 @@ class Service:
             return
         new = reload(settings.config, os.environ, lists_backends=settings.lists_backends)
         if new is not None:
-            self._configuration = new
+            self._decisions.configuration = new
             self._apply()
             # Splitting may have been switched on just now.
-            self._warm_ups.warm_all()
+            self._decisions.warm_ups.warm_all()
 
     def _reload_keys(self) -> None:
         directory = self._settings.plan_key_dir

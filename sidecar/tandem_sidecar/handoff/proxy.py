@@ -13,19 +13,18 @@ from msgspec.structs import replace
 
 from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
-from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import PlanRejected
 from tandem_contract.request_kinds import RequestKind
 
-from ..bodies.kinds import kind_of, single_engine_reason
-from ..bodies.parse import BadBody, Body, clean_passthrough, parse_body
+from ..bodies.kinds import kind_of
+from ..bodies.parse import BadBody, parse_body
 from ..http.messages import Request
 from ..http.server import ActiveRequest, ClientConnection
 from ..security.credentials import PlanKeys
 from ..security.route import ProvenLeg, Route, proven_leg, rank_of, route
 from .context import GenerationRequest, SidecarContext
-from .driver import HandoffDriver
-from .forward import Passthrough, SingleEngineGeneration
+from .generation import apply_single_engine_rules, start_generation, start_passthrough
 from .outbound import client_request_id
 from .proven_prefill import ProvenPrefill
 from .reply import ServedBy, new_record, send_error
@@ -75,7 +74,7 @@ class Proxy:
         if self._context.lifecycle.draining:
             send_error(client, request, 503, DRAINING_MESSAGE, b"", close=True)
             return None
-        return self._pass_through(request, client, engine)
+        return start_passthrough(self._context, client, request, engine, str(engine))
 
     def _is_served(self, request: Request) -> bool:
         """Whether this request, which generates nothing, may reach the engine."""
@@ -102,30 +101,19 @@ class Proxy:
         try:
             body = parse_body(request.body)
             # The rules overrule the route: another EPP than Tandem's, or none, may have chosen it.
-            chosen = _apply_single_engine_rules(self._route(request, request_id), kind, body)
+            chosen = apply_single_engine_rules(self._route(request, request_id), kind, body)
         except BadBody as err:
             lines = self._refusal_lines(request_id, engine)
             send_error(client, request, 400, str(err), lines, close=False)
             return None
         # A refused request gets no record: it never reached an engine.
         record = new_record(request, request_id, kind)
-        record.path, record.reason, record.ignored = chosen.path, chosen.reason, chosen.ignored
-        if chosen.error is not None:
-            record.errors = (ErrorPhase.ORCHESTRATION,)
         settings = self._context.settings
-        decode_name = settings.pod_name or chosen.decode_name or str(engine)
-        if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
-            forward = SingleEngineGeneration(
-                self._context, client, request, record, routed=chosen.routed
-            )
-            forward.start(engine, decode_name, body.data, rank=chosen.decode_rank)
-            return forward
         generation = GenerationRequest(
             request, request_id, kind, body, chosen, record, settings, self._keys.current
         )
-        driver = HandoffDriver(self._context, client, generation, engine, decode_name)
-        driver.start()
-        return driver
+        decode_name = settings.pod_name or chosen.decode_name or str(engine)
+        return start_generation(self._context, client, generation, engine, decode_name)
 
     def _proven_leg(self, request: Request, client: ClientConnection) -> ProvenLeg | None:
         """The prefill leg that `request` is proven to be, and that was signed for this pod."""
@@ -165,26 +153,3 @@ class Proxy:
         if chosen.error is not None:
             log.warning("%s", chosen.error, extra={"request_id": request_id})
         return chosen
-
-    def _pass_through(
-        self, request: Request, client: ClientConnection, engine: HostPort
-    ) -> ActiveRequest | None:
-        try:
-            content_type = request.single(b"content-type") or b""
-            body = clean_passthrough(request.body, content_type)
-        except ValueError as err:
-            send_error(client, request, 400, str(err), b"", close=False)
-            return None
-        forward = Passthrough(self._context, client, request)
-        forward.start(engine, str(engine), body)
-        return forward
-
-
-def _apply_single_engine_rules(chosen: Route, kind: RequestKind, body: Body) -> Route:
-    """The route, without a split if one engine must serve the request alone. Raises BadBody."""
-    if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
-        return chosen
-    reason = single_engine_reason(kind, body)
-    if reason is None:
-        return chosen
-    return replace(chosen, path=RoutingPath.UNIFIED, reason=reason, candidates=())

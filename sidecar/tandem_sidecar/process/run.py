@@ -9,10 +9,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlaps
@@ -22,7 +22,7 @@ from ..http.server import Server
 from ..observability import logs
 from ..security.credentials import RELOAD_SECONDS, Credentials, PlanKeys
 from ..settings import Settings
-from .admin import serve_admin
+from .admin import AdminHandlers, serve_admin
 from .engine_client import EngineHealth
 from .listen import WorkerSockets, bound_address, listen, listen_for_clients
 from .reload import Reloader, Source
@@ -145,27 +145,55 @@ async def start(
     settings: Settings, keys: PlanKeys, sockets: WorkerSockets | None = None
 ) -> AsyncIterator[RunningSidecar]:
     """A sidecar that listens, stopped on exit. Raises CannotListen, with nothing left started."""
-    loop = asyncio.get_running_loop()
-    # The stack unwinds in reverse: background tasks and admin port end first, then the listening
-    # sockets, then the clients get `_FLUSH_SECONDS`, and the connections to engines close last.
     async with AsyncExitStack() as stack:
         components = Components(settings, keys, stack, is_worker=sockets is not None)
-        stack.push_async_callback(_flush, components.server)
-        for_clients, for_admin = _open_sockets(settings, sockets, stack)
-        components.server.listen(for_clients)
-        stack.callback(components.server.stop_listening)
-        await stack.enter_async_context(serve_admin(components.admin, for_admin))
-        reloading = _reload_credentials(keys, components.engine_tls, components.listen_tls)
-        for coroutine in (*components.background_tasks(), reloading):
-            stack.push_async_callback(_stop, loop.create_task(coroutine))
+        listen_at, admin_at = await serve(components, settings, sockets, stack)
         yield RunningSidecar(
-            bound_address(settings.listen, for_clients),
-            bound_address(settings.admin, for_admin),
+            listen_at,
+            admin_at,
             components.lifecycle,
             components.health,
             components.overlaps,
             components.apply,
         )
+
+
+class Serving(Protocol):
+    """The components of a process that listens for clients and has an admin port."""
+
+    @property
+    def server(self) -> Server:
+        """Serves the clients."""
+
+    @property
+    def admin(self) -> AdminHandlers:
+        """Answers on the admin port."""
+
+    @property
+    def credentials(self) -> tuple[Credentials | None, ...]:
+        """Read again every `RELOAD_SECONDS`."""
+
+    def background_tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """Coroutines that run as long as the process serves."""
+
+
+async def serve(
+    components: Serving, settings: Settings, sockets: WorkerSockets | None, stack: AsyncExitStack
+) -> tuple[HostPort, HostPort]:
+    """Listen for clients and for the admin port until `stack` is closed; returns both addresses,
+    with the ports that were bound. Raises CannotListen."""
+    loop = asyncio.get_running_loop()
+    # The stack unwinds in reverse: background tasks and admin port end first, then the listening
+    # sockets, then the clients get `_FLUSH_SECONDS`, and the connections to engines close last.
+    stack.push_async_callback(_flush, components.server)
+    for_clients, for_admin = _open_sockets(settings, sockets, stack)
+    components.server.listen(for_clients)
+    stack.callback(components.server.stop_listening)
+    await stack.enter_async_context(serve_admin(components.admin, for_admin))
+    reloading = _reload_credentials(*components.credentials)
+    for coroutine in (*components.background_tasks(), reloading):
+        stack.push_async_callback(_stop, loop.create_task(coroutine))
+    return bound_address(settings.listen, for_clients), bound_address(settings.admin, for_admin)
 
 
 def _open_sockets(

@@ -2,13 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import Coroutine, Iterable
+import ssl
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
 from tandem_contract import metrics as names
 from tandem_contract import otlp
+from tandem_contract.commandline import HostPort
+from tandem_contract.server_tls import ServerTls
 
 from ..connectors import ConnectorOptions, make_connector
 from ..handoff.breaker import Breakers, BreakerState
@@ -16,15 +19,76 @@ from ..handoff.context import Lifecycle, SidecarContext
 from ..handoff.liveness import LivenessMonitor
 from ..handoff.proxy import Proxy
 from ..handoff.transfer_monitor import TransferMonitor
-from ..http.server import Server
+from ..http.server import Handler, Server
 from ..http.upstream import Pool
 from ..observability.engine_counters import DataPathCounts, EngineCounters
 from ..observability.metrics import Metrics, Sample
 from ..observability.observer import History, RequestObserver, Tracer
-from ..security.credentials import EngineTls, PlanKeys, listen_tls
+from ..security.credentials import Credentials, EngineTls, PlanKeys, listen_tls
 from ..settings import Settings
 from .admin import ProcessAdmin
 from .engine_client import EngineHealth, fetch_metrics
+
+
+class DataPath:
+    """The components that serve requests, whoever chooses their engines."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tls: Callable[[HostPort], ssl.SSLContext | None],
+        stack: AsyncExitStack,
+        *,
+        watches_transfers: bool,
+    ) -> None:
+        """`tls`: the context for a connection to an engine; None: plain TCP. `stack` closes the
+        components that need it.
+
+        `watches_transfers`: whether every leg of the engines comes from this process. Otherwise it
+        sees its own legs only, and an engine's metrics count those of all.
+        """
+        self.lifecycle = Lifecycle(settings.drain_timeout)
+        self.pool = pool = Pool(tls)
+        # The stack unwinds in reverse, so the pool, which the others use, closes last.
+        stack.callback(pool.close)
+        self.breakers = Breakers(settings.breaker)
+        self._liveness = LivenessMonitor(pool, settings.silence_timeout)
+        stack.callback(self._liveness.close)
+        transfers = TransferMonitor(partial(fetch_metrics, pool) if watches_transfers else None)
+        stack.callback(transfers.close)
+        self._connector_options = ConnectorOptions(settings.tokenize_once, settings.peer_port)
+        self.metrics, self.history = Metrics(), History(settings.history)
+        tracer = _tracer(settings, self.metrics, stack)
+        self.observer = RequestObserver(self.metrics, self.history, tracer)
+        # After the tracer was pushed, so that it runs first: the last requests get their spans.
+        stack.callback(self.observer.catch_up)
+        self.context = SidecarContext(
+            settings,
+            pool,
+            make_connector(settings.connector, self._connector_options),
+            self.observer,
+            self.lifecycle,
+            self.breakers,
+            self._liveness,
+            transfers,
+        )
+
+    def serve(self, handler: Handler, listen_tls: ServerTls | None) -> Server:
+        """A server of `handler`'s requests, which listens nowhere yet."""
+        tls = None if listen_tls is None else lambda: listen_tls.context
+        server = Server(handler, self.context.settings.limits, tls)
+        _add_gauges(self.metrics, self.lifecycle, server, self.breakers)
+        return server
+
+    def apply(self, new: Settings) -> None:
+        """Use the settings that `reload.LIVE` names, from the next request on."""
+        # A request keeps the Settings object it began with; only later requests read this one.
+        self.context.settings = new
+        self.lifecycle.timeout = new.drain_timeout
+        self.breakers.settings = new.breaker
+        self._liveness.silence = new.silence_timeout
+        self.history.resize(new.history)
+        self._connector_options.tokenize_once = new.tokenize_once
 
 
 class Components:
@@ -38,60 +102,33 @@ class Components:
         `is_worker`: the supervisor reads the engine's counters, once for all workers; this process
         must not, or each event would be counted several times.
         """
-        self.engine_tls = EngineTls(settings.tls, settings.engine, settings.ranks)
-        self.listen_tls = listen_tls(settings.listen_tls)
-        self.lifecycle = Lifecycle(settings.drain_timeout)
-        pool = Pool(self.engine_tls.for_address)
-        # The stack unwinds in reverse, so the pool, which the others use, closes last.
-        stack.callback(pool.close)
-        self._breakers = Breakers(settings.breaker)
-        self._liveness = LivenessMonitor(pool, settings.silence_timeout)
-        stack.callback(self._liveness.close)
-        # Each worker sees its own legs only, and the engine counts those of all.
-        transfers = TransferMonitor(None if is_worker else partial(fetch_metrics, pool))
-        stack.callback(transfers.close)
-        self._connector_options = ConnectorOptions(settings.tokenize_once, settings.peer_port)
-        metrics, self._history = Metrics(), History(settings.history)
-        observer = RequestObserver(metrics, self._history, _tracer(settings, metrics, stack))
-        # After the tracer was pushed, so that it runs first: the last requests get their spans.
-        stack.callback(observer.catch_up)
-        self._context = SidecarContext(
-            settings,
-            pool,
-            make_connector(settings.connector, self._connector_options),
-            observer,
-            self.lifecycle,
-            self._breakers,
-            self._liveness,
-            transfers,
+        engine_tls = EngineTls(settings.tls, settings.engine, settings.ranks)
+        tls = listen_tls(settings.listen_tls)
+        self.credentials: tuple[Credentials | None, ...] = keys, engine_tls, tls
+        self._path = path = DataPath(
+            settings, engine_tls.for_address, stack, watches_transfers=not is_worker
         )
-        self.overlaps = self._context.overlaps
-        tls = self.listen_tls
-        self.server = Server(
-            Proxy(self._context, keys),
-            settings.limits,
-            None if tls is None else lambda: tls.context,
-        )
-        _add_gauges(metrics, self.lifecycle, self.server, self._breakers)
-        self.health = EngineHealth(pool, settings.engine, settings.health)
+        self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
+        self.server = path.serve(Proxy(path.context, keys), tls)
+        self.health = EngineHealth(path.pool, settings.engine, settings.health)
 
         def data_path_counts() -> DataPathCounts:
             # A failed load that waits for the observer's batch would otherwise be missing here, and
             # the engine's count of it would be added, too, until the next refresh.
-            observer.catch_up()
-            return DataPathCounts.of_process(metrics)
+            path.observer.catch_up()
+            return DataPathCounts.of_process(path.metrics)
 
-        fetch_page = partial(fetch_metrics, pool, settings.engine)
+        fetch_page = partial(fetch_metrics, path.pool, settings.engine)
         self._counters = (
-            None if is_worker else EngineCounters(fetch_page, metrics, data_path_counts)
+            None if is_worker else EngineCounters(fetch_page, path.metrics, data_path_counts)
         )
         self.admin = ProcessAdmin(
-            metrics=metrics,
-            observer=observer,
-            lifecycle=self.lifecycle,
+            metrics=path.metrics,
+            observer=path.observer,
+            lifecycle=path.lifecycle,
             health=self.health,
-            breakers=self._breakers,
-            history=self._history,
+            breakers=path.breakers,
+            history=path.history,
             counters=self._counters,
         )
 
@@ -101,14 +138,8 @@ class Components:
 
     def apply(self, new: Settings) -> None:
         """Use the settings that `reload.LIVE` names, from the next request on."""
-        # A request keeps the Settings object it began with; only later requests read this one.
-        self._context.settings = new
+        self._path.apply(new)
         self.server.limits = new.limits
-        self.lifecycle.timeout = new.drain_timeout
-        self._breakers.settings = new.breaker
-        self._liveness.silence = new.silence_timeout
-        self._history.resize(new.history)
-        self._connector_options.tokenize_once = new.tokenize_once
 
 
 def _tracer(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> Tracer | None:

@@ -1,0 +1,93 @@
+"""What decides where requests go: fleet, picker, scraper and indexes, without a server.
+
+`Decisions` belongs to one event loop. `service` adds the servers that Envoy calls; the router calls
+the picker itself.
+"""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from random import Random
+from time import time
+
+from tandem_contract.api_paths import ApiPaths
+
+from .backends.fleet import Fleet
+from .backends.pods import DiscoveredBackend
+from .backends.scrape import Scraper
+from .backends.warmup import WarmUps
+from .configuration import Configuration
+from .history import History
+from .metrics import Metrics
+from .picker import EndpointPicker
+from .precise import PreciseCollector, PrecisePrefixes
+from .preparer import Preparer
+from .scheduling.config import Routing
+from .settings import Settings
+from .subset_hints import HintlessPicker
+from .turn_taking import TurnTaker
+
+
+class Decisions:
+    """Builds these components, and applies a new configuration to them."""
+
+    def __init__(
+        self, settings: Settings, configuration: Configuration, plan_keys: dict[str, bytes]
+    ) -> None:
+        self._settings = settings
+        self.configuration = configuration
+        self.fleet = Fleet()
+        self.metrics = Metrics(self.fleet, settings.pool)
+        self.history = History(settings.history)
+        picker = EndpointPicker if settings.subset_hints else HintlessPicker
+        self.picker = picker(self.fleet, self._routing(), self.metrics, self.history, Random())
+        self.picker.plan_keys = plan_keys
+        self.warm_ups = WarmUps(
+            self.fleet,
+            lambda result: self.metrics.warm_ups.child(result).inc(),
+            lambda: self.picker.plan_keys,
+            self._is_warm_up_enabled,
+        )
+        self.scraper = Scraper(self.fleet, self.warm_ups.on_backend_up)
+        self.precise = PrecisePrefixes(self.fleet, self.metrics.observe_tokenization)
+        self.metrics.registry.register(PreciseCollector(self.precise))
+
+    def preparer(self, turns: TurnTaker | None) -> Preparer:
+        """What prepares requests for the picker. `turns`: None if there is one replica."""
+        return Preparer(self.precise, self.picker.rewrites, self.metrics.faults, turns)
+
+    def close_with(self, stack: AsyncExitStack) -> None:
+        """Stop what runs in the background when `stack` is closed."""
+        stack.push_async_callback(self.warm_ups.close)
+        stack.push_async_callback(self.precise.close)
+        stack.push_async_callback(self.scraper.close)
+
+    def apply(self, backends: Sequence[DiscoveredBackend]) -> None:
+        """Use the current configuration, and `backends` as the fleet."""
+        routing = self.configuration.routing
+        index = routing.scheduling.index
+        # The fleet first: the scraper starts one task for each of its pods.
+        self.fleet.apply(backends, index.block_tokens, index.capacity_blocks, time())
+        self.fleet.prefixes.limit_bytes = index.limit_bytes
+        # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
+        self.picker.routing = self._routing()
+        self.precise.apply(routing.scheduling.events, routing.scheduling.tokenizers)
+        scraping = routing.scheduling.scraping
+        self.scraper.settings, self.warm_ups.tls = scraping, scraping.tls
+        self.scraper.checks = self.configuration.router.health_checks
+        self.scraper.sync()
+
+    def listed_backends(self) -> list[DiscoveredBackend]:
+        """The backends that the configuration file lists."""
+        return [DiscoveredBackend(backend) for backend in self.configuration.router.backends]
+
+    def _routing(self) -> Routing:
+        """The configuration's routing, with the paths that flags add."""
+        routing = self.configuration.routing
+        paths = (*routing.api.added, *self._settings.api_path)
+        return replace(routing, api=ApiPaths(paths))
+
+    def _is_warm_up_enabled(self) -> bool:
+        routing = self.configuration.routing
+        can_split = routing.serving.enabled and routing.scheduling.decider.split
+        return self._settings.warm_up and can_split

@@ -1,0 +1,70 @@
+"""Starts requests whose engine is chosen: `proxy` chooses its pod's, the router any."""
+
+from msgspec.structs import replace
+
+from tandem_contract.commandline import HostPort
+from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.request_kinds import RequestKind
+
+from ..bodies.kinds import single_engine_reason
+from ..bodies.parse import Body, clean_passthrough
+from ..http.messages import Request
+from ..http.server import ActiveRequest, ClientConnection
+from ..security.route import Route
+from .context import GenerationRequest, SidecarContext
+from .driver import HandoffDriver
+from .forward import Passthrough, SingleEngineGeneration
+from .reply import send_error
+
+
+def start_generation(
+    context: SidecarContext,
+    client: ClientConnection,
+    generation: GenerationRequest,
+    engine: HostPort,
+    decode_name: str,
+) -> ActiveRequest:
+    """Serve `generation` as its route says, decoding on `engine`, whose name is `decode_name`."""
+    record, chosen = generation.record, generation.route
+    record.path, record.reason, record.ignored = chosen.path, chosen.reason, chosen.ignored
+    if chosen.error is not None:
+        record.errors = (ErrorPhase.ORCHESTRATION,)
+    if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
+        forward = SingleEngineGeneration(
+            context, client, generation.request, record, routed=chosen.routed
+        )
+        forward.start(engine, decode_name, generation.body.data, rank=chosen.decode_rank)
+        return forward
+    driver = HandoffDriver(context, client, generation, engine, decode_name)
+    driver.start()
+    return driver
+
+
+def start_passthrough(
+    context: SidecarContext,
+    client: ClientConnection,
+    request: Request,
+    engine: HostPort,
+    backend: str,
+) -> ActiveRequest | None:
+    """Forward `request`, which generates nothing, to `engine`, whose name is `backend`; None: it is
+    already answered."""
+    try:
+        content_type = request.single(b"content-type") or b""
+        body = clean_passthrough(request.body, content_type)
+    except ValueError as err:
+        send_error(client, request, 400, str(err), b"", close=False)
+        return None
+    forward = Passthrough(context, client, request)
+    forward.start(engine, backend, body)
+    return forward
+
+
+def apply_single_engine_rules(chosen: Route, kind: RequestKind, body: Body) -> Route:
+    """The route, without a split if one engine must serve the request alone. Raises BadBody."""
+    if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
+        return chosen
+    reason = single_engine_reason(kind, body)
+    if reason is None:
+        return chosen
+    return replace(chosen, path=RoutingPath.UNIFIED, reason=reason, candidates=())

@@ -26,6 +26,10 @@ OFFLOADING_P2P: Final = 7777
 """Peer-to-peer tier of OffloadingConnector, plus the data-parallel rank (vLLM's default)."""
 LMCACHE_MP: Final = 5555
 """LMCache's server on a node, to which the node's engines connect (LMCache's default)."""
+ROUTER: Final = 8080
+"""`tandem-router`: clients connect to it as they would to Envoy."""
+ROUTER_ADMIN: Final = 9090
+"""Its `/metrics`, `/readyz`, `/drain`, `/state` and `/debug`."""
 EPP_GRPC: Final = 9002
 EPP_HEALTH: Final = 9003
 EPP_PEERS: Final = 9005

@@ -75,6 +75,9 @@ class EndpointPicker:
         """None: no spans."""
         self.observer: PlacementObserver | None = None
         """Is told what happens to each placement; None: no other part needs it."""
+        self.cleans_requests = False
+        """Whether this process itself removes what clients must not set, so that an engine needs no
+        sidecar in front to serve any request."""
         self._fleet, self._metrics, self._history = fleet, metrics, history
         self.rewrites = ModelRewrites(random)
         self.objectives = Objectives()
@@ -221,7 +224,8 @@ class EndpointPicker:
             raise self._error(503, "no_prefill_backend", f"{err}: try again") from err
         # A prefill pod has no sidecar that would remove what clients must not set.
         is_prefill_pod = result.decode[0].backend.role is Role.PREFILL
-        if is_prefill_pod and _needs_sidecar(request, parsed):
+        may_lack_sidecar = self.cleans_requests or not _needs_sidecar(request, parsed)
+        if is_prefill_pod and not may_lack_sidecar:
             raise self._error(503, "no_backend", _NO_BACKEND)
         return self._placement(request, parsed, result, decision, rewrite)
 

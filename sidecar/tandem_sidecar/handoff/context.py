@@ -18,7 +18,7 @@ from tandem_contract.request_kinds import RequestKind
 
 from ..bodies.parse import Body
 from ..connectors import ResolvedConnector
-from ..http.messages import Request
+from ..http.messages import Request, ResponseHead
 from ..http.upstream import Pool
 from ..observability.record import Leg, Record
 from ..security.route import Candidate, Route
@@ -38,6 +38,10 @@ class RecordObserver(Protocol):
 
     def on_request_start(self, record: Record) -> None:
         """A request is being served; its record is filled in from now on."""
+
+    def on_answer(self, record: Record, head: ResponseHead | None) -> None:
+        """The answer's status is recorded, and its first bytes are about to be written. `head`: of
+        the engine's answer; None: the sidecar answers with an error of its own."""
 
     def on_request_end(self, record: Record) -> None:
         """The request ended; of its legs only releases may still end later."""

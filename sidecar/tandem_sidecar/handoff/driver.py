@@ -16,6 +16,7 @@ from tandem_contract.timing import UNKNOWN, Timing
 
 from ..connectors.protocol import HandoffAttempt, KvHold
 from ..http.answers import CutPoint, Relay
+from ..http.messages import ResponseHead
 from ..http.server import ClientConnection
 from ..observability.record import Phase
 from . import events_actions, machine
@@ -261,8 +262,9 @@ class HandoffDriver:
         head = leg.start_forwarding() if leg is not None else None
         if leg is None or head is None:
             return None
-        self._record_response(head.status)
-        lines = self._served_by(self._timing(leg)).encode()
+        timing = self._timing(leg)
+        self._record_response(head.status, head)
+        lines = self._served_by(timing).encode()
         self._relay.begin(head, ANSWER_DROPPED, lines, close=self._closing)
         # The whole answer was there. Its end is returned and not handled here, because the step
         # whose action this is has not ended yet.
@@ -284,7 +286,7 @@ class HandoffDriver:
     def _forward_prefill_answer(self) -> None:
         answer = self._attempts.answer
         if answer is not None:
-            self._record_response(answer.head.status)
+            self._record_response(answer.head.status, answer.head)
             request, lines = self._generation.request, self._served_by().encode()
             send_collected(self._client, request, answer, lines, close=self._closing)
 
@@ -300,8 +302,11 @@ class HandoffDriver:
             retry_after=retry_after,
         )
 
-    def _record_response(self, status: int) -> None:
-        self._record.status, self._record.first_byte = status, self._loop.time()
+    def _record_response(self, status: int, head: ResponseHead | None = None) -> None:
+        record = self._record
+        record.path = self._state.path
+        record.status, record.first_byte = status, self._loop.time()
+        self._context.observer.on_answer(record, head)
 
     @property
     def _closing(self) -> bool:

@@ -181,6 +181,7 @@ class Forward(ABC):
         record, head = self.record, self._head
         record.status, record.first_byte = head.status, self._loop.time()
         self.inspect_first_bytes(head, data)
+        self.context.observer.on_answer(record, head)
         closing = self.context.lifecycle.draining
         self._relay.begin(head, ANSWER_DROPPED, self.header_lines(), close=closing)
 
@@ -204,6 +205,7 @@ class Forward(ABC):
             self._relay.cut(status, message, at)
         else:
             self.record.status, self.record.first_byte = status, self._loop.time()
+            self.context.observer.on_answer(self.record, None)
             self.end(Outcome.FAILED)
             closing = self.context.lifecycle.draining
             lines = self.header_lines()
@@ -288,9 +290,11 @@ class Passthrough(Forward):
         client: ClientConnection,
         request: Request,
         request_id: str | None = None,
+        record: Record | None = None,
     ) -> None:
-        """`request_id`: None takes the client's."""
-        record = new_record(request, request_id or client_request_id(request), PASSTHROUGH)
+        """`request_id`: None takes the client's. `record`: None makes one."""
+        if record is None:
+            record = new_record(request, request_id or client_request_id(request), PASSTHROUGH)
         super().__init__(context, client, request, record)
         # Reads are cheap for the engine, so they are finished for a client that closed its sending
         # side; see `http.client`.
@@ -337,6 +341,7 @@ class Passthrough(Forward):
     def _switch(self, head: ResponseHead, call: Call) -> None:
         """Hand both connections to a tunnel; a silent engine is normal from here on."""
         self.record.status, self.record.first_byte = head.status, self.leg.first_byte
+        self.context.observer.on_answer(self.record, head)
         self._liveness.unwatch(self)
         upgrade = b"connection: upgrade\r\nupgrade: %b\r\n" % head.value(b"upgrade")
         lines = upgrade + self.header_lines()

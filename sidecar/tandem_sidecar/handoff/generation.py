@@ -10,6 +10,7 @@ from ..bodies.kinds import single_engine_reason
 from ..bodies.parse import Body, clean_passthrough
 from ..http.messages import Request
 from ..http.server import ActiveRequest, ClientConnection
+from ..observability.record import Record
 from ..security.route import Route
 from .context import GenerationRequest, SidecarContext
 from .driver import HandoffDriver
@@ -46,16 +47,18 @@ def start_passthrough(
     request: Request,
     engine: HostPort,
     backend: str,
+    *,
+    record: Record | None = None,
 ) -> ActiveRequest | None:
     """Forward `request`, which generates nothing, to `engine`, whose name is `backend`; None: it is
-    already answered."""
+    already answered. `record`: None makes one."""
     try:
         content_type = request.single(b"content-type") or b""
         body = clean_passthrough(request.body, content_type)
     except ValueError as err:
         send_error(client, request, 400, str(err), b"", close=False)
         return None
-    forward = Passthrough(context, client, request)
+    forward = Passthrough(context, client, request, record=record)
     forward.start(engine, backend, body)
     return forward
 

@@ -90,6 +90,12 @@ class ClientConnection(asyncio.Protocol):
     """Send bytes to the client. It is the transport's own method, bound once, because every piece
     of every stream passes through it."""
 
+    def continue_with(self, active: ActiveRequest) -> None:
+        """Another object serves the request from now on. Only while it is being served."""
+        self._active = active
+        if self._full:
+            active.pause_sending()
+
     def finish(self, *, keep: bool) -> None:
         """End the response; `keep` the connection open for the next request."""
         self._busy, self._active = False, None

@@ -15,6 +15,7 @@ from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
 from tandem_contract.trace import MAX_SAME_ID, LegTrace, SidecarTrace
 
+from ..http.messages import ResponseHead
 from .logs import log_requests
 from .metrics import Metrics, Sample
 from .record import MAX_TEXT, PASSTHROUGH, Leg, Outcome, Phase, Record, Result
@@ -98,6 +99,9 @@ class RequestObserver:
         self._history.start(record)
         if self._tracer is not None:
             self._tracer.on_request_start(record)
+
+    def on_answer(self, record: Record, head: ResponseHead | None) -> None:
+        """Nothing: all that is counted of an answer is in the record."""
 
     def on_request_end(self, record: Record) -> None:
         """Call once, when nothing but release legs of the record can still change."""

@@ -27,7 +27,6 @@ from ..observability.metrics import Metrics
 from ..observability.observer import History, RequestObserver
 from . import aggregate
 from .aggregate import Families
-from .engine_client import EngineHealth
 
 NOT_HEALTHY: Final = "the engine does not pass the health check: it has to answer 200\n"
 DRAIN_IS_LOCAL: Final = "only a process of this pod begins a drain: to drain it, delete the pod\n"
@@ -120,6 +119,14 @@ class AdminHandlers(ABC):
         """The traces of `request_id`, newest last."""
 
 
+class Health(Protocol):
+    """Whether requests can be served."""
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine, or one of them, passed the last health check."""
+
+
 class ProcessAdmin(AdminHandlers):
     """Answers for this process."""
 
@@ -129,7 +136,7 @@ class ProcessAdmin(AdminHandlers):
         metrics: Metrics,
         observer: RequestObserver,
         lifecycle: Lifecycle,
-        health: EngineHealth,
+        health: Health,
         breakers: Breakers,
         history: History,
         counters: EngineCounters | None,

@@ -15,6 +15,7 @@ from tandem_sidecar.handoff.context import Lifecycle, SidecarContext
 from tandem_sidecar.handoff.liveness import LivenessMonitor
 from tandem_sidecar.handoff.proxy import Proxy
 from tandem_sidecar.handoff.transfer_monitor import TransferMonitor
+from tandem_sidecar.http.messages import ResponseHead
 from tandem_sidecar.http.server import Server
 from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.observability.record import Leg, Phase, Record, Result
@@ -33,12 +34,18 @@ class Notes:
 
     def __init__(self) -> None:
         self.begun: list[Record] = []
+        self.answers: list[tuple[Record, RoutingPath | None]] = []
+        """Each record, and its path when the answer began."""
         self.ends: asyncio.Queue[Record] = asyncio.Queue()
         self.releases: asyncio.Queue[Leg] = asyncio.Queue()
 
     def on_request_start(self, record: Record) -> None:
         assert record.legs == []
         self.begun.append(record)
+
+    def on_answer(self, record: Record, head: ResponseHead | None) -> None:
+        assert record.status == (record.status if head is None else head.status)
+        self.answers.append((record, record.path))
 
     def on_request_end(self, record: Record) -> None:
         self.ends.put_nowait(record)
@@ -104,6 +111,8 @@ async def record_of(
         for prefill in prefills:
             await prefill.__aexit__()
     assert notes.begun == [record]
+    # The observer knows the path and the status before the client does.
+    assert notes.answers == [(record, record.path)]
     return record, notes
 
 

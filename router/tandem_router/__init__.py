@@ -1,0 +1,17 @@
+"""The one-process router: decides like the EPP and hands off like the sidecar, without Envoy.
+
+    client ──► server ──► requests ──► picker (tandem_epp)            where the request goes
+                             └───────► generation (tandem_sidecar)   the request itself, to engines
+
+- `configuration`: the router's YAML file, and the scheduling that holds where it names none
+- `requests`: one request, from its last byte to the engines that serve it; read this first
+- `placements`: tells the picker's counts and verdicts what happens to each request
+- `components`: creates both halves of the process and connects them
+- `admin`: the admin port
+- `run`: start, reload, drain and end
+
+It has no policy and no HTTP of its own: what decides is in `tandem_epp`, what serves a request
+whose engines are chosen is in `tandem_sidecar`, and neither knows the other.
+
+Errors: `DocumentError`, with file and line, for a file that cannot be used; `CannotListen`.
+"""

@@ -1,0 +1,55 @@
+"""The admin port: the sidecar's pages for the whole process, and the EPP's pages of decisions.
+
+GET /metrics, /livez, /readyz, /state, /requests/ID, /drain   as on a sidecar
+GET /health                                                   as /readyz, for load balancers
+GET /debug/decisions, /debug/pods                             as on an EPP
+"""
+
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from tandem_contract import endpoints
+from tandem_epp.debug import routes as decision_routes
+from tandem_epp.decisions import Decisions
+from tandem_sidecar.process.admin import ProcessAdmin
+from tandem_sidecar.process.aggregate import format_page, parse_page, sum_pages
+
+
+class RouterAdmin(ProcessAdmin):
+    """Answers for this process."""
+
+    decisions: Decisions
+    """Set once, before the port is served."""
+
+    def routes(self) -> list[web.RouteDef]:
+        """The admin port's paths and handlers."""
+        fleet = self.decisions.fleet
+        pages = decision_routes(self.decisions.history, fleet)
+        # What `/requests/ID` of an EPP answers is here at `/debug/decisions?request_id=ID`.
+        debug = [page for page in pages if not page.path.startswith(endpoints.REQUESTS)]
+        return [*super().routes(), web.get(endpoints.HEALTH, self.readyz), *debug]
+
+    async def metrics_page(self) -> bytes:
+        """Both halves' metrics; a family that both have is added up."""
+        own = await super().metrics_page()
+        pages = own, generate_latest(self.decisions.metrics.registry)
+        return format_page(sum_pages(parse_page(page.decode()) for page in pages))
+
+    async def current_state(self) -> dict[str, Any]:
+        """The sidecar's state, and every backend."""
+        state = await super().current_state()
+        del state["engine_healthy"]
+        ready = set(self.decisions.fleet.ready_pods(None))
+        backends = [
+            {
+                "name": pod.name,
+                "role": pod.backend.role.value,
+                "ready": pod in ready,
+                "in_flight": pod.in_flight,
+                "weight": pod.backend.weight,
+            }
+            for pod in self.decisions.fleet
+        ]
+        return {**state, "backends": backends}

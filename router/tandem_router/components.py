@@ -1,0 +1,103 @@
+"""Creates the decision and the data path of one process and connects them."""
+
+import ssl
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tandem_contract.commandline import HostPort
+from tandem_epp.configuration import Configuration
+from tandem_epp.decisions import Decisions
+from tandem_epp.settings import Settings as EppSettings
+from tandem_sidecar.process.wiring import DataPath
+from tandem_sidecar.security.credentials import EngineTls, listen_tls
+from tandem_sidecar.settings import Settings
+
+from .admin import RouterAdmin
+from .configuration import handoff_settings, tls_addresses
+from .placements import Placements
+from .requests import RoutedRequests
+
+_NO_ENGINE: Final = HostPort("", 0)
+"""No backend is this process's own engine, as a decode pod's is its sidecar's."""
+
+
+@dataclass(frozen=True)
+class BackendHealth:
+    """Whether some backend passes its health checks."""
+
+    decisions: Decisions
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a request can be placed."""
+        return bool(self.decisions.fleet.ready_pods(None))
+
+
+class Components:
+    """The components of a router process; nothing listens and no task runs yet."""
+
+    def __init__(
+        self, settings: Settings, epp: EppSettings, configuration: Configuration, is_worker: bool
+    ) -> None:
+        """`settings`: of the data path, from flags. `is_worker`: other processes send requests to
+        the same engines."""
+        self._flags, self._is_worker = settings, is_worker
+        self._engine_tls = EngineTls(settings.tls, _NO_ENGINE)
+        self._tls_addresses = tls_addresses(configuration)
+        self.decisions = Decisions(epp, configuration, {})
+        self.decisions.picker.cleans_requests = True
+        self.preparer = self.decisions.preparer(None)
+
+    def open(self, stack: AsyncExitStack) -> None:
+        """Create the data path; `stack` ends everything that runs."""
+        decisions, configuration = self.decisions, self.decisions.configuration
+        settings = handoff_settings(configuration, self._flags)
+        tls = listen_tls(settings.listen_tls)
+        self._path = path = DataPath(
+            settings, self._tls_for, stack, watches_transfers=not self._is_worker
+        )
+        placements = Placements(path.observer)
+        path.context.observer = placements
+        health = BackendHealth(decisions)
+        handler = RoutedRequests(
+            path.context,
+            decisions.picker,
+            self.preparer.prepare,
+            placements,
+            lambda: health.healthy,
+        )
+        self.server = path.serve(handler, tls)
+        self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
+        self.credentials = self._engine_tls, tls
+        self.admin = RouterAdmin(
+            metrics=path.metrics,
+            observer=path.observer,
+            lifecycle=path.lifecycle,
+            health=health,
+            breakers=path.breakers,
+            history=path.history,
+            counters=None,
+        )
+        self.admin.decisions = decisions
+        decisions.close_with(stack)
+        stack.push_async_callback(self.preparer.close)
+        decisions.apply(decisions.listed_backends())
+
+    def background_tasks(self) -> list[Coroutine[Any, Any, None]]:
+        """Nothing: the scraper follows the backends by itself."""
+        return []
+
+    def apply(self, configuration: Configuration) -> None:
+        """Use a new configuration from the next request on."""
+        self._tls_addresses = tls_addresses(configuration)
+        self.decisions.configuration = configuration
+        self.decisions.apply(self.decisions.listed_backends())
+        self._path.apply(handoff_settings(configuration, self._flags))
+
+    def _tls_for(self, address: HostPort) -> ssl.SSLContext | None:
+        """The context for a connection to a backend; None: plain TCP."""
+        if address not in self._tls_addresses:
+            return None
+        return self._engine_tls.for_address(address)

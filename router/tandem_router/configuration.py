@@ -1,0 +1,73 @@
+"""The router's file, as the EPP reads it, and what follows from it for the hand-off.
+
+A file without scheduling gets `LEAST_IN_FLIGHT`: each phase goes to the healthy backend with the
+fewest requests in flight, divided by its weight, and every prompt is split that is not cached.
+
+Errors: `DocumentError`, with file, line and field.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from tandem_contract.commandline import HostPort, parse_host_port
+from tandem_contract.config import Backend
+from tandem_contract.documents import load_documents
+from tandem_epp.configuration import Configuration, read
+from tandem_epp.scheduling.config import load_routing
+from tandem_sidecar.settings import Policy, Settings
+
+_SCORERS: Final = (
+    {"pluginRef": "active-request-scorer"},
+    # It decides between backends with equal loads only: among fewer than a thousand requests in
+    # flight, one more of them changes the other score by more than this weight.
+    {"pluginRef": "prefix-cache-scorer", "weight": 0.001},
+)
+LEAST_IN_FLIGHT: Final[Mapping[str, Any]] = {
+    "plugins": [
+        {"type": "active-request-scorer"},
+        {"type": "prefix-cache-scorer"},
+        {"type": "prefix-based-pd-decider", "parameters": {"nonCachedTokens": 1}},
+    ],
+    "schedulingProfiles": [
+        {"name": "decode", "plugins": list(_SCORERS)},
+        {"name": "prefill", "plugins": list(_SCORERS)},
+    ],
+}
+"""The scheduling of a file that names none, as an EndpointPickerConfig."""
+
+
+def load(file: Path, environ: Mapping[str, str]) -> Configuration:
+    """Read and check `file`. Raises DocumentError."""
+    documents = load_documents(file)
+    configuration = read(documents, str(file), environ, lists_backends=True)
+    if configuration.router.extra:
+        return configuration
+    serving = configuration.router.disaggregated_serving
+    routing = load_routing(documents[0], LEAST_IN_FLIGHT, serving)
+    return replace(configuration, routing=routing)
+
+
+def handoff_settings(configuration: Configuration, flags: Settings) -> Settings:
+    """The settings of the data path: those of `flags`, and what the file says."""
+    serving = configuration.routing.serving
+    prefill, transfer = serving.prefill_timeout, serving.kv_transfer_timeout
+    return replace(
+        flags,
+        policy=Policy(fallback_to_unified=serving.fallback_to_unified),
+        prefill_timeout=flags.prefill_timeout if prefill is None else prefill,
+        kv_transfer_timeout=flags.kv_transfer_timeout if transfer is None else transfer,
+    )
+
+
+def address_of(backend: Backend) -> HostPort:
+    """Where the engine of `backend` is connected to; its host may be a name, which TLS verifies."""
+    return parse_host_port(backend.address)
+
+
+def tls_addresses(configuration: Configuration) -> frozenset[HostPort]:
+    """The addresses of the backends with an https URL."""
+    backends = configuration.router.backends
+    return frozenset(address_of(b) for b in backends if urlsplit(b.url).scheme == "https")

@@ -1,0 +1,129 @@
+"""`tandem-router`: its flags. Those of the data path are the sidecar's own, with its defaults."""
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import uvloop
+
+from tandem_contract import ports
+from tandem_contract.commandline import HOST_PORT, HostPort, command, fail
+from tandem_contract.documents import DocumentError
+from tandem_epp import logs as epp_logs
+from tandem_epp.configuration import log_notices
+from tandem_epp.garbage import collect_seldom
+from tandem_epp.scheduling.explain import explain
+from tandem_epp.settings import Settings as EppSettings
+from tandem_sidecar.main import main as sidecar_command
+from tandem_sidecar.main import settings_from
+from tandem_sidecar.observability import logs
+from tandem_sidecar.observability.logs import LogFormat
+from tandem_sidecar.process.listen import CannotListen, raise_descriptor_limit
+from tandem_sidecar.settings import Settings
+
+from .configuration import load
+from .run import run
+
+SHARED_FLAGS: Final = (
+    *("connector", "peer_port", "retries", "prefill_grace", "push_timeout", "silence_timeout"),
+    *("drain_timeout", "max_body", "max_connections", "breaker_failures", "breaker_cooldown"),
+    *("tokenize_once", "stream_kv", "secure_proxy", "cert_path", "tls_ca", "tls_cert", "tls_key"),
+    *("history", "log_format", "log_level", "otlp_endpoint"),
+)
+"""Flags of `tandem-sidecar` that mean the same here. The others name its one engine and what other
+processes decide for it, or the router's file has them."""
+_PREFIX: Final = "TANDEM_ROUTER"
+_LISTEN: Final = HostPort("0.0.0.0", ports.ROUTER)
+_ADMIN: Final = HostPort("0.0.0.0", ports.ROUTER_ADMIN)
+
+
+def _check_config(context: click.Context, _param: click.Parameter, file: Path | None) -> None:
+    """Print what `file` would run, and exit: 2 if it cannot be used."""
+    if file is None:
+        return
+    try:
+        configuration = load(file, os.environ)
+    except DocumentError as err:
+        fail(str(err), status=2)
+    for backend in configuration.router.backends:
+        click.echo(f"backend {backend.name}: {backend.role}, {backend.url}")
+    click.echo(explain(configuration.routing))
+    context.exit()
+
+
+@command("tandem-router", flags_file=False)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The router's file in YAML: disaggregated_serving, backends, health_checks, and optionally"
+    " an EndpointPickerConfig. Reloaded when it changes, and on SIGHUP.",
+)
+@click.option(
+    "--check-config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    expose_value=False,
+    is_eager=True,
+    callback=_check_config,
+    help="Check a router's file and exit: print what it would run; 2 with file and line if it"
+    " cannot be used.",
+)
+@click.option(
+    "--listen",
+    type=HOST_PORT,
+    default=str(_LISTEN),
+    help="HOST:PORT that clients connect to.",
+)
+@click.option(
+    "--admin",
+    type=HOST_PORT,
+    default=str(_ADMIN),
+    help="HOST:PORT of the admin port: /metrics, /readyz, /drain, /state, /requests/ID, /debug.",
+)
+def main(*, config: Path, listen: HostPort, admin: HostPort, **flags: Any) -> None:
+    """Route requests to vLLM engines by plain URL: prefill on one, decode on another.
+
+    The decision is that of tandem-epp, the hand-off that of tandem-sidecar, in one process.
+    """
+    settings = _settings(listen, admin, flags)
+    logs.configure(settings.log_format, settings.log_level)
+    epp_logs.configure(settings.log_level, as_json=settings.log_format is LogFormat.JSON)
+    try:
+        configuration = load(config, os.environ)
+    except DocumentError as err:
+        fail(str(err), status=2)
+    log_notices(configuration)
+    raise_descriptor_limit()
+    collect_seldom()
+    try:
+        uvloop.run(run(settings, epp_settings(config, settings), config, configuration))
+    except CannotListen as err:
+        fail(str(err))
+
+
+def _settings(listen: HostPort, admin: HostPort, flags: dict[str, Any]) -> Settings:
+    """The settings of the data path: the given flags, and the sidecar's defaults for its others."""
+    # Another prefix: variables of a sidecar in the same environment are not the router's.
+    context = sidecar_command.make_context("tandem-router", [], auto_envvar_prefix=_PREFIX)
+    return settings_from({**context.params, **flags, "listen": listen, "admin": admin})
+
+
+def epp_settings(file: Path, settings: Settings) -> EppSettings:
+    """The settings of the decision. Warm-ups are off: they ask for a sidecar."""
+    return EppSettings(
+        config=file,
+        max_body=settings.limits.body,
+        history=settings.history,
+        otlp_endpoint=settings.otlp_endpoint,
+        warm_up=False,
+        log_level=settings.log_level,
+    )
+
+
+main.params += [flag for flag in sidecar_command.params if flag.name in SHARED_FLAGS]
+
+
+if __name__ == "__main__":
+    main()

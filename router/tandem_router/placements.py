@@ -1,0 +1,69 @@
+"""Tells the picker what happens to the requests that it placed: when they are answered, and end.
+
+The data path fills one record per request and reports to its observer. `Placements` is that
+observer: it passes everything on to the sidecar's, and keeps the placement of each record while its
+request runs.
+"""
+
+from time import time
+
+from tandem_contract.paths import RoutingPath
+from tandem_epp.ext_proc.messages import ResponseHeaders
+from tandem_epp.placement import Placement
+from tandem_sidecar.handoff.context import RecordObserver
+from tandem_sidecar.http.messages import ResponseHead
+from tandem_sidecar.observability.record import Leg, Phase, Record
+
+
+class Placements:
+    """The running requests' placements, by their record."""
+
+    def __init__(self, observer: RecordObserver) -> None:
+        self._observer = observer
+        self._running: dict[Record, Placement] = {}
+
+    def add(self, record: Record, placement: Placement) -> None:
+        """The request of `record` was placed and is about to be served."""
+        self._running[record] = placement
+
+    def on_request_start(self, record: Record) -> None:
+        """Pass it on."""
+        self._observer.on_request_start(record)
+
+    def on_answer(self, record: Record, head: ResponseHead | None) -> None:
+        """The prefill is over, and the status tells how the backends did."""
+        placement = self._running.get(record)
+        if placement is not None:
+            placement.on_response_headers(_response(record, head), time())
+
+    def on_request_end(self, record: Record) -> None:
+        """Return the counts of the request's backends."""
+        placement = self._running.pop(record, None)
+        if placement is not None:
+            placement.end(time())
+        self._observer.on_request_end(record)
+
+    def on_release_end(self, record: Record, leg: Leg) -> None:
+        """Pass it on."""
+        self._observer.on_release_end(record, leg)
+
+
+def _response(record: Record, head: ResponseHead | None) -> ResponseHeaders:
+    """The answer to the request of `record`, as the picker would hear of it from Envoy."""
+    retry_after = head.value(b"retry-after") if head is not None else b""
+    return ResponseHeaders(
+        timing=record.timing.encode() if record.timing is not None else None,
+        status=record.status or 0,
+        prefill=_prefill_name(record),
+        path=record.path,
+        retry_after=retry_after.decode("latin-1") or None,
+        is_stream=head is not None and head.event_stream,
+    )
+
+
+def _prefill_name(record: Record) -> str | None:
+    """The backend that ran the prefill, or was asked last; None unless the request is split."""
+    if record.path is not RoutingPath.PREFILL_THEN_DECODE:
+        return None
+    names = [leg.backend for leg in record.legs if leg.phase is Phase.PREFILL]
+    return names[-1] if names else None

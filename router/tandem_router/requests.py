@@ -1,0 +1,213 @@
+"""One request of a client: placed by the picker, then served by the sidecar's data path.
+
+    handle ──► picker.place ──┬─ LocalReply ──────────────► an error, or a list of models
+                              └─ Placement ──┬─ generates ─► start_generation   1 or 2 engines
+                                             └─ else ──────► start_passthrough  1 engine
+
+Everything runs in callbacks of the event loop. Only a body that the picker has to prepare (a large
+one, or with a precise index) is waited for, by `PreparedRequest`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from time import time
+from typing import Final
+
+import msgspec
+
+from tandem_contract import endpoints, headers
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Timeouts
+from tandem_contract.request_kinds import RequestKind
+from tandem_epp.backends.pods import Pod
+from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.stream import LocalReply
+from tandem_epp.picker import EndpointPicker
+from tandem_epp.placement import Placement
+from tandem_sidecar.bodies.kinds import kind_of
+from tandem_sidecar.bodies.parse import BadBody, Body, parse_body
+from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
+from tandem_sidecar.handoff.generation import start_generation, start_passthrough
+from tandem_sidecar.handoff.reply import new_record, send_error
+from tandem_sidecar.http.messages import Request, response_bytes
+from tandem_sidecar.http.server import ActiveRequest, ClientConnection
+from tandem_sidecar.observability.record import PASSTHROUGH, Record
+from tandem_sidecar.security.route import Candidate, Route
+
+from .configuration import address_of
+from .placements import Placements
+
+DRAINING: Final = "the router is shutting down: send the request again"
+UNHEALTHY: Final = "no backend passes its health check"
+_TRACEPARENT: Final = headers.TRACEPARENT
+_HEALTH: Final = endpoints.HEALTH.encode()
+
+Prepare = Callable[[HttpRequest, bytes], AbstractAsyncContextManager[object] | None]
+"""`tandem_epp.preparer.Preparer.prepare`."""
+
+
+class RoutedRequests:
+    """The handler of every client request."""
+
+    def __init__(
+        self,
+        context: SidecarContext,
+        picker: EndpointPicker,
+        prepare: Prepare,
+        placements: Placements,
+        is_healthy: Callable[[], bool],
+    ) -> None:
+        self._context = context
+        self._picker = picker
+        self._prepare = prepare
+        self._placements = placements
+        self._is_healthy = is_healthy
+
+    def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
+        """Serve `request`; None: it is already answered."""
+        if request.target == _HEALTH and request.method in (b"GET", b"HEAD"):
+            self._answer_health(request, client)
+            return None
+        if self._context.lifecycle.draining:
+            send_error(client, request, 503, DRAINING, b"", close=True)
+            return None
+        kind = kind_of(request.method, request.target)
+        body: Body | None = None
+        if kind is not None:
+            try:
+                body = parse_body(request.body)
+            except BadBody as err:
+                send_error(client, request, 400, str(err), b"", close=False)
+                return None
+        http = _http_request(request)
+        preparing = self._prepare(http, request.body) if request.body else None
+        if preparing is None:
+            return self._serve(request, http, client, kind, body)
+        return PreparedRequest(
+            client, preparing, http, lambda made: self._serve(request, made, client, kind, body)
+        )
+
+    def _serve(
+        self,
+        request: Request,
+        http: HttpRequest,
+        client: ClientConnection,
+        kind: RequestKind | None,
+        body: Body | None,
+    ) -> ActiveRequest | None:
+        try:
+            placement = self._picker.place(http, request.body, time())
+        except LocalReply as reply:
+            _send_reply(client, request, reply)
+            return None
+        record = new_record(request, placement.decision.request_id, kind or PASSTHROUGH)
+        _trace_under_decision(record, placement)
+        self._placements.add(record, placement)
+        decode = placement.decode
+        if kind is not None and body is not None:
+            generation = GenerationRequest(
+                request,
+                record.request_id,
+                kind,
+                body,
+                self._route(placement),
+                record,
+                self._context.settings,
+                {},
+            )
+            engine = address_of(decode.backend)
+            return start_generation(self._context, client, generation, engine, decode.name)
+        engine = address_of(decode.backend)
+        return start_passthrough(self._context, client, request, engine, decode.name, record=record)
+
+    def _route(self, placement: Placement) -> Route:
+        """The placement as the data path reads it."""
+        decision, serving = placement.decision, self._picker.routing.serving
+        path = decision.path or RoutingPath.UNIFIED
+        split = path is RoutingPath.PREFILL_THEN_DECODE
+        return Route(
+            path,
+            decision.reason,
+            tuple(map(_candidate, placement.prefill)) if split else (),
+            decode_name=placement.decode.name,
+            decode_rank=placement.decode.rank,
+            timeouts=Timeouts(serving.prefill_timeout, serving.kv_transfer_timeout),
+        )
+
+    def _answer_health(self, request: Request, client: ClientConnection) -> None:
+        if self._context.lifecycle.draining:
+            send_error(client, request, 503, DRAINING, b"", close=True)
+        elif not self._is_healthy():
+            send_error(client, request, 503, UNHEALTHY, b"", close=False)
+        else:
+            close, head = not request.keep_alive, request.method == b"HEAD"
+            client.write(response_bytes(200, b"", b'{"status": "ok"}', close=close, head=head))
+            client.finish(keep=not close)
+
+
+class PreparedRequest:
+    """A request whose body the picker prepares before it is placed."""
+
+    survives_half_close = False
+
+    def __init__(
+        self,
+        client: ClientConnection,
+        preparing: AbstractAsyncContextManager[object],
+        http: HttpRequest,
+        serve: Callable[[HttpRequest], ActiveRequest | None],
+    ) -> None:
+        """`serve` places the request, which now has its preparation, and starts it."""
+        self._client = client
+        self._task = asyncio.get_running_loop().create_task(self._run(preparing, http, serve))
+
+    def client_disconnected(self) -> None:
+        self._task.cancel()
+
+    def pause_sending(self) -> None:
+        """Nothing is sent yet; `ClientConnection.continue_with` tells the request that follows."""
+
+    def resume_sending(self) -> None:
+        """As above."""
+
+    async def _run(
+        self,
+        preparing: AbstractAsyncContextManager[object],
+        http: HttpRequest,
+        serve: Callable[[HttpRequest], ActiveRequest | None],
+    ) -> None:
+        async with preparing as preparation:
+            active = serve(msgspec.structs.replace(http, preparation=preparation))
+        if active is not None:
+            self._client.continue_with(active)
+
+
+def _http_request(request: Request) -> HttpRequest:
+    """The request as the picker reads it."""
+    values = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.values.items()}
+    return HttpRequest(request.method.decode("latin-1"), request.target.decode("latin-1"), values)
+
+
+def _candidate(pod: Pod) -> Candidate:
+    return Candidate(pod.name, address_of(pod.backend), pod.rank)
+
+
+def _trace_under_decision(record: Record, placement: Placement) -> None:
+    """Make the spans of the legs children of the decision's span, if there is one."""
+    for name, value in placement.mutation.set:
+        if name == _TRACEPARENT:
+            record.traceparent = value
+
+
+def _send_reply(client: ClientConnection, request: Request, reply: LocalReply) -> None:
+    """Send the picker's own answer."""
+    response = reply.response
+    lines = b"".join(
+        b"%b: %b\r\n" % (name.encode(), value.encode())
+        for name, value in response.headers
+        if name != "content-type"
+    )
+    close, head = not request.keep_alive, request.method == b"HEAD"
+    client.write(response_bytes(response.status, lines, response.body, close=close, head=head))
+    client.finish(keep=not close)

@@ -1,0 +1,103 @@
+"""Two prefill, two decode engines and a router, all processes."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from tandem_contract import endpoints
+from tandem_contract.commandline import HostPort
+from tandem_loadtest.calls import Call
+
+from ...sidecar.processes import Sidecar
+from ...sidecar.real.client import ClientResult, ask
+from ...sidecar.real.engine import Engine, engines
+from ...sidecar.real.page import figure, figures
+from ...sidecar.real.pair import until
+from ..processes import router
+
+
+@dataclass
+class Routed:
+    """A router process and its engines."""
+
+    process: Sidecar
+    http: aiohttp.ClientSession
+
+    @property
+    def url(self) -> str:
+        return self.process.url("")
+
+    async def ask(self, request: Call, request_id: str = "") -> ClientResult:
+        return await ask(self.http, self.url, request, (), request_id)
+
+    async def figure(self, name: str, **labels: str) -> float:
+        page = await figures(self.process.admin_url(endpoints.METRICS))
+        return figure(page, name, **labels)
+
+    async def state(self) -> dict[str, Any]:
+        async with self.http.get(self.process.admin_url(endpoints.STATE)) as answer:
+            state: dict[str, Any] = await answer.json()
+            return state
+
+    async def wait_until_idle(self, *idle: Engine) -> None:
+        """Return once the router and the engines run no request, and the engines hold no KV."""
+
+        async def is_idle() -> bool:
+            quiet = [await engine.idle() for engine in idle]
+            return all(quiet) and not (await self.state())["in_flight"]
+
+        await until(is_idle)
+
+    async def wait_for_phase(self, phase: str) -> None:
+        """Return once a request is at `phase`."""
+
+        async def has_phase() -> bool:
+            return phase in [work["phase"] for work in (await self.state())["in_flight"]]
+
+        await until(has_phase)
+
+
+@asynccontextmanager
+async def routed(
+    file: Path, engines: dict[str, tuple[Engine, str]], *flags: str, **sections: Any
+) -> AsyncIterator[Routed]:
+    """A router of `engines`, which are given by name, with their role; ready."""
+    backends = [
+        {"name": name, "url": engine.url, "role": role} for name, (engine, role) in engines.items()
+    ]
+    data = {"disaggregated_serving": {"enabled": True}, "backends": backends, **sections}
+    file.write_text(yaml.safe_dump(data))
+    timeout = aiohttp.ClientTimeout(total=60)
+    async with router(file, *flags) as process, aiohttp.ClientSession(timeout=timeout) as http:
+        running = Routed(process, http)
+
+        async def is_ready() -> bool:
+            return all(backend["ready"] for backend in (await running.state())["backends"])
+
+        await until(is_ready)
+        yield running
+
+
+@pytest.fixture(scope="package")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+    """The engines, not started."""
+    made = engines(
+        tmp_path_factory.mktemp("engines"),
+        **{"prefill-0": {}, "prefill-1": {}},
+        **{"decode-0": {"role": "kv_consumer"}, "decode-1": {"role": "kv_consumer"}},
+    )
+    try:
+        yield dict(zip(("prefill-0", "prefill-1", "decode-0", "decode-1"), made, strict=True))
+    finally:
+        for engine in made:
+            with suppress(ProcessLookupError):
+                engine.kill()
+
+
+__all__ = ["HostPort", "Routed", "routed"]

@@ -16,7 +16,7 @@ from .oci import Files, Image, Layer, write_archive, write_layer
 
 Say = Callable[[str], None]
 _SOURCES = Path(__file__).parent
-ENTRYPOINTS = ("tandem-epp", "tandem-sidecar")
+ENTRYPOINTS = ("tandem-epp", "tandem-router", "tandem-sidecar")
 """Commands with an image of their own, whose entrypoint they are: llm-d's charts pass arguments and
 no command. These images have the layers of `tandem`."""
 _ENVIRONMENT = {

@@ -1,7 +1,8 @@
 # docker build --file images/tandem.Dockerfile --tag tandem:VERSION .
 # docker build --file images/tandem.Dockerfile --target tandem-epp --tag tandem-epp:VERSION .
 # docker build --file images/tandem.Dockerfile --target tandem-sidecar --tag tandem-sidecar:VERSION .
-# Operator, EPP, sidecar and the `tandem` command, without torch. The second and third image have the
+# docker build --file images/tandem.Dockerfile --target tandem-router --tag tandem-router:VERSION .
+# Operator, EPP, sidecar, router and the `tandem` command, without torch. The other images have the
 # same files and run one command, for charts that pass arguments only, such as llm-d's.
 ARG PYTHON=python:3.11-slim
 
@@ -32,6 +33,10 @@ LABEL org.opencontainers.image.licenses=Apache-2.0
 FROM installed AS tandem-epp
 LABEL org.opencontainers.image.title=tandem-epp
 ENTRYPOINT ["tandem-epp"]
+
+FROM installed AS tandem-router
+LABEL org.opencontainers.image.title=tandem-router
+ENTRYPOINT ["tandem-router"]
 
 FROM installed AS tandem-sidecar
 LABEL org.opencontainers.image.title=tandem-sidecar

@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 COMPONENTS = (
-    "contract", "kube", "planner", "sidecar", "epp", "operator", "engine", "kvstore", "loadtest",
-    "local", "doctor", "cli",
+    "contract", "kube", "planner", "sidecar", "epp", "router", "operator", "engine", "kvstore",
+    "loadtest", "local", "doctor", "cli",
 )  # fmt: skip
 
 

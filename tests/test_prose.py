@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 COMPONENTS = (
-    "contract", "kube", "planner", "sidecar", "epp", "operator", "engine", "kvstore", "loadtest",
-    "local", "doctor", "cli",
+    "contract", "kube", "planner", "sidecar", "epp", "router", "operator", "engine", "kvstore",
+    "loadtest", "local", "doctor", "cli",
 )  # fmt: skip
 FOLDERS = (
     *COMPONENTS,
@@ -97,7 +97,7 @@ def _is_protocol(node: ast.ClassDef) -> bool:
     )
 
 
-@pytest.mark.parametrize(("component", "most"), [("sidecar", 66), ("operator", 80)])
+@pytest.mark.parametrize(("component", "most"), [("sidecar", 68), ("operator", 80)])
 def test_a_component_has_few_files(component: str, most: int) -> None:
     """Many tiny files that tell one story are hard to follow."""
     count = sum(1 for _ in sources(component))

@@ -11,7 +11,10 @@ from images.contents import SITE, project_files
 from images.oci import Text, write_layer
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ("tandem", "tandem-engine", "tandem-epp", "tandem-operator", "tandem-sidecar")
+COMMANDS = (
+    *("tandem", "tandem-engine", "tandem-epp", "tandem-operator", "tandem-router"),
+    "tandem-sidecar",
+)
 LOCKS = ("runtime", "engine", "build")
 
 

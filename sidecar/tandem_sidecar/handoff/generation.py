@@ -14,7 +14,8 @@ from ..observability.record import Record
 from ..security.route import Route
 from .context import GenerationRequest, SidecarContext
 from .driver import HandoffDriver
-from .forward import Passthrough, SingleEngineGeneration
+from .forward import SingleEngineGeneration
+from .passthrough import Passthrough
 from .reply import send_error
 
 

@@ -15,7 +15,8 @@ from ..http.messages import Headers
 from ..observability.record import Phase
 from ..security.route import Candidate
 from .context import GenerationRequest
-from .forward import Passthrough, PromptForward
+from .forward import PromptForward
+from .passthrough import Passthrough
 from .reply import encode_headers
 
 _PROOF: Final = headers.PREFILL_PROOF.encode()

@@ -1,6 +1,5 @@
 """Joining the records of EPPs and sidecars to the history of a request."""
 
-import msgspec
 from msgspec.structs import replace
 
 from tandem_cli.reasons import REASONS
@@ -78,7 +77,7 @@ SIDECAR_TRACE = SidecarTrace(
 
 
 def test_the_clients_name_of_the_model_and_the_priority_are_shown() -> None:
-    trace = msgspec.structs.replace(DECISION, model="m", asked="alias", priority=-5)
+    trace = replace(DECISION, model="m", asked="alias", priority=-5)
     shown = list(lines("r", Records((EppRecord("epp", trace),), ())))
     assert "       0.0 ms    model    m, which the client called alias" in shown
     assert "       0.0 ms    priority -5" in shown

@@ -64,11 +64,12 @@ def with_form_model(content_type: str, body: bytes, model: str) -> bytes:
     """The form `body` with another value of the field `model`, or with the field. Raises
     BadBody."""
     first, field = _find_model(content_type, body)
-    value = model.encode()
+    # A view: slices of bytes would copy the file twice.
+    value, view = model.encode(), memoryview(body)
     if field is not None:
-        return b"".join((body[: field.start], value, body[field.end :]))
+        return b"".join((view[: field.start], value, view[field.end :]))
     part = (b"--", _boundary(content_type), b"\r\n", _MODEL_HEAD, value, b"\r\n")
-    return b"".join((body[: first.start], *part, body[first.start :]))
+    return b"".join((view[: first.start], *part, view[first.start :]))
 
 
 def _find_model(content_type: str, body: bytes) -> tuple[_Delimiter, _Field | None]:

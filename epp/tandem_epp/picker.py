@@ -239,7 +239,7 @@ class EndpointPicker:
         parsed, model = read_body(prepared, request, body if rewrite is None else rewrite.body)
         if prepared is NO_PREPARATION and body and self.rewrites.may_apply(request):
             rewrite = self.rewrites.rewrite(request, model, body)
-            if rewrite is not None:
+            if rewrite is not None and parsed is not None:
                 parsed, _ = read_body(prepared, request, rewrite.body)
         return parsed, rewrite, model if rewrite is None else rewrite.target
 

@@ -44,6 +44,16 @@ def test_text_length_is_estimated_and_token_ids_are_counted() -> None:
     assert exact.chain == text_chain(token_bytes(ids), b"m")
 
 
+def test_of_a_repeated_key_the_last_one_counts_as_in_the_engine() -> None:
+    body = b'{"model": 7, "prompt": [1], "prompt": "%b", "n": "x", "n": 1, "model": "m"}'
+    text = b"the last prompt " * 20
+    repeated = parse_request(RequestKind.COMPLETIONS, body % text)
+    assert (repeated.model, repeated.chain) == ("m", completion(prompt=text.decode()).chain)
+    assert read_model(b'{"model": "a", "other": {}, "model": "b"}') == "b"
+    with pytest.raises(BadBody, match="prompt"):
+        parse_request(RequestKind.COMPLETIONS, b'{"model": "m", "prompt": "x", "prompt": 17}')
+
+
 def test_prompts_share_the_chain_of_their_common_prefix() -> None:
     base = "the same long beginning " * 10
     assert shared(completion(prompt=base + "a" * 64), completion(prompt=base + "b" * 64)) == 3

@@ -68,7 +68,7 @@ EXPORTED: Final[Sequence[Exported]] = (
     Exported(PREDICTED, "tandem_epp_ttft_prediction_error"),
     *(Exported(statistic.mean, "the engines' own") for statistic in STATISTICS),
     *(Exported(statistic.spread, "the engines' own") for statistic in STATISTICS),
-    Exported(READY, "tandem_epp_healthy"),
+    Exported(READY, "tandem_epp_backend_healthy"),
     Exported(QUEUE, "the engines' own"),
     Exported(ATTEMPTS, "tandem_epp_decisions_total"),
     Exported(DECISIONS, "tandem_epp_decisions_total"),
@@ -99,7 +99,7 @@ MISSING: Final[Sequence[Missing]] = (
     Missing(("plugin_duration_seconds", "plugin_data_scope_violations_total"),
             "one cost is computed, not one plugin after the other"),
     Missing(("datalayer_poll_errors_total", "datalayer_extract_errors_total"),
-            "counted as the state of the backend", "`tandem_epp_healthy`,"
+            "counted as the state of the backend", "`tandem_epp_backend_healthy`,"
             " `tandem_epp_scrape_age_seconds`"),
     Missing(("prefix_indexer_size",), "the index is measured in bytes, not in entries",
             "`tandem_epp_prefix_index_bytes`"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client.registry import Collector
 
-from .backends.inference_pool import PoolReference
+from .backends.inference_pool import PoolName, PoolReference
 from .backends.objectives import Objectives, read_objective
 from .backends.pod_backend import PodSelection
 from .backends.pods import DiscoveredBackend
@@ -66,14 +66,11 @@ def discover(
 
 def discover_pool_objects(
     api: "Api",
-    pods: PodSelection | PoolReference,
+    pool: PoolName,
     rewrites: ModelRewrites,
     objectives: Objectives,
 ) -> tuple[Watch, ...]:
-    """What keeps the rules of `rewrites` and the `objectives` current. Only an InferencePool has
-    some."""
-    if not isinstance(pods, PoolReference):
-        return ()
+    """What keeps the rules of `rewrites` and the `objectives` current: those of `pool`."""
     from tandem_kube import resources  # noqa: PLC0415
 
     from .backends.pool_objects import PoolObjects  # noqa: PLC0415
@@ -84,6 +81,6 @@ def discover_pool_objects(
     of_rewrites = (resources.MODEL_REWRITES, resources.OLDER_MODEL_REWRITES)
     of_objectives = (resources.OBJECTIVES, resources.OLDER_OBJECTIVES)
     return (
-        PoolObjects(api, pods, of_rewrites, read_rewrite, replace_rules),
-        PoolObjects(api, pods, of_objectives, read_objective, objectives.replace),
+        PoolObjects(api, pool, of_rewrites, read_rewrite, replace_rules),
+        PoolObjects(api, pool, of_objectives, read_objective, objectives.replace),
     )

@@ -19,7 +19,6 @@ from tandem_kube.errors import NotConfigured
 
 from . import logs
 from .allocator import reuse_large_blocks
-from .backends.pod_backend import PodSelection
 from .compiled import is_compiled
 from .configuration import load, load_text, log_notices, log_unsent_timeouts
 from .garbage import collect_seldom
@@ -28,7 +27,7 @@ from .llmd.options import LlmdCommand, given, llmd_options, log_treatments
 from .llmd.values import selects_pods, with_values
 from .memory_limit import least_held_bytes
 from .scheduling.explain import explain
-from .selection import checked_label, checked_selector
+from .selection import checked_subdomain, selected_pods
 from .service import serve
 from .settings import Settings
 
@@ -118,6 +117,13 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     "--selector",
     help="With --discovery kubernetes, instead of --endpoint: select pods by label, for pods that "
     "the operator did not create.",
+)
+@click.option(
+    "--inference-pool",
+    default=Settings.inference_pool,
+    metavar="NAME",
+    help="With --endpoint or --selector: the InferencePool of the namespace whose "
+    "InferenceModelRewrite and InferenceObjective objects apply to the requests.",
 )
 @click.option(
     "--target-port",
@@ -217,6 +223,7 @@ def main(
     namespace: str | None,
     endpoint: str | None,
     selector: str | None,
+    inference_pool: str,
     target_port: int,
     api_path: ApiPaths,
     plan_key_dir: Path | None,
@@ -237,11 +244,17 @@ def main(
     """
     llmd = given(context)
     is_static = discovery == "static"
-    if is_static and (namespace or endpoint or selector):
-        raise click.UsageError("--namespace, --endpoint and --selector need --discovery kubernetes")
+    if is_static and (namespace or endpoint or selector or inference_pool):
+        flags = "--namespace, --endpoint, --selector and --inference-pool"
+        raise click.UsageError(f"{flags} need --discovery kubernetes")
     if held_bytes is not None and held_bytes < (least := least_held_bytes(max_body)):
         raise click.UsageError(f"--held-bytes must be at least twice --max-body: {least}")
-    pods = None if is_static else _selection(namespace, endpoint, selector, target_port)
+    try:
+        if inference_pool:
+            checked_subdomain("--inference-pool", inference_pool)
+        pods = None if is_static else selected_pods(namespace, endpoint, selector, target_port)
+    except ValueError as err:
+        raise click.UsageError(str(err)) from err
     settings = Settings(
         config=config,
         listen=listen,
@@ -261,6 +274,7 @@ def main(
         peer_listen=peer_listen,
         log_level=log_level,
         pods=pods,
+        inference_pool=inference_pool,
     )
     settings = _as_llmd(context, settings, llmd)
     logs.configure(settings.log_level, as_json=settings.log_json)
@@ -312,23 +326,3 @@ def _serve(settings: Settings) -> None:
         fail(str(err), status=2)
     except OSError as err:
         fail(str(err))
-
-
-def _selection(
-    namespace: str | None, endpoint: str | None, selector: str | None, target_port: int
-) -> PodSelection:
-    """The pods that the flags select. Raises UsageError."""
-    if not namespace:
-        raise click.UsageError("--discovery kubernetes needs --namespace")
-    if bool(endpoint) == bool(selector):
-        raise click.UsageError("--discovery kubernetes needs either --endpoint or --selector")
-    try:
-        checked_label("--namespace", namespace)
-        if endpoint:
-            checked_label("--endpoint", endpoint)
-        if selector:
-            checked_selector("--selector", selector)
-    except ValueError as err:
-        raise click.UsageError(str(err)) from err
-    label_selector = labels.endpoint_label(endpoint) if endpoint else selector
-    return PodSelection(namespace, label_selector or "", (target_port,))

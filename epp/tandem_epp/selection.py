@@ -6,6 +6,10 @@ Errors: ValueError, which names the flag.
 import re
 from typing import Final
 
+from tandem_contract import labels
+
+from .backends.pod_backend import PodSelection
+
 _NAME: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _KEY: Final = rf"(?:[a-z0-9][-a-z0-9.]*/)?{_NAME}"
 _REQUIREMENT: Final = (
@@ -42,3 +46,20 @@ def checked_selector(flag: str, text: str) -> str:
     if not _SELECTOR.fullmatch(text):
         raise ValueError(f"{flag}: {text!r} is not a label selector: write app=vllm,tier in (a, b)")
     return text
+
+
+def selected_pods(
+    namespace: str | None, endpoint: str | None, selector: str | None, target_port: int
+) -> PodSelection:
+    """The pods of a routing endpoint, or that a label selector matches. Raises ValueError."""
+    if not namespace:
+        raise ValueError("--discovery kubernetes needs --namespace")
+    if bool(endpoint) == bool(selector):
+        raise ValueError("--discovery kubernetes needs either --endpoint or --selector")
+    checked_label("--namespace", namespace)
+    if endpoint:
+        checked_label("--endpoint", endpoint)
+        selector = labels.endpoint_label(endpoint)
+    else:
+        checked_selector("--selector", selector or "")
+    return PodSelection(namespace, selector or "", (target_port,))

@@ -108,9 +108,10 @@ class Service:
         if api is not None and settings.pods is not None:
             self._discovery, collector = discover(api, settings.pods, self._apply)
             registry.register(collector)
-            self._pool_objects = discover_pool_objects(
-                api, settings.pods, self._picker.rewrites, self._picker.objectives
-            )
+            if (pool := settings.pool_name) is not None:
+                self._pool_objects = discover_pool_objects(
+                    api, pool, self._picker.rewrites, self._picker.objectives
+                )
         # Entered first, so closed last: probes and metrics answer until the last stream ends.
         await stack.enter_async_context(self._servers.health())
         pages = metrics_app(registry)

@@ -7,7 +7,7 @@ from typing import Final
 from tandem_contract import ports
 from tandem_contract.commandline import HostPort
 
-from .backends.inference_pool import PoolReference
+from .backends.inference_pool import PoolName, PoolReference
 from .backends.pod_backend import PodSelection
 from .ext_proc.body_deadlines import BODY_SECONDS
 from .http2.tls import TlsSettings
@@ -86,13 +86,26 @@ class Settings:
     """The pods of a cluster that are the backends, selected by label or by an InferencePool; None:
     the configuration file lists them."""
 
+    inference_pool: str = ""
+    """Name of an InferencePool in the namespace of pods that are selected by label: objects that
+    refer to it, such as InferenceModelRewrite, apply to their requests; empty: there is none."""
+
     @property
     def pool(self) -> Pool:
         """What metrics under llm-d's names call the backends."""
         if self.pods is None:
             return NO_POOL
-        name = self.pods.name if isinstance(self.pods, PoolReference) else ""
+        name = self.pods.name if isinstance(self.pods, PoolReference) else self.inference_pool
         return Pool(name, self.pods.namespace)
+
+    @property
+    def pool_name(self) -> PoolName | None:
+        """The InferencePool of the backends, as other objects refer to it; None: there is none."""
+        if isinstance(self.pods, PoolReference):
+            return self.pods.full_name
+        if self.pods is None or not self.inference_pool:
+            return None
+        return PoolName(self.pods.namespace, self.inference_pool)
 
     @property
     def lists_backends(self) -> bool:

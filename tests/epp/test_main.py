@@ -59,6 +59,8 @@ def invoke(*arguments: str) -> tuple[int, str]:
         (("--config", "FILE", "--history", "-1"), "-1 is not in the range"),
         (("--config", "FILE", "--otlp-endpoint", "x"), "'x' is not the URL of a collector"),
         (("--config", "FILE", "--namespace", "x"), "need --discovery kubernetes"),
+        (("--config", "FILE", "--inference-pool", "x"), "need --discovery kubernetes"),
+        (("--config", "FILE", *KUBERNETES, *SELECTED, "--inference-pool", "X"), "'X' is not a"),
         (("--config", "FILE", "--log-level", "trace"), "'trace' is not one of"),
         (("--config", "FILE", "--max-body", "16MiB"), "'16MiB' is not a valid integer"),
         (("--config", "FILE", "--plan-key-dir", "/nonexistent"), "does not exist"),

@@ -289,6 +289,21 @@ def test_the_inference_pool_has_a_version_that_the_cluster_serves(kind: tuple[st
     assert backend["group"] == kind[0].split("/")[0]
 
 
+@pytest.mark.parametrize("is_pool", [True, False])
+def test_the_epp_of_an_inference_pool_reads_the_objects_that_refer_to_it(is_pool: bool) -> None:
+    objects = planned(endpoint(decode(routing=ASKED if is_pool else {})))
+    role = objects[ObjectRef("rbac.authorization.k8s.io/v1", "Role", "chat-epp")]
+    resources = {kind for rule in role["rules"] for kind in rule["resources"]}
+    pod = objects[ObjectRef("apps/v1", "Deployment", "chat-epp")]["spec"]["template"]["spec"]
+    arguments = pod["containers"][0]["args"]
+    if is_pool:
+        assert resources == {"pods", "inferencemodelrewrites", "inferenceobjectives"}
+        assert arguments[arguments.index("--inference-pool") + 1] == "chat"
+    else:
+        assert resources == {"pods"}
+        assert "--inference-pool" not in arguments
+
+
 def test_endpoints_behind_one_gateway_are_told_apart_by_their_routes() -> None:
     kinds = frozenset({INFERENCE_POOL, HTTP_ROUTE})
     match = {"path": {"value": "/v1"}, "headers": [{"name": "x-tenant", "value": "blue"}]}

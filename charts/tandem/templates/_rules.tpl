@@ -44,6 +44,10 @@ it hands to an EPP may grant only what the operator holds itself (pods: get, lis
 - apiGroups: [inference.networking.k8s.io, inference.networking.x-k8s.io]
   resources: [inferencepools]
   verbs: [list, watch, create, patch, delete]
+# Only to be handed on to the EPPs.
+- apiGroups: [llm-d.ai, inference.networking.x-k8s.io]
+  resources: [inferencemodelrewrites, inferenceobjectives]
+  verbs: [get, list, watch]
 - apiGroups: [gateway.networking.k8s.io]
   resources: [httproutes]
   verbs: [list, watch, create, patch, delete]

@@ -17,6 +17,19 @@ _H2C: Final = "kubernetes.io/h2c"
 
 
 @dataclass(frozen=True)
+class PoolName:
+    """How other objects refer to an InferencePool."""
+
+    namespace: str
+    name: str
+    groups: tuple[str, ...] = (GROUP, _OLDER_GROUP)
+    """The API groups of which they may say that the pool is."""
+
+    def __str__(self) -> str:
+        return f"InferencePool {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
 class PoolReference:
     """An InferencePool by name."""
 
@@ -29,6 +42,11 @@ class PoolReference:
         """The kind in the version that the EPP reads of this group."""
         version = "v1alpha2" if self.group == _OLDER_GROUP else INFERENCE_POOLS.version
         return Resource(f"{self.group}/{version}", INFERENCE_POOLS.plural)
+
+    @property
+    def full_name(self) -> PoolName:
+        """How objects refer to this pool."""
+        return PoolName(self.namespace, self.name, (self.group,))
 
     def __str__(self) -> str:
         return f"InferencePool {self.namespace}/{self.name} ({self.resource.api_version})"

@@ -15,7 +15,7 @@ from tandem_kube.errors import ApiError, NotFound
 from tandem_kube.reflector import Reflector
 from tandem_kube.resources import Object, Resource
 
-from .inference_pool import PoolReference
+from .inference_pool import PoolName
 
 _LOOK_SECONDS: Final = 60.0
 """Seconds after which a cluster without the kind is asked again."""
@@ -30,7 +30,7 @@ class PoolObjects(Generic[T]):
     def __init__(
         self,
         api: Api,
-        pool: PoolReference,
+        pool: PoolName,
         kinds: Sequence[Resource],
         parse: Callable[[Object], T],
         on_change: Callable[[Iterable[T]], None],
@@ -78,7 +78,7 @@ class PoolObjects(Generic[T]):
 
     def _parse(self, body: Object) -> T | None:
         pool = (body.get("spec") or {}).get("poolRef") or {}
-        is_ours = (pool.get("name"), pool.get("group")) == (self._pool.name, self._pool.group)
+        is_ours = pool.get("name") == self._pool.name and pool.get("group") in self._pool.groups
         if not is_ours or "deletionTimestamp" in body["metadata"]:
             return None
         return self._value_of(body)

@@ -25,8 +25,9 @@ from tandem_kube.resources import (
 )
 
 from ...cluster.control_plane import ControlPlane
-from ..real import Backend, envoy, envoy_settings, serving, until
+from ..real import Backend, Epp, envoy, envoy_settings, serving, starting_epp, until
 from .cluster_pods import Pods
+from .test_kubernetes_discovery import flags
 from .test_pool_discovery import MODULE, Pool, pool, pool_kind, started
 
 __all__ = ["pool", "pool_kind"]
@@ -164,28 +165,45 @@ async def test_priorities_apply_as_objectives_change(
         await api.apply(kind, other, manager="test")
         async with started(tmp_path, pods.namespace, control_plane.kubeconfig) as epp:
             await until(epp.ready)
-            async with (
-                envoy(tmp_path, envoy_settings(epp.grpc)) as url,
-                aiohttp.ClientSession() as session,
-            ):
-
-                async def counts(name: str, priority: int) -> bool:
-                    """Whether a request that names this objective counts with this priority."""
-                    body, headers = {"model": "m", "prompt": "hi"}, {wire.OBJECTIVE: name}
-                    request = session.post(f"{url}/v1/completions", json=body, headers=headers)
-                    async with request as response:
-                        assert response.status == 200
-                    total = "llm_d_epp_request_total{"
-                    figures = await epp.figures()
-                    rows = [(k, v) for k, v in figures.items() if k.startswith(total)]
-                    return any(f'priority="{priority}"' in key and value for key, value in rows)
-
-                async def is_counted(name: str, priority: int) -> None:
-                    await until(lambda: counts(name, priority))
-
-                await is_counted("premium", 0)
+            async with envoy(tmp_path, envoy_settings(epp.grpc)) as url:
+                await until(lambda: counts(epp, url, "premium", 0))
                 for priority in (10, -5):
                     body = objective(kind, pods.namespace, "premium", priority=priority)
                     await api.apply(kind, body, manager="test")
-                    await is_counted("premium", priority)
-                assert not await counts("other", 7), "it is another pool's"
+                    await until(lambda priority=priority: counts(epp, url, "premium", priority))  # type: ignore[misc]
+                assert not await counts(epp, url, "other", 7), "it is another pool's"
+
+
+async def counts(epp: Epp, url: str, name: str, priority: int) -> bool:
+    """Whether a request that names this objective counts with this priority."""
+    body, headers = {"model": "m", "prompt": "hi"}, {wire.OBJECTIVE: name}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/completions", json=body, headers=headers) as response,
+    ):
+        assert response.status == 200
+    figures = await epp.figures()
+    rows = [(k, v) for k, v in figures.items() if k.startswith("llm_d_epp_request_total{")]
+    return any(f'priority="{priority}"' in key and value for key, value in rows)
+
+
+@pytest.mark.parametrize("kind", [OBJECTIVES], indirect=True)
+async def test_objects_of_a_pool_apply_to_pods_that_a_label_selects(
+    control_plane: ControlPlane, pods: Pods, kind: Resource, api: Api, tmp_path: Path
+) -> None:
+    """As the operator starts the EPP: whichever of both groups the objects give the pool."""
+    backend, config = Backend("vllm"), tmp_path / "router.yaml"
+    backend.release.set()
+    config.write_text("disaggregated_serving: {enabled: true}\n")
+    older = {"name": "p", "group": "inference.networking.x-k8s.io"}
+    for name, spec in (("premium", {"priority": 3}), ("batch", {"priority": -3, "poolRef": older})):
+        await api.apply(kind, objective(kind, pods.namespace, name, **spec), manager="test")
+    async with serving(backend):
+        await pods.create(backend, "unified")
+        arguments = (*flags(pods.namespace), "--inference-pool", "p")
+        kubeconfig = str(control_plane.kubeconfig)
+        async with starting_epp(config, *arguments, KUBECONFIG=kubeconfig) as epp:
+            await until(epp.ready)
+            async with envoy(tmp_path, envoy_settings(epp.grpc)) as url:
+                await until(lambda: counts(epp, url, "premium", 3))
+                await until(lambda: counts(epp, url, "batch", -3))

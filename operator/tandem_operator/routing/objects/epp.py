@@ -30,6 +30,10 @@ _PRE_STOP_SECONDS: Final = 15
 every 2 s, and DNS servers cache an answer for a few seconds."""
 _RBAC: Final = "rbac.authorization.k8s.io"
 _GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
+_READ: Final = ["get", "list", "watch"]
+_POOL_OBJECT_GROUPS: Final = ["llm-d.ai", "inference.networking.x-k8s.io"]
+_POOL_OBJECTS: Final = ["inferencemodelrewrites", "inferenceobjectives"]
+"""Kinds that refer to an InferencePool and that the EPP reads, in both groups."""
 
 
 def epp_objects(
@@ -49,7 +53,7 @@ def epp_objects(
     document = json.dumps(config, indent=1, sort_keys=True)
     replicas = required.epp_replicas or settings.epp_replicas
     return [
-        *_rbac(observed, names.epp),
+        *_rbac(observed, names.epp, required),
         # Gateways name the first Service; our Envoy resolves single pods through the headless one.
         service(observed, names.epp, EPP, ("grpc", ports.EPP_GRPC)),
         service(observed, names.epp_pods, EPP, ("grpc", ports.EPP_GRPC), headless=True),
@@ -58,16 +62,19 @@ def epp_objects(
             observed, names.epp_peers, EPP, ("peers", ports.EPP_PEERS), headless=True, unready=True
         ),
         config_map(observed, names.epp, EPP, {_CONFIG_FILE: document}),
-        deployment(observed, names.epp, EPP, replicas, _template(observed, settings)),
+        deployment(observed, names.epp, EPP, replicas, _template(observed, required, settings)),
         budget(observed, names.epp, EPP),
     ]
 
 
-def _rbac(observed: ObservedEndpoint, name: str) -> list[Object]:
-    """ServiceAccount, Role and RoleBinding that let the EPP read the pods of its namespace."""
+def _rbac(observed: ObservedEndpoint, name: str, required: EndpointRequirements) -> list[Object]:
+    """ServiceAccount, Role and RoleBinding that let the EPP read the pods of its namespace, and
+    what refers to its InferencePool."""
     account = ("v1", "ServiceAccount")
     role, binding = (f"{_RBAC}/v1", "Role"), (f"{_RBAC}/v1", "RoleBinding")
-    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": _READ}]
+    if required.inference_pool:
+        rules.append({"apiGroups": _POOL_OBJECT_GROUPS, "resources": _POOL_OBJECTS, "verbs": _READ})
     subject = {"kind": account[1], "name": name, "namespace": observed.key.namespace}
     reference = {"apiGroup": _RBAC, "kind": role[1], "name": name}
     return [
@@ -78,7 +85,9 @@ def _rbac(observed: ObservedEndpoint, name: str) -> list[Object]:
     ]
 
 
-def _template(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
+def _template(
+    observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings
+) -> Object:
     names = Names(observed.key.name)
     volumes: dict[str, Any] = {
         "config": {"configMap": {"name": names.epp}},
@@ -91,14 +100,17 @@ def _template(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
         serviceAccountName=names.epp,
         automountServiceAccountToken=True,
         terminationGracePeriodSeconds=_PRE_STOP_SECONDS + 15,
-        containers=[_container(observed, settings)],
+        containers=[_container(observed, required, settings)],
         volumes=[{"name": name, **source} for name, source in volumes.items()],
     )
     return {"spec": spec}
 
 
-def _container(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
+def _container(
+    observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings
+) -> Object:
     peers = Names(observed.key.name).epp_peers
+    pool = ("--inference-pool", observed.key.name) if required.inference_pool else ()
     return container(
         settings,
         name=EPP,
@@ -108,6 +120,7 @@ def _container(observed: ObservedEndpoint, settings: RouterSettings) -> Object:
             *("--discovery", "kubernetes"),
             *("--namespace", observed.key.namespace),
             *("--endpoint", observed.key.name),
+            *pool,
             *("--config", f"{_CONFIG_DIRECTORY}/{_CONFIG_FILE}"),
             *("--plan-key-dir", _KEY_DIRECTORY),
             *("--peers", f"{peers}.{observed.key.namespace}.svc:{ports.EPP_PEERS}"),

@@ -50,7 +50,7 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
         configuration = load(file, os.environ, lists_backends=None)
     except DocumentError as err:
         fail(str(err), status=2)
-    click.echo(explain(configuration.routing))
+    click.echo(explain(configuration.routing, configuration.router.health_checks))
     context.exit()
 
 

@@ -20,6 +20,8 @@ from .llmd_metrics.families import NO_POOL, Pool
 from .llmd_metrics.pool import PoolCollector
 from .llmd_metrics.requests import RequestMetrics
 
+_OF_ONE_ENGINE = (RoutingPath.UNIFIED, RoutingPath.FAST_DECODE, RoutingPath.FALLBACK)
+"""Paths on which an engine without a sidecar may serve."""
 _SECONDS = (25e-6, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2)
 _TOKENIZATION_SECONDS = (1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1, 2)
 _TYPICAL_PROMPT = 1000
@@ -59,13 +61,17 @@ class Metrics:
         self._unreported = CounterVec(
             names.REQUESTS,
             "Generation requests ended, by the path that served them. The EPP counts those of "
-            "which no sidecar tells: one engine served them, for want of a hand-off.",
+            "which no sidecar tells: one engine without a sidecar served them.",
             (names.ROUTING_PATH_LABEL,),
             registry=self.registry,
-        ).child(RoutingPath.FALLBACK)
+        )
         self._unreported_fallbacks = CounterVec(
-            names.FALLBACKS, "The same requests: all of them are fallbacks.", registry=self.registry
+            names.FALLBACKS,
+            "Those of them that one engine served for want of a hand-off.",
+            registry=self.registry,
         ).child()
+        for path in _OF_ONE_ENGINE:
+            self._unreported.child(path)
         self.decision_seconds = HistogramVec(
             "tandem_epp_decision_seconds",
             "Seconds from a complete body to a decision: parsing, hashing, scoring, signing.",
@@ -115,10 +121,11 @@ class Metrics:
         """Observe the `seconds` that a request waited for its token ids."""
         self._tokenization.child(result).observe(seconds)
 
-    def count_unreported_fallback(self) -> None:
-        """Count a request that one engine without a sidecar served, for want of a hand-off."""
-        self._unreported.inc()
-        self._unreported_fallbacks.inc()
+    def count_unreported(self, path: RoutingPath) -> None:
+        """Count a request that one engine without a sidecar served."""
+        self._unreported.child(path).inc()
+        if path is RoutingPath.FALLBACK:
+            self._unreported_fallbacks.inc()
 
     def observe_hit_ratio(self, cached: int, prompt: int, source: str) -> None:
         """Observe that `cached` of `prompt` tokens were cached; an empty prompt is not observed."""

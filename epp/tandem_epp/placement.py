@@ -35,7 +35,7 @@ class Placement:
     """Tells of one request what happens to it: to its pods, metrics, history and the observer."""
 
     __slots__ = (
-        *("_is_unreported_fallback", "answered_model", "body", "decision", "metrics", "mutation"),
+        *("_unreported_path", "answered_model", "body", "decision", "metrics", "mutation"),
         *("number", "observer", "pods", "served_header", "sessions"),
     )
 
@@ -65,9 +65,9 @@ class Placement:
         """The request's body if its model was replaced, until it is taken."""
         self.number = 0
         """The observer's number for this placement."""
-        self._is_unreported_fallback = False
-        """Whether no sidecar tells of this fallback: the client and the metrics hear of it from
-        here. A prefill pod that serves alone has none."""
+        self._unreported_path: RoutingPath | None = None
+        """The path of which no sidecar tells: the client and the metrics hear of it from here. A
+        prefill pod that serves alone has none, nor has a backend that somebody else runs."""
         if observer is not None:
             try:
                 observer.on_started(self)
@@ -91,18 +91,17 @@ class Placement:
 
     @property
     def response_headers(self) -> tuple[tuple[str, str], ...]:
-        """The headers that the client gets in addition: the path and the backends of a fallback of
-        which no sidecar tells, the tokens of its sessions, and in conformance tests the endpoint
-        that served. Raises nothing: without them the client gets its answer, too."""
-        if not (self._is_unreported_fallback or self.sessions or self.served_header):
+        """The headers that the client gets in addition: path and backends of a request of which no
+        sidecar tells, the tokens of its sessions, and in conformance tests the endpoint that
+        served. Raises nothing: without them the client gets its answer, too."""
+        path = self._unreported_path
+        if not (path or self.sessions or self.served_header):
             return ()
         headers = list[tuple[str, str] | None]()
-        if self._is_unreported_fallback:
-            headers += (
-                (wire.ROUTING_PATH, RoutingPath.FALLBACK),
-                (wire.PREFILL_BACKEND, self.decode.name),
-                (wire.DECODE_BACKEND, self.decode.name),
-            )
+        if path is not None:
+            headers += ((wire.ROUTING_PATH, path), (wire.DECODE_BACKEND, self.decode.name))
+        if path is RoutingPath.FALLBACK:
+            headers.append((wire.PREFILL_BACKEND, self.decode.name))
         with self.metrics.faults.contained("session"):
             prefill = self.prefill[0] if self.prefill else None
             headers += [each.response_header(self.decode, prefill) for each in self.sessions]
@@ -115,8 +114,10 @@ class Placement:
         nothing: the headers go on to the client, whatever was learned."""
         self.decision.status, self.decision.served = response.status, response.served
         # A path means that a sidecar answered. Only requests that generate have prompt tokens.
-        if self.decision.path is RoutingPath.FALLBACK and response.path is None:
-            self._is_unreported_fallback = self.decision.prompt_tokens > 0
+        # Whether a split request was handed off, only its sidecar knows.
+        if response.path is None and self.decision.prompt_tokens > 0:
+            path = self.decision.path
+            self._unreported_path = None if path is RoutingPath.PREFILL_THEN_DECODE else path
         try:
             self._learn(response, now)
         # Here and in `end` instead of `contained`, which calls three functions more.
@@ -133,8 +134,8 @@ class Placement:
         try:
             self.decision.end()
             self.metrics.requests.end(self.decision)
-            if self._is_unreported_fallback:
-                self.metrics.count_unreported_fallback()
+            if self._unreported_path is not None:
+                self.metrics.count_unreported(self._unreported_path)
             if self.observer is not None:
                 self.observer.on_ended(self)
         except Exception as err:  # noqa: BLE001 - as above

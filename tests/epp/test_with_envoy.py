@@ -157,8 +157,11 @@ async def test_a_long_prompt_is_split_and_a_repetition_is_not(stack: Stack) -> N
     assert plan.path is RoutingPath.PREFILL_THEN_DECODE
     assert (plan.decode.name, plan.prefill[0].name) == (first.name, "prefill-1")
 
-    await post(stack, body)
+    _, _, headers = await post(stack, body)
     assert len(first.received) == 2, "the repetition goes to the pod that caches the prompt"
+    # The backends here have no sidecar, which would tell.
+    assert headers[wire.ROUTING_PATH] == RoutingPath.FAST_DECODE
+    assert headers[wire.DECODE_BACKEND] == first.name
     assert wire.PREFILLER_HOST_PORT not in first.received[1].headers
     figures = await stack.epp.figures()
     assert figures['tandem_epp_decisions_total{path="fast_decode",reason="cached"}'] == 1

@@ -4,6 +4,9 @@ import ssl
 from collections.abc import Iterator
 from typing import Final
 
+from tandem_contract.config import HealthChecks
+from tandem_contract.durations import format_duration
+
 from ..backends.scrape_settings import ScrapeSettings
 from .config import Routing, Scheduling
 from .decider import DeciderSettings
@@ -12,12 +15,12 @@ from .profile_builder import ProfileSummary
 _OFF: Final = "off, each request is served by one pod"
 
 
-def explain(routing: Routing) -> str:
-    """Profiles, decider and index that `routing` results in, and what has no effect."""
-    return "\n".join(_lines(routing))
+def explain(routing: Routing, checks: HealthChecks) -> str:
+    """Profiles, decider, index and health checks that result, and what has no effect."""
+    return "\n".join(_lines(routing, checks))
 
 
-def _lines(routing: Routing) -> Iterator[str]:
+def _lines(routing: Routing, checks: HealthChecks) -> Iterator[str]:
     scheduling, serving = routing.scheduling, routing.serving
     if (summary := scheduling.summary) is None:
         yield "choice: predicted-cost"
@@ -34,6 +37,7 @@ def _lines(routing: Routing) -> Iterator[str]:
         yield "fallback: none, a request that cannot be split is refused"
     yield from _index(scheduling)
     yield from _scraping(scheduling.scraping)
+    yield _health_checks(checks)
     for session in scheduling.sessions:
         yield f"session token: header {session.header}"
     if scheduling.notices:
@@ -66,6 +70,15 @@ def _scraping(settings: ScrapeSettings) -> Iterator[str]:
     verified = "verified" if is_verified else "not verified"
     certificates = f", certificates {verified}" if settings.scheme == "https" else ""
     yield f"metrics: {settings.scheme}, {port}, {settings.path}{certificates}"
+
+
+def _health_checks(checks: HealthChecks) -> str:
+    path = f"{checks.path}, then " if checks.path else ""
+    return (
+        f"health checks: {path}the metrics page, every {format_duration(checks.interval)}, timeout "
+        f"{format_duration(checks.timeout)}; unhealthy after {checks.unhealthy_threshold} failed, "
+        f"healthy after {checks.healthy_threshold} passed"
+    )
 
 
 def _index(scheduling: Scheduling) -> Iterator[str]:

@@ -192,7 +192,7 @@ def test_check_config_says_how_metrics_are_read() -> None:
     documents = parse_documents(json.dumps({"plugins": [plugin]}), "router.yaml")
     configuration = read(documents, "router.yaml", {}, lists_backends=None)
     line = "metrics: https, the port of requests, /metrics, certificates not verified"
-    assert line in explain(configuration.routing).splitlines()
+    assert line in explain(configuration.routing, configuration.router.health_checks).splitlines()
 
 
 async def holds(condition: bool) -> bool:

@@ -139,20 +139,24 @@ def test_the_least_loaded_pod_serves_and_equal_ones_share() -> None:
     assert choose_alone([*pods, unified], Random(1)) is unified
 
 
-def reported(setup: PickerSetup, response: ResponseHeaders) -> tuple[dict[str, str], list[float]]:
-    """The headers that the EPP adds to the response for a placed prompt, and what it counts."""
-    placement, _ = setup.place(LONG)
+def reported(
+    setup: PickerSetup, response: ResponseHeaders, prompt: str = LONG
+) -> tuple[dict[str, str], list[float]]:
+    """The headers that the EPP adds to the response for a placed prompt, and what it counts as
+    unified, as fast_decode, as fallback by path, and as fallback."""
+    placement, _ = setup.place(prompt)
     placement.on_response_headers(response, NOW)
     headers = dict(placement.response_headers)
     placement.end(NOW)
     value = setup.metrics.registry.get_sample_value
-    counts = [value(metrics.REQUESTS, {"routing_path": "fallback"}), value(metrics.FALLBACKS)]
-    return headers, [count or 0.0 for count in counts]
+    paths = ("unified", "fast_decode", "fallback")
+    counts = [value(metrics.REQUESTS, {"routing_path": path}) for path in paths]
+    return headers, [count or 0.0 for count in (*counts, value(metrics.FALLBACKS))]
 
 
 def test_a_fallback_of_which_no_sidecar_tells_is_reported_by_the_epp() -> None:
     setup = PickerSetup(d="decode", p="prefill")
-    assert reported(setup, ResponseHeaders(None, 200)) == ({}, [0.0, 0.0]), "it was split"
+    assert reported(setup, ResponseHeaders(None, 200)) == ({}, [0.0] * 4), "it was split"
     setup.down("d")
     headers, counts = reported(setup, ResponseHeaders(None, 200))
     assert headers == {
@@ -160,19 +164,29 @@ def test_a_fallback_of_which_no_sidecar_tells_is_reported_by_the_epp() -> None:
         wire.PREFILL_BACKEND: "p",
         wire.DECODE_BACKEND: "p",
     }
-    assert counts == [1.0, 1.0]
+    assert counts == [0.0, 0.0, 1.0, 1.0]
 
 
 def test_a_fallback_that_a_sidecar_reports_is_not_reported_again() -> None:
     setup = PickerSetup(u="unified", p="prefill", d="decode")
     setup.down("d")
     setup.down("p")
-    assert reported(setup, ResponseHeaders(None, 200, path="fallback")) == ({}, [0.0, 0.0])
+    assert reported(setup, ResponseHeaders(None, 200, path="fallback")) == ({}, [0.0] * 4)
 
 
-def test_a_request_that_generates_nothing_is_no_fallback() -> None:
+def test_an_answer_of_one_engine_without_a_sidecar_is_reported_by_the_epp() -> None:
+    setup = PickerSetup(u="unified")
+    headers, counts = reported(setup, ResponseHeaders(None, 200), "short")
+    assert headers == {wire.ROUTING_PATH: "unified", wire.DECODE_BACKEND: "u"}
+    assert counts == [1.0, 0.0, 0.0, 0.0]
+    assert reported(setup, ResponseHeaders(None, 200, path="unified"), "short")[0] == {}
+
+
+@pytest.mark.parametrize("down", [[], ["d"]])
+def test_a_request_that_generates_nothing_is_not_reported(down: list[str]) -> None:
     setup = PickerSetup(d="decode", p="prefill")
-    setup.down("d")
+    for name in down:
+        setup.down(name)
     placement = setup.picker.place(HttpRequest("GET", "/health", {}), b"", NOW)
     placement.on_response_headers(ResponseHeaders(None, 200), NOW)
     assert placement.response_headers == ()

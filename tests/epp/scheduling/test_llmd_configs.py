@@ -232,6 +232,24 @@ def check(file: Path) -> tuple[int, list[str], str]:
     return result.exit_code, result.stdout.splitlines(), result.stderr
 
 
+DEFAULT_CHECKS = (
+    "health checks: the metrics page, every 2s, timeout 2s; unhealthy after 3 failed, healthy "
+    "after 1 passed"
+)
+
+
+def test_check_config_prints_the_health_checks(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "backends: [{name: a, url: 'http://10.0.0.1:8000'}]\n"
+        "health_checks: {path: /health, interval: 500ms, timeout: 1s, unhealthy_threshold: 5}\n"
+    )
+    assert check(file)[1][-1] == (
+        "health checks: /health, then the metrics page, every 500ms, timeout 1s; unhealthy after 5 "
+        "failed, healthy after 1 passed"
+    )
+
+
 def test_check_config_prints_what_would_run() -> None:
     status, lines, _ = check(CONFIGS / "pd-topology-epp-config.yaml")
     assert status == 0
@@ -248,6 +266,7 @@ def test_check_config_prints_what_would_run() -> None:
         "decider: prefix-based-pd-decider",
         "splitting: from 16 uncached prompt tokens on",
         "prefix index: 31250 blocks of 16 tokens per pod, where its metrics do not tell",
+        DEFAULT_CHECKS,
     ]
 
 
@@ -262,6 +281,7 @@ def test_check_config_prints_what_has_no_effect_and_why() -> None:
         "prefix index: 31250 blocks of 16 tokens per pod, where its metrics do not tell",
         "KV events: port 5557 of every pod, replay from 5657",
         "tokenizer: http://render:8000",
+        DEFAULT_CHECKS,
         "",
         f"{file}:7: zmqEndpoint has no effect: the EPP connects to port 5557 of every pod: let the "
         "engines publish there, with --kv-events-config endpoint tcp://*:5557",

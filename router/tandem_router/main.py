@@ -48,7 +48,7 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
         fail(str(err), status=2)
     for backend in configuration.router.backends:
         click.echo(f"backend {backend.name}: {backend.role}, {backend.url}")
-    click.echo(explain(configuration.routing))
+    click.echo(explain(configuration.routing, configuration.router.health_checks))
     context.exit()
 
 

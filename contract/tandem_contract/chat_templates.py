@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -41,7 +44,9 @@ def template_environment() -> ImmutableSandboxedEnvironment:
     """The Jinja environment with the names that chat templates use."""
     # A template comes with the model: the sandbox keeps it from reaching Python's internals.
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
     )
     # transformers provides these names.
     environment.filters["tojson"] = _tojson
@@ -50,14 +55,38 @@ def template_environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+class _GenerationBlock(Extension):
+    """`{% generation %} … {% endgeneration %}`, by which training finds the assistant's tokens. A
+    prompt has the text of the block; as in transformers, what is set in it is not seen outside."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 def _token(value: Any) -> str:
     """A special token's text: the configuration has a string or an object with `content`."""
     return str(value.get("content", "")) if isinstance(value, dict) else str(value)
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON without Jinja's HTML escapes, which would reach the model."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _refuse(message: str) -> NoReturn:

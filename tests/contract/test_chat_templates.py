@@ -39,6 +39,30 @@ def test_json_has_no_html_escapes() -> None:
     assert template.render(value={"a": "<ü>"}) == '{"a": "<ü>"}'
 
 
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ("", '{"b": "ü", "a": [1, 2]}'),
+        ("true", '{"b": "\\u00fc", "a": [1, 2]}'),
+        ("ensure_ascii=true, sort_keys=true", '{"a": [1, 2], "b": "\\u00fc"}'),
+        ("separators=(',', ':')", '{"b":"ü","a":[1,2]}'),
+        ("false, 1", '{\n "b": "ü",\n "a": [\n  1,\n  2\n ]\n}'),
+        ("indent=1", '{\n "b": "ü",\n "a": [\n  1,\n  2\n ]\n}'),
+    ],
+)
+def test_json_is_written_with_the_options_that_transformers_has(options: str, text: str) -> None:
+    template = template_environment().from_string(f"{{{{ value | tojson({options}) }}}}")
+    assert template.render(value={"b": "ü", "a": [1, 2]}) == text
+
+
+def test_a_block_that_marks_what_was_generated_is_a_part_of_the_prompt() -> None:
+    template = template_environment().from_string(
+        "{% for m in messages %}{% generation %}{% set x = loop.index %}{{ x }}{{ m }}"
+        "{% endgeneration %}{{ x }}{% endfor %}"
+    )
+    assert template.render(messages=["a", "b"], x="-") == "1a-2b-"
+
+
 def test_a_template_can_refuse_and_cannot_reach_the_interpreter() -> None:
     environment = template_environment()
     with pytest.raises(jinja2.TemplateError, match="no tools"):

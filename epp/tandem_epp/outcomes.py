@@ -84,6 +84,13 @@ class Ending(StrEnum):
     """Envoy's stream idle timeout ended it: neither side sent a byte for so long."""
     LEFT = "left"
     """The client left, STALL_SECONDS or more after headers which nothing followed."""
+    UNKNOWN = "unknown"
+    """A way that only a newer replica knows. Nothing counts it."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Ending":
+        # Decoding an event with a new way must not end the connection to the replica that sent it.
+        return cls.UNKNOWN
 
 
 _FAILURES: Final = frozenset(

@@ -21,8 +21,9 @@ frames are numbered from 0 without a gap. A receiver ignores frames of older epo
 already has, and after a gap all frames until the next snapshot; so every frame is applied at most
 once and in order.
 
-Events of an unknown kind are ignored. `VERSION` changes only when an older replica would
-misunderstand a newer one; replicas of two versions do not connect.
+Events of an unknown kind, and of answers that ended in an unknown way, are ignored. `VERSION`
+changes only when an older replica would misunderstand a newer one; replicas of two versions do not
+connect.
 
 Times in events are durations, because the clocks of two nodes differ.
 """
@@ -280,11 +281,14 @@ def decode_frame(data: bytes) -> Frame:
 
 
 def decode_events(frame: Frame) -> Iterator[Event | None]:
-    """The events of a frame in order; None for an event of an unknown kind. Raises
+    """The events of a frame in order; None for one that only a newer version understands. Raises
     msgspec.MsgspecError at an event that is malformed."""
     for kind, content in frame.events:
         decoder = _DECODERS.get(kind)
-        yield None if decoder is None else decoder.decode(content)
+        event = None if decoder is None else decoder.decode(content)
+        if isinstance(event, AnswerBroke | BrokenLogged) and event.ending is Ending.UNKNOWN:
+            event = None
+        yield event
 
 
 def encode_acknowledgement(frame: Frame, *, needs_snapshot: bool = False) -> bytes:

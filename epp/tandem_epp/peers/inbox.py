@@ -16,7 +16,7 @@ class Verdict(StrEnum):
     GAP = "gap"
     """A frame before it is missing: the next snapshot makes up for both."""
     UNKNOWN = "unknown"
-    """An event of a kind that this version does not know."""
+    """An event that only a newer version understands."""
 
 
 class PeerReceiver(Protocol):

@@ -44,8 +44,8 @@ class PeerMetrics(Collector):
         self.received = Counter(
             "tandem_epp_peer_events_received_total",
             "Events received from other replicas of this EPP, by result: applied; old (came "
-            "before); gap (an earlier one is missing, a snapshot follows); unknown (a kind of a "
-            "newer version).",
+            "before); gap (an earlier one is missing, a snapshot follows); unknown (of a newer "
+            "version).",
             ("result",),
             registry=registry,
         )

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem_epp.outcomes import Ending
 from tandem_epp.peers.frames import (
     MAX_CHAIN,
+    AnswerBroke,
     Event,
     PodEjected,
     RequestEnded,
@@ -80,6 +82,19 @@ def test_events_survive_and_unknown_kinds_and_fields_are_ignored() -> None:
     box, log = inbox()
     assert box.receive(decode_frame(data)) is Verdict.APPLIED
     assert log.verdicts == [Verdict.APPLIED] * 2 + [Verdict.UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    "event", [(7, ("10.0.0.1:8000", 1.0, "later way")), (8, ("id", "10.0.0.1:8000", "later way"))]
+)
+def test_an_answer_that_ended_in_an_unknown_way_is_ignored(event: object) -> None:
+    newer = msgspec.msgpack.encode(event)
+    known = encode_event(AnswerBroke("10.0.0.1:8000", 1.0, Ending.LEFT))
+    frame = decode_frame(encode_frame(1, 0, [newer, known], is_snapshot=True))
+    box, log = inbox()
+    assert box.receive(frame) is Verdict.APPLIED
+    assert log.events == [AnswerBroke("10.0.0.1:8000", 1.0, Ending.LEFT)]
+    assert log.verdicts == [Verdict.APPLIED, Verdict.UNKNOWN]
 
 
 def test_a_frame_is_applied_once_and_only_in_order() -> None:

@@ -35,8 +35,8 @@ class Placement:
     """Tells of one request what happens to it: to its pods, metrics, history and the observer."""
 
     __slots__ = (
-        *("_unreported_path", "answered_model", "body", "decision", "metrics", "mutation"),
-        *("number", "observer", "pods", "served_header", "sessions"),
+        *("_unreported_path", "answered_model", "beyond", "body", "decision", "metrics"),
+        *("mutation", "number", "observer", "pods", "served_header", "sessions"),
     )
 
     def __init__(  # noqa: PLR0917 - the parts that are told, in their order
@@ -63,6 +63,9 @@ class Placement:
         """Names the model in the answer as the client did; None: it stays."""
         self.body = body
         """The request's body if its model was replaced, until it is taken."""
+        self.beyond: float | None = None
+        """Seconds that the first token took beyond the terms of the cost, on the path of the
+        decision: `estimates.overheads`. None: not measured."""
         self.number = 0
         """The observer's number for this placement."""
         self._unreported_path: RoutingPath | None = None
@@ -167,5 +170,5 @@ class Placement:
         if decision.predicted_ttft is not None and decision.path is not None and is_as_planned:
             self.metrics.observe_ttft(decision.predicted_ttft, measured, decision.path)
             terms = decision.predicted_ttft - decision.beyond
-            beyond = beyond_terms(measured, terms, decision.join, report)
-            self.pods.fleet.overheads.learn(decision.path, beyond, now)
+            self.beyond = beyond_terms(measured, terms, decision.join, report)
+            self.pods.fleet.overheads.learn(decision.path, self.beyond, now)

@@ -29,6 +29,7 @@ from .peers.frames import (
     AnswerBroke,
     BrokenLogged,
     Event,
+    FirstTokensTook,
     PodEjected,
     PodFailed,
     PodLearned,
@@ -108,7 +109,7 @@ class SharedFleet:
 
     def on_answered(self, placement: Placement, response: ResponseHeaders) -> None:
         if (publisher := self._publisher()) is not None:
-            publisher.publish(RequestAnswered(placement.number, encode_response(response)))
+            publisher.publish(_answered(placement, response))
 
     def on_ended(self, placement: Placement) -> None:
         del self._own[placement.number]
@@ -169,6 +170,8 @@ class SharedFleet:
         for model, assumed, counted in self._fleet.token_scales.sums:
             if len(model or "") <= MAX_MODEL:
                 yield TextsCounted(model or "", assumed, counted)
+        for path, seconds, at in self._fleet.overheads.latest:
+            yield FirstTokensTook(path, seconds, max(0.0, now - at))
         # The oldest first, as they were learned: the receiver forgets in that order.
         yield from reversed(self._recent_prefixes(left))
 
@@ -202,6 +205,7 @@ class SharedFleet:
                 response = _response.decode(event.response)
                 report = parse_timing(response.timing or "")
                 requests[event.request].on_response_headers(response, now, report)
+                self._fleet.overheads.learn(event.path, event.beyond, now)
             case RequestEnded() if event.request in requests:
                 requests.pop(event.request).end(now)
             case AnswerBroke(backend, age, ending):
@@ -214,8 +218,8 @@ class SharedFleet:
                     _learn(self._fleet, pod, event, now)
             case TurnAsked() | TurnGranted() if self.turns is not None:
                 self.turns.receive(peer, event)
-            case TextsCounted(model, assumed, counted):
-                self._fleet.token_scales.take_over(model or None, assumed, counted)
+            case FirstTokensTook() | TextsCounted():
+                _learn_of_all(self._fleet, event, now)
             case _:
                 # About a request that this replica does not know.
                 pass
@@ -259,6 +263,15 @@ def _learn(fleet: Fleet, pod: Pod, event: _OfPod, now: float) -> None:
             pod.adapters.take_over(adapters)
         case PrefixCached(_, chain):
             fleet.prefixes.confirm(fleet.prefixes.place(pod, unpack(chain)))
+
+
+def _learn_of_all(fleet: Fleet, event: FirstTokensTook | TextsCounted, now: float) -> None:
+    """Take in what a peer knows of all pods together."""
+    match event:
+        case FirstTokensTook(path, seconds, age):
+            fleet.overheads.take_over(path, seconds, now - age)
+        case TextsCounted(model, assumed, counted):
+            fleet.token_scales.take_over(model or None, assumed, counted)
 
 
 def _counted(event: RequestStarted, decode: Pod, fleet: Fleet, now: float) -> CountedRequest:
@@ -305,6 +318,13 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
         # Of what has media, the replica that placed it learns.
         assumed_tokens=0 if pods.media_parts else pods.assumed_tokens,
     )
+
+
+def _answered(placement: Placement, response: ResponseHeaders) -> RequestAnswered:
+    number, encoded = placement.number, encode_response(response)
+    if (beyond := placement.beyond) is None:
+        return RequestAnswered(number, encoded)
+    return RequestAnswered(number, encoded, placement.decision.path or "", beyond)
 
 
 def encode_response(response: ResponseHeaders) -> msgspec.Raw:

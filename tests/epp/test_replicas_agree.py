@@ -153,6 +153,21 @@ def test_how_many_tokens_texts_have_is_learned_by_all() -> None:
     assert first == second > 1
 
 
+def test_what_first_tokens_take_beyond_the_terms_is_learned_by_all() -> None:
+    agreement = Agreement(2)
+    for replica in (0, 1) * 4:
+        placement = agreement.place(replica)
+        timing = Timing(queue=0.0, compute=0.0, transfer=0.0).encode()
+        answer = ResponseHeaders(timing, 200, path=placement.decision.path, is_stream=True)
+        placement.on_response_headers(answer, agreement.now)
+        placement.end(agreement.now)
+        agreement.settle()
+    first, second = (setup.fleet.overheads for setup in agreement.setups)
+    learned = [(path, seconds) for path, seconds, _ in first.latest]
+    assert sum(len(seconds) for _, seconds in learned) == 8
+    assert learned == [(path, seconds) for path, seconds, _ in second.latest]
+
+
 def test_an_adapter_placed_by_one_replica_is_resident_for_all() -> None:
     agreement = Agreement(2)
     for setup in agreement.setups:

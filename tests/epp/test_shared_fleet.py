@@ -31,6 +31,7 @@ from tandem_epp.peers.frames import (
 )
 from tandem_epp.placement import Placement
 from tandem_epp.shared_fleet import SNAPSHOT_BYTES, SharedFleet, encode_response
+from tandem_planner.cost import HANDOFF_SECONDS
 from tests.epp.simulation.replicas import LoopbackMesh
 from tests.epp.test_picker import LONG, NOW, WEIGHTED, PickerSetup
 
@@ -294,6 +295,20 @@ def test_a_replica_that_joins_knows_which_adapters_are_loaded() -> None:
     assert joining.fleet.is_adapter("x")
     assert joining["d1"].adapters.resident == ("x", "y")
     assert joining["d2"].adapters.resident == ()
+
+
+def test_a_replica_that_joins_knows_what_first_tokens_take_beyond_the_terms() -> None:
+    replicas = Replicas(delay=float("inf"), d="decode", p="prefill")
+    told, joining = (setup.fleet.overheads for setup in replicas.setups)
+    for _ in range(4):
+        told.learn("prefill_then_decode", 0.05, NOW - 500)
+        told.learn("unified", 0.02, NOW)
+    for _ in range(2):
+        for event in replicas.shared[0].snapshot():
+            replicas.shared[1].apply("peer", event)
+    assert list(joining.latest) == list(told.latest)
+    assert joining.handoff(NOW) == pytest.approx(0.03)
+    assert joining.handoff(NOW + 200) == HANDOFF_SECONDS, "it knows how old the latest split is"
 
 
 def test_a_snapshot_is_needed_when_a_pod_that_a_peer_told_of_is_discovered() -> None:

@@ -12,6 +12,8 @@ cost, so a split is chosen by what splits take here.
 """
 
 from collections import deque
+from collections.abc import Iterator, Sequence
+from math import isfinite
 from statistics import median
 from typing import Final
 
@@ -30,6 +32,7 @@ _FRESH_SECONDS: Final = 600.0
 """Seconds after the latest split for which it counts what splits took: a path that is avoided, and
 so not measured, is tried again."""
 _SPLIT: Final = RoutingPath.PREFILL_THEN_DECODE
+_PATHS: Final = frozenset(RoutingPath)
 _ONE_ENGINE: Final = (RoutingPath.UNIFIED, RoutingPath.FAST_DECODE)
 
 
@@ -48,8 +51,8 @@ class FirstTokenOverheads:
     def __init__(self) -> None:
         self._latest: dict[RoutingPath, deque[float]] = {}
         self._seconds: dict[RoutingPath, float] = {}
-        self._split_at = 0.0
-        """When a split was last learned from, in Unix seconds."""
+        self._learned_at: dict[RoutingPath, float] = {}
+        """When each path was last learned from, in Unix seconds."""
         self._handoff = self._assumed = HANDOFF_SECONDS
         """What `handoff` returns while splits are fresh, and after that."""
 
@@ -61,14 +64,32 @@ class FirstTokenOverheads:
     def handoff(self, now: float) -> float:
         """What a split takes more than one engine, at `now` (Unix seconds). HANDOFF_SECONDS until
         both are measured, but never more than all that a split takes."""
-        return self._handoff if now - self._split_at <= _FRESH_SECONDS else self._assumed
+        is_fresh = now - self._learned_at.get(_SPLIT, 0.0) <= _FRESH_SECONDS
+        return self._handoff if is_fresh else self._assumed
 
-    def learn(self, path: RoutingPath, seconds: float, now: float) -> None:
-        """A request took `seconds` beyond the terms, as known at `now` (Unix seconds)."""
+    @property
+    def latest(self) -> Iterator[tuple[RoutingPath, tuple[float, ...], float]]:
+        """Of each path that was learned from: what its latest requests took, the oldest first, and
+        when the last one did, in Unix seconds."""
+        for path, seconds in self._latest.items():
+            yield path, tuple(seconds), self._learned_at[path]
+
+    def take_over(self, path: str, seconds: Sequence[float], at: float) -> None:
+        """Another replica learned `seconds`, the oldest first, the last one `at` (Unix seconds).
+        Ignored if this one has learned of the path, and for a path that it does not know."""
+        if path not in self._latest:
+            for each in seconds[-_LATEST:]:
+                self.learn(path, each, at)
+
+    def learn(self, path: str, seconds: float, now: float) -> None:
+        """A request took `seconds` beyond the terms, as known at `now` (Unix seconds). Ignored if
+        that is no number, and for a path that this version does not know: a replica told it."""
+        if path not in _PATHS or not isfinite(seconds):
+            return
+        path = RoutingPath(path)
         latest = self._latest.setdefault(path, deque(maxlen=_LATEST))
         latest.append(seconds)
-        if path is _SPLIT:
-            self._split_at = now
+        self._learned_at[path] = now
         if len(latest) >= _LEAST:
             self._seconds[path] = max(0.0, median(latest))
             self._compare()

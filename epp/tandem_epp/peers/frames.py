@@ -79,6 +79,10 @@ class RequestAnswered(msgspec.Struct, frozen=True, array_like=True):
     request: int
     response: msgspec.Raw
     """`ext_proc.messages.ResponseHeaders` as a map: unknown members are ignored."""
+    path: str = ""
+    """The `RoutingPath` on which `beyond` was measured; empty: it was not."""
+    beyond: float = 0.0
+    """Seconds that the first token took beyond the terms of the cost: `estimates.overheads`."""
 
 
 class RequestEnded(msgspec.Struct, frozen=True, array_like=True):
@@ -129,6 +133,17 @@ class TextsCounted(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that their bytes let assume; newer texts weigh more."""
     counted: float
     """Tokens that engines counted of the same texts."""
+
+
+class FirstTokensTook(msgspec.Struct, frozen=True, array_like=True):
+    """What the latest first tokens of a path took beyond the terms of the cost, in a snapshot."""
+
+    path: str
+    """A `RoutingPath`."""
+    seconds: tuple[float, ...]
+    """The oldest first."""
+    age: float
+    """Seconds since the latest one."""
 
 
 class AnswerBroke(msgspec.Struct, frozen=True, array_like=True):
@@ -192,6 +207,7 @@ Event: TypeAlias = (
     | PodFailed
     | TextsCounted
     | AdaptersLoaded
+    | FirstTokensTook
     | TurnAsked
     | TurnGranted
 )
@@ -210,6 +226,7 @@ _KINDS: Final[dict[type, int]] = {
     TurnAsked: 11,
     TurnGranted: 12,
     AdaptersLoaded: 13,
+    FirstTokensTook: 14,
 }
 """Numbers are never used again for another kind."""
 _DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Event]]] = {

@@ -51,6 +51,22 @@ def test_old_requests_are_forgotten() -> None:
     assert learned(unified=[0.5] * 100 + [0.1] * 32).seconds(UNIFIED) == 0.1
 
 
+@pytest.mark.parametrize(("path", "seconds"), [("later path", 0.5), ("unified", float("nan"))])
+def test_what_a_newer_or_broken_replica_tells_is_ignored(path: str, seconds: float) -> None:
+    overheads = FirstTokenOverheads()
+    for _ in range(4):
+        overheads.learn(path, seconds, NOW)
+    assert list(overheads.latest) == []
+    assert overheads.seconds(UNIFIED) == 0.0
+
+
+def test_what_another_replica_learned_replaces_nothing() -> None:
+    overheads = learned(unified=[0.5] * 4)
+    overheads.take_over("unified", [0.1] * 8, NOW)
+    overheads.take_over("fast_decode", [0.1] * 8, NOW)
+    assert (overheads.seconds(UNIFIED), overheads.seconds(CACHED)) == (0.5, 0.1)
+
+
 @pytest.mark.parametrize("alone", ["unified", "fast_decode"])
 def test_a_hand_off_takes_what_splits_take_more_than_one_engine(alone: str) -> None:
     overheads = learned(prefill_then_decode=[0.05] * 4, **{alone: [0.02] * 4})

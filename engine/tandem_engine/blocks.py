@@ -16,6 +16,10 @@ from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+GPU: Final = "GPU"
+"""vLLM's name, in KV events, of the cache that the engine computes in, whatever the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,8 @@ class BlocksStored:
     """Hash of the block before the first; None at the start of a prompt."""
     token_ids: tuple[int, ...]
     block_size: int
+    medium: str = GPU
+    """Where they lie now: `GPU`, or the medium of a `Tier`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,7 @@ class BlocksRemoved:
     """Blocks were evicted from the prefix cache."""
 
     hashes: tuple[bytes, ...]
+    medium: str = GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,8 @@ class BlockManager:
         # By request id. An id is in one of the two: `hold` moves its blocks from table to hold.
         self._tables: dict[str, _Table] = {}
         self._holds: dict[str, list[int]] = {}
+        # By key of a chunk: blocks that are being copied to another tier.
+        self._pins: dict[str, Sequence[int]] = {}
 
     @property
     def free_count(self) -> int:
@@ -191,6 +200,16 @@ class BlockManager:
         """End a hold and take its blocks back; unknown ids are ignored."""
         if (ids := self._holds.pop(request_id, None)) is not None:
             self._release(ids)
+
+    def pin(self, key: str, ids: Sequence[int]) -> None:
+        """Keep blocks that a sequence uses until `unpin(key)`, whatever the sequence does."""
+        self._pins[key] = ids
+        for block in ids:
+            self._refs[block] += 1
+
+    def unpin(self, key: str) -> None:
+        """End a pin."""
+        self._release(self._pins.pop(key))
 
     def is_held(self, request_id: str) -> bool:
         """Whether blocks are held under `request_id`."""

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -15,6 +15,10 @@ from tandem_contract import ports
 
 from .transfer.wire import MAX_ID, MAX_SECONDS
 from .types import EngineError, LoadFailurePolicy
+
+if TYPE_CHECKING:
+    # It imports this module.
+    from .tiers.settings import KvStorageConfig
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -88,6 +92,8 @@ class EngineConfig:
     """Seed of the random generator that requests without a seed draw from."""
     device: Device = "auto"
     """auto: CUDA when torch finds a GPU, else the CPU."""
+    kv_storage: "KvStorageConfig | None" = None
+    """Host memory and external storage for KV; None: it lies on the device only."""
     kv_transfer: KvTransferConfig | None = None
     """None: no hand-offs; a request that asks for one is computed here as a whole."""
 

@@ -28,12 +28,14 @@ from .admission import RequestLimits
 from .blocks import BlockManager
 from .config import EngineConfig
 from .generation import Generation
-from .observer import EngineObserver, Stats
+from .observer import EngineObserver, Stats, current_stats
 from .prompt_holds import PromptHolds
 from .remote_prefills import RemotePrefills
 from .runner import Runner
 from .scheduler import Scheduler, Step
-from .step import Chunk, Phase, SampledToken, Sequence
+from .step import Chunk, Phase, SampledToken, Sequence, new_sequence
+from .tiers.build import open_tiers
+from .tiers.no_tiers import NO_TIERS, Tiers
 from .transfer.puller import Puller
 from .types import Delta, PullResult, RemoteDecode, Request, RequestRejected
 
@@ -68,6 +70,7 @@ class Engine:
         self._stop_reason: str | None = "the engine has not started"
         self._prompt_holds: PromptHolds | None = None
         self._remote_prefills: RemotePrefills | None = None
+        self._tiers: Tiers = NO_TIERS
         self._loop: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -78,7 +81,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         try:
             self._runner = await loop.run_in_executor(self._worker, Runner, self.config)
-            self._build(self._runner)
+            await self._build(self._runner)
             if self._prompt_holds is not None:
                 await self._prompt_holds.start()
         # On cancellation, too: the worker thread would outlive the failed start.
@@ -97,6 +100,7 @@ class Engine:
         if self._loop is not None:
             # Pulls write into blocks, and holds keep blocks: the loop must have ended before both.
             await self._loop
+            await self._tiers.close()
             if self._remote_prefills is not None:
                 await self._remote_prefills.close()
             if self._prompt_holds is not None:
@@ -115,15 +119,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """The values of the gauges now."""
-        return Stats(
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting + self._scheduler.loading,
-            waiting_for_kv=self._scheduler.loading,
-            kv_usage=self._blocks.usage,
-            free_blocks=self._blocks.free_count,
-            num_blocks=self._blocks.num_blocks,
-            held_requests=self._blocks.hold_count,
-        )
+        return current_stats(self._scheduler, self._blocks)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix. Returns False and does nothing while any block is in use."""
@@ -178,30 +174,29 @@ class Engine:
         if self._remote_prefills is not None:
             await self._remote_prefills.release_now(params)
 
-    def _build(self, runner: Runner) -> None:
-        config, cache = self.config, runner.cache
-        self._blocks = BlockManager(
-            cache.num_blocks, config.block_size, self._observer.record_kv_event
-        )
+    async def _build(self, runner: Runner) -> None:
+        config, cache, observer = self.config, runner.cache, self._observer
+        blocks = BlockManager(cache.num_blocks, config.block_size, observer.record_kv_event)
+        self._blocks = blocks
+        self._tiers = await open_tiers(config, runner, blocks, observer, self._on_load_end)
         self._scheduler = Scheduler(
-            self._blocks, max_seqs=config.max_num_seqs, max_tokens=config.max_num_batched_tokens
+            blocks,
+            max_seqs=config.max_num_seqs,
+            max_tokens=config.max_num_batched_tokens,
+            may_load=self._tiers.may_load,
         )
+        vocab_size = runner.model_config.vocab_size
         self.limits = RequestLimits(
-            runner.max_model_len,
-            runner.model_config.vocab_size,
-            cache.num_blocks,
-            config.block_size,
+            runner.max_model_len, vocab_size, cache.num_blocks, config.block_size
         )
         if (transfer := config.kv_transfer) is None:
             return
         if transfer.role.produces:
-            self._prompt_holds = PromptHolds(
-                transfer, cache, self._blocks, self._observer, self._on_hold_end
-            )
+            self._prompt_holds = PromptHolds(transfer, cache, blocks, observer, self._on_hold_end)
         if transfer.role.consumes:
             puller = Puller(cache.layers, cache.layout)
             self._remote_prefills = RemotePrefills(
-                transfer.policy, puller, self._blocks, self._observer, self._on_pull_end
+                transfer.policy, puller, blocks, observer, self._on_pull_end
             )
 
     def _on_hold_end(self) -> None:
@@ -218,17 +213,9 @@ class Engine:
         is_prefill = isinstance(request.kv, RemoteDecode)
         if (self._prompt_holds if is_prefill else self._remote_prefills) is None:
             request = replace(request, kv=None)
-        sampling, eos = request.sampling, self._runner.model_config.eos_token_ids
-        stops = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else eos))
         self._order += 1
-        return Sequence(
-            request=request,
-            order=self._order,
-            seed=self._random.getrandbits(63) if sampling.seed is None else sampling.seed,
-            stops=frozenset() if isinstance(request.kv, RemoteDecode) else stops,
-            arrival_time=time.perf_counter(),
-            transfer_params=request.kv if isinstance(request.kv, TransferParams) else None,
-        )
+        eos = self._runner.model_config.eos_token_ids
+        return new_sequence(request, self._order, self._random, eos)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -244,7 +231,9 @@ class Engine:
                 holds = self._prompt_holds
                 on_layer = holds.layer_publisher(step.chunks) if holds is not None else None
                 run = partial(self._runner.run, step.chunks, on_layer)
+                begin = time.perf_counter()
                 results = await loop.run_in_executor(self._worker, run)
+                self._tiers.observe_step(step.chunks, time.perf_counter() - begin)
                 # The worker thread is idle now: from here on `_end` may free these blocks at once.
                 self._step_sequences = frozenset()
                 for chunk, sampled in zip(step.chunks, results, strict=True):
@@ -271,6 +260,7 @@ class Engine:
             self._observer.record_prefix_lookup(seq.prompt_tokens, seq.cached_tokens)
         if self._remote_prefills is not None:
             self._remote_prefills.apply(step)
+        self._tiers.apply(step)
 
     def _advance(self, chunk: Chunk, sampled: SampledToken | None) -> None:
         seq = chunk.sequence
@@ -281,6 +271,7 @@ class Engine:
         self._scheduler.advance(chunk, sampled.token if sampled is not None else None)
         if (holds := self._holds_for(seq)) is not None:
             holds.publish(chunk)
+        self._tiers.save(seq)
         if sampled is not None:
             self._observer.record_generated_tokens(1)
             self._deliver(seq, sampled)
@@ -311,7 +302,9 @@ class Engine:
         """Send the last delta now; free the blocks as soon as no step or pull writes to them."""
         seq.aborted = True
         self._generations[seq.id].put(last)
-        if seq.phase is Phase.LOADING and self._remote_prefills is not None:
+        if self._tiers.is_loading(seq.id):
+            self._tiers.cancel(seq.id)
+        elif seq.phase is Phase.LOADING and self._remote_prefills is not None:
             self._remote_prefills.cancel(seq.id)
         elif seq not in self._step_sequences:
             self._remove(seq)
@@ -346,4 +339,11 @@ class Engine:
             self._observer.record_external_lookup(uncached, outcome.tokens)
             # The last prompt token is computed here: its logits choose the first new token.
             self._scheduler.finish_pull(seq, seq.prompt_tokens - 1)
+        self._wake.set()
+
+    def _on_load_end(self, seq: Sequence, computed: int) -> None:
+        if seq.aborted:
+            self._remove(seq)
+        else:
+            self._scheduler.finish_pull(seq, computed)
         self._wake.set()

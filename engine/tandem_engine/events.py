@@ -23,14 +23,12 @@ import zmq.asyncio
 
 from tandem_contract import ports
 
-from .blocks import AllBlocksCleared, BlockEvent, BlocksRemoved, BlocksStored
+from .blocks import GPU, AllBlocksCleared, BlockEvent, BlocksRemoved, BlocksStored
 from .types import EngineError
 
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 _MOST: Final = 2**31 - 1
 """ZMQ's high-water marks are C ints."""
-_MEDIUM: Final = "GPU"
-"""vLLM's name of the cache the engine computes in, whatever the device."""
 
 
 class EventsUnusable(EngineError):
@@ -82,7 +80,7 @@ class BlockStored(msgspec.Struct, tag=True):
     token_ids: tuple[int, ...]
     block_size: int
     lora_id: int | None = None
-    medium: str | None = _MEDIUM
+    medium: str | None = GPU
     lora_name: str | None = None
 
 
@@ -90,7 +88,7 @@ class BlockRemoved(msgspec.Struct, tag=True):
     """Wire form of `BlocksRemoved`."""
 
     block_hashes: tuple[bytes, ...]
-    medium: str | None = _MEDIUM
+    medium: str | None = GPU
 
 
 class AllCleared(msgspec.Struct, tag="AllBlocksCleared"):
@@ -103,10 +101,10 @@ WireEvent = BlockStored | BlockRemoved | AllCleared
 def wire_event(event: BlockEvent) -> WireEvent:
     """The wire form of `event`."""
     match event:
-        case BlocksStored(hashes, parent_hash, token_ids, block_size):
-            return BlockStored(hashes, parent_hash, token_ids, block_size)
-        case BlocksRemoved(hashes):
-            return BlockRemoved(hashes)
+        case BlocksStored(hashes, parent_hash, token_ids, block_size, medium):
+            return BlockStored(hashes, parent_hash, token_ids, block_size, medium=medium)
+        case BlocksRemoved(hashes, medium):
+            return BlockRemoved(hashes, medium)
         case AllBlocksCleared():
             return AllCleared()
 

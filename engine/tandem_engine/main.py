@@ -68,6 +68,9 @@ _DEFAULTS: Final[dict[str, Any]] = {
               default=_DEFAULTS["max_num_batched_tokens"], help="Most tokens in one step.")
 @click.option("--kv-transfer-config", metavar="JSON",
               help="vLLM's KV transfer configuration: the engine's role in hand-offs.")
+@click.option("--kv-storage-config", metavar="JSON",
+              help="Where KV lies beyond the device: host memory and external storage"
+                   " (docs/kv-storage.md).")
 @click.option("--kv-events-config", metavar="JSON",
               help="vLLM's KV events configuration: where KV cache events are published.")
 @click.option("--seed", type=click.IntRange(min=0), default=_DEFAULTS["seed"],

@@ -21,6 +21,7 @@ from tandem_contract import metrics as names
 from tandem_contract.timing import Timing
 
 from .blocks import BlockEvent
+from .tier_metrics import TierMetrics
 from .types import FinishReason, PullResult
 
 _LABELS: Final = ("model_name", "engine")
@@ -60,7 +61,7 @@ class StatsView(Protocol):
     def held_requests(self) -> int: ...
 
 
-class EngineMetrics:
+class EngineMetrics(TierMetrics):
     """Every metric the engine exports; an `EngineObserver`.
 
     `on_kv_event` gets the block events, which are not metrics.
@@ -76,6 +77,7 @@ class EngineMetrics:
         ProcessCollector(registry=self.registry)
         self._on_kv_event = on_kv_event
         self._labels = (model_name, _RANK)
+        super().__init__(self.registry, self._labels)
         self._prefix_queries = self._counter(names.ENGINE_PREFIX_QUERIES, "Prompt tokens looked up")
         self._prefix_hits = self._counter(names.ENGINE_PREFIX_HITS, "Prompt tokens found cached")
         self._external_queries = self._counter(

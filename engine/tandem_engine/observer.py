@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from .blocks import BlockEvent
-from .types import PullResult
+from tandem_kvstore.client import Observer
+
+from .blocks import BlockEvent, BlockManager
+from .scheduler import Scheduler
+from .types import PullResult, Tier
 
 
-class EngineObserver(Protocol):
+class EngineObserver(Observer, Protocol):
     """Counts what the engine does. The engine calls it on its event loop."""
 
     def record_prefix_lookup(self, queries: int, hits: int) -> None:
@@ -34,6 +37,15 @@ class EngineObserver(Protocol):
     def record_kv_expiry(self) -> None:
         """A lease ended before a reader fetched the KV."""
 
+    def record_tier_load(self, tier: Tier, tokens: int) -> None:
+        """KV of `tokens` tokens was loaded from a tier."""
+
+    def record_tier_store(self, tier: Tier, tokens: int) -> None:
+        """KV of `tokens` tokens was written to a tier."""
+
+    def record_host_tier(self, size: int) -> None:
+        """The host tier has `size` bytes of KV now."""
+
     def record_kv_event(self, event: BlockEvent) -> None:
         """The prefix cache gained or lost blocks."""
 
@@ -56,3 +68,16 @@ class Stats:
     """KV blocks of the cache."""
     held_requests: int
     """Finished prompts whose KV is held for a reader."""
+
+
+def current_stats(scheduler: Scheduler, blocks: BlockManager) -> Stats:
+    """The gauges now."""
+    return Stats(
+        running=scheduler.running,
+        waiting=scheduler.waiting + scheduler.loading,
+        waiting_for_kv=scheduler.loading,
+        kv_usage=blocks.usage,
+        free_blocks=blocks.free_count,
+        num_blocks=blocks.num_blocks,
+        held_requests=blocks.hold_count,
+    )

@@ -7,7 +7,7 @@ blocks; the scheduler then preempts the youngest running sequence, which is comp
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -32,6 +32,8 @@ class Step:
     """Sequences that got blocks for remote KV, which is to be pulled now."""
     unneeded_transfers: list[tuple[Sequence, TransferParams]] = field(default_factory=list)
     """Sequences whose remote KV is to be released unread: the prompt is cached here."""
+    tier_loads: list[Sequence] = field(default_factory=list)
+    """Sequences that got blocks into which KV is to be loaded from host memory or storage now."""
     preempted: list[Sequence] = field(default_factory=list)
     """Sequences that lost their blocks and wait again."""
 
@@ -42,10 +44,19 @@ class Scheduler:
     Raises nothing: a sequence that cannot run yet waits.
     """
 
-    def __init__(self, blocks: BlockManager, *, max_seqs: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        *,
+        max_seqs: int,
+        max_tokens: int,
+        may_load: Callable[[Sequence], bool] = lambda _: False,
+    ) -> None:
+        """`may_load`: whether to try to load KV for a sequence that got its blocks."""
         self._blocks = blocks
         self._max_seqs = max_seqs
         self._max_tokens = max_tokens
+        self._may_load = may_load
         self._waiting: list[Sequence] = []
         # Has blocks, but its KV is being pulled: it takes no place in a step.
         self._loading: list[Sequence] = []
@@ -165,6 +176,10 @@ class Scheduler:
                 seq.phase = Phase.LOADING
                 self._loading.append(seq)
                 step.pulls.append(seq)
+            elif not seq.preemptions and self._may_load(seq):
+                seq.phase = Phase.LOADING
+                self._loading.append(seq)
+                step.tier_loads.append(seq)
             elif self._has_slot(step):
                 self._start(seq, step)
             else:

@@ -15,6 +15,7 @@ from tandem_contract.chat_templates import CONFIG_FILE
 from .config import ConfigError, EngineConfig, KvTransferConfig, parse_kv_transfer_config
 from .events import KvEventsConfig, parse_kv_events_config
 from .text import TOKENIZER_FILE
+from .tiers.settings import parse_kv_storage_config
 
 _WILDCARDS: Final = ("", "0.0.0.0", "::")
 DEFAULT_BODY_LIMIT: Final = 32 * 2**20
@@ -63,6 +64,11 @@ def settings_from(flags: Mapping[str, Any], env: Mapping[str, str] = os.environ)
             max_num_batched_tokens=flags["max_num_batched_tokens"],
             seed=flags["seed"],
             device=flags["device"],
+            kv_storage=(
+                parse_kv_storage_config(flags["kv_storage_config"], flags["block_size"])
+                if flags["kv_storage_config"] is not None
+                else None
+            ),
             kv_transfer=_kv_transfer(flags["kv_transfer_config"], flags["host"], env),
         ),
         names=names,

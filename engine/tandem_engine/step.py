@@ -1,7 +1,9 @@
 """A sequence's state, and the frozen pieces of it that the worker thread gets in a step."""
 
+import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from random import Random
 
 from tandem_contract.timing import Timing
 from tandem_contract.transfer_params import TransferParams
@@ -60,6 +62,8 @@ class Sequence:
     """Prompt tokens found in the prefix cache at first admission."""
     pull: PullResult | None = None
     """The pull that loaded its KV; None when none did."""
+    saved_chunks: int = 0
+    """Leading chunks that were given to the KV tiers; see `tiers`."""
     start_time: float | None = None
     """time.perf_counter() when its first chunk began."""
 
@@ -123,6 +127,23 @@ class Sequence:
         early = self.generated_tokens < sampling.min_tokens
         banned = self.stops if early else frozenset()
         return Draw(sampling, self.seed, self.generated_tokens, banned)
+
+
+def new_sequence(
+    request: Request, order: int, source: Random, eos_token_ids: tuple[int, ...]
+) -> Sequence:
+    """A sequence that arrives now; `source` gives a seed to a request without one."""
+    sampling = request.sampling
+    stops = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else eos_token_ids))
+    return Sequence(
+        request=request,
+        order=order,
+        seed=source.getrandbits(63) if sampling.seed is None else sampling.seed,
+        # A prefill for a remote decode ends after one token in any case.
+        stops=frozenset() if isinstance(request.kv, RemoteDecode) else stops,
+        arrival_time=time.perf_counter(),
+        transfer_params=request.kv if isinstance(request.kv, TransferParams) else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

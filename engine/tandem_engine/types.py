@@ -86,6 +86,18 @@ class Request:
     kv: RemoteDecode | TransferParams | None = None
 
 
+class Tier(StrEnum):
+    """Where KV lies beside the GPU: the label `tier` of metrics."""
+
+    HOST = "host"
+    STORAGE = "storage"
+
+    @property
+    def medium(self) -> str:
+        """Its name in KV events, vLLM's."""
+        return "CPU" if self is Tier.HOST else "STORAGE"
+
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from tandem_contract.kv_reference import TENSOR_FORMAT, KvReference
 
-from .errors import KvRejected, ObjectExists, Reason, StoreError, StoreUnsupported
+from .errors import KvRejected, ObjectExists, ObjectMissing, Reason, StoreError, StoreUnsupported
 from .format.identity import KvIdentity
 from .format.manifest import (
     MAX_MANIFEST,
@@ -126,6 +126,16 @@ class ChunkStore:
             data=tuple(data),
         )
         return await self._put_manifest(chunk.key, encode_manifest(manifest))
+
+    async def has(self, chunk: Chunk) -> bool:
+        """Whether the store has a usable manifest of the chunk. Raises StoreError."""
+        if chunk.key in self._broken:
+            return False
+        try:
+            await self._manifest(chunk)
+        except (ObjectMissing, KvRejected):
+            return False
+        return True
 
     async def find(self, chunks: Sequence[Chunk]) -> tuple[list[Manifest], Outcome]:
         """Manifests of the longest stored prefix of `chunks`."""

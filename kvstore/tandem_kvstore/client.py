@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from .chunk_store import Chunk, ChunkStore, Deliver, Outcome, Progress
-from .errors import KvRejected, ObjectMissing, Reason, StoreDenied, StoreError, StoreUnavailable
+from .errors import ObjectMissing, Reason, StoreDenied, StoreError, StoreUnavailable
 from .format.tensors import LayerGroup, TensorSpec
+from .guard.breaker import BreakerState
 from .guard.load_guard import LoadGuard, MissingKeys
+from .maintenance import Maintenance
 from .stores import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -51,6 +53,9 @@ class Observer(Protocol):
     def record_not_stored(self, reason: Reason) -> None:
         """A chunk was not stored, for `reason`."""
 
+    def record_breaker(self, state: BreakerState) -> None:
+        """The state of the circuit breaker now."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
@@ -76,11 +81,13 @@ class StoreClient:
         chunk_tokens: int,
         chunk_bytes: int,
         guard: LoadGuard | None = None,
+        maintenance: Maintenance | None = None,
     ) -> None:
         self._store, self._objects, self._observer = store, objects, observer
         self._chunk_tokens, self._chunk_bytes = chunk_tokens, chunk_bytes
         self.guard = guard or LoadGuard()
         self._missing = MissingKeys()
+        self._maintenance = maintenance
         self._probe: asyncio.Task[None] | None = None
 
     def may_have(self, chunk: Chunk) -> bool:
@@ -96,7 +103,7 @@ class StoreClient:
             len(chunks), self._chunk_tokens, self._chunk_bytes, context, start
         )
         if decision.chunks == 0 or not self.may_have(chunks[0]):
-            return self._result(len(chunks), 0, decision.reason or Reason.MISSING)
+            return self._result(chunks, 0, decision.reason or Reason.MISSING)
         progress = Progress()
         try:
             async with asyncio.timeout(decision.deadline):
@@ -113,7 +120,7 @@ class StoreClient:
         seconds = _now() - start
         if progress.chunks and reason is not Reason.TIMEOUT:
             self.guard.observe_load(progress.bytes, seconds, _now())
-        return self._result(len(chunks), progress.chunks, reason, progress.bytes, seconds)
+        return self._result(chunks, progress.chunks, reason, progress.bytes, seconds)
 
     async def store(self, chunk: Chunk, groups: Sequence[LayerGroup]) -> bool:
         """Write one chunk. Returns whether it is in the store now."""
@@ -123,7 +130,8 @@ class StoreClient:
         start = _now()
         try:
             async with asyncio.timeout(WRITE_SECONDS):
-                is_new = await self._store.put(chunk, groups)
+                # Before sending its data: after a restart, most chunks are there already.
+                is_new = not await self._store.has(chunk) and await self._store.put(chunk, groups)
         except TimeoutError:
             self._record_failure()
             self._observer.record_not_stored(Reason.TIMEOUT)
@@ -148,6 +156,8 @@ class StoreClient:
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.gather(self._probe, return_exceptions=True)
+        if self._maintenance is not None:
+            await self._maintenance.close()
         await self._store.close()
 
     async def _load(
@@ -178,9 +188,11 @@ class StoreClient:
 
     def _record_success(self) -> None:
         self.guard.breaker.record_success()
+        self._observer.record_breaker(self.guard.breaker.state)
 
     def _record_failure(self) -> None:
         self.guard.breaker.record_failure(_now())
+        self._observer.record_breaker(self.guard.breaker.state)
         if not self.guard.breaker.allows and (self._probe is None or self._probe.done()):
             self._probe = asyncio.create_task(self._probe_until_closed())
 
@@ -193,16 +205,24 @@ class StoreClient:
             try:
                 async with asyncio.timeout(2.0):
                     await self._objects.get(PROBE_NAME, 1 << 10)
-                breaker.record_success()
+                self._record_success()
             except ObjectMissing:
-                breaker.record_success()
-            except (StoreError, KvRejected, TimeoutError):
-                breaker.record_failure(_now())
+                self._record_success()
+            except (StoreError, TimeoutError):
+                self._record_failure()
 
     def _result(
-        self, wanted: int, loaded: int, reason: Reason | None, size: int = 0, seconds: float = 0.0
+        self,
+        chunks: Sequence[Chunk],
+        loaded: int,
+        reason: Reason | None,
+        size: int = 0,
+        seconds: float = 0.0,
     ) -> LoadResult:
+        wanted = len(chunks)
         if loaded:
+            if self._maintenance is not None:
+                self._maintenance.touches.add([chunk.key for chunk in chunks[:loaded]])
             self._observer.record_load(loaded, size, seconds)
         if wanted > loaded and reason is not None:
             self._observer.record_not_loaded(wanted - loaded, reason)

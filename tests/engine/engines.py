@@ -16,7 +16,9 @@ from tandem_engine.blocks import BlockEvent
 from tandem_engine.config import EngineConfig, KvRole, KvTransferConfig
 from tandem_engine.engine import Engine, Generation
 from tandem_engine.tiny import make_tiny_model
-from tandem_engine.types import Delta, LoadFailurePolicy, PullResult, SamplingParams
+from tandem_engine.types import Delta, LoadFailurePolicy, PullResult, SamplingParams, Tier
+from tandem_kvstore.errors import Reason
+from tandem_kvstore.guard.breaker import BreakerState
 
 from .dense import DenseLlama
 
@@ -75,6 +77,30 @@ class Tally:
 
     def record_kv_expiry(self) -> None:
         self.counts.update(expired=1)
+
+    def record_tier_load(self, tier: Tier, tokens: int) -> None:
+        self.counts[f"{tier}_loaded"] += tokens
+
+    def record_tier_store(self, tier: Tier, tokens: int) -> None:
+        self.counts[f"{tier}_stored"] += tokens
+
+    def record_host_tier(self, size: int) -> None:
+        self.counts["host_bytes"] = size
+
+    def record_breaker(self, state: BreakerState) -> None:
+        self.counts["breaker"] = state
+
+    def record_load(self, chunks: int, size: int, seconds: float) -> None:
+        self.counts.update(loads=1)
+
+    def record_not_loaded(self, chunks: int, reason: Reason) -> None:
+        self.counts[f"not_loaded_{reason}"] += chunks
+
+    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None:
+        self.counts.update(stored=1, stored_new=is_new)
+
+    def record_not_stored(self, reason: Reason) -> None:
+        self.counts[f"not_stored_{reason}"] += 1
 
     def record_kv_event(self, event: BlockEvent) -> None:
         self.events.append(event)

@@ -3,12 +3,14 @@
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tandem_contract.transfer_params import TransferParams, transfer_params_from_object
 from tandem_engine.config import ConfigError, KvRole
 from tandem_engine.engine import Engine
+from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_engine.types import LoadFailurePolicy, RemoteDecode, Request
 
 from .engines import GREEDY, Tally, all_free, expected, finish, prompt, running, transfer, until
@@ -25,6 +27,7 @@ class Pair:
         decode_blocks: int = 64,
         prefill_blocks: int = 64,
         prefill_tokens: int = 2048,
+        storage: KvStorageConfig | None = None,
     ) -> None:
         self.counts_p, self.counts_d = Tally(), Tally()
         self._p = running(
@@ -32,11 +35,13 @@ class Pair:
             kv_transfer=transfer(KvRole.PRODUCER, "P", lease=lease),
             max_num_batched_tokens=prefill_tokens,
             num_blocks=prefill_blocks,
+            kv_storage=storage,
         )
         self._d = running(
             self.counts_d,
             kv_transfer=transfer(KvRole.CONSUMER, "D", policy=policy),
             num_blocks=decode_blocks,
+            kv_storage=storage,
         )
         self._stack = AsyncExitStack()
         self.p: Engine
@@ -61,6 +66,20 @@ class Pair:
 
     def decode(self, request_id: str, tokens: tuple[int, ...], params: TransferParams) -> Request:
         return Request(request_id, tokens, GREEDY(max_tokens=8), params)
+
+
+async def test_after_both_engines_restarted_nothing_is_computed_again(tmp_path: Path) -> None:
+    storage = KvStorageConfig(endpoint=f"file://{tmp_path}", chunk_tokens=32)
+    tokens = prompt(200)
+    computed = []
+    for _ in range(2):
+        async with Pair(storage=storage) as pair:
+            params = await pair.prefill("a", tokens)
+            answer, _ = await finish(pair.d.submit(pair.decode("b", tokens, params)))
+            assert answer == expected(tokens, 8)
+        computed.append(pair.counts_p.counts["computed"])
+    # The second time, what is beyond the last full chunk.
+    assert computed == [200, 200 - 6 * 32]
 
 
 @pytest.mark.parametrize("length", [2, 15, 16, 17, 32, 100])

@@ -9,7 +9,7 @@ from tandem_kvstore.client import StoreClient
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.identity import KvIdentity, Prompt, chunk_keys
 from tandem_kvstore.format.tensors import LayerGroup, TensorSpec
-from tandem_kvstore.guard.breaker import BreakerSettings
+from tandem_kvstore.guard.breaker import BreakerSettings, BreakerState
 from tandem_kvstore.guard.load_guard import RETRY, LoadGuard
 from tandem_kvstore.location import StoreLocation
 from tandem_kvstore.stores import ObjectStore, open_store
@@ -93,6 +93,7 @@ class Counts:
     not_loaded: dict[Reason, int] = field(default_factory=dict)
     stored: int = 0
     not_stored: dict[Reason, int] = field(default_factory=dict)
+    breaker: BreakerState = BreakerState.CLOSED
 
     def record_load(self, chunks: int, size: int, seconds: float) -> None:
         self.loaded += chunks
@@ -102,6 +103,9 @@ class Counts:
 
     def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None:
         self.stored += 1
+
+    def record_breaker(self, state: BreakerState) -> None:
+        self.breaker = state
 
     def record_not_stored(self, reason: Reason) -> None:
         self.not_stored[reason] = self.not_stored.get(reason, 0) + 1

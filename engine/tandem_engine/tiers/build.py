@@ -1,0 +1,96 @@
+"""Builds the tiers that `--kv-storage-config` asks for."""
+
+import asyncio
+import json
+from dataclasses import asdict
+
+from tandem_kvstore.chunk_store import ChunkStore
+from tandem_kvstore.client import StoreClient
+from tandem_kvstore.errors import LocationError
+from tandem_kvstore.format.collection import Bounds
+from tandem_kvstore.format.identity import KvIdentity
+from tandem_kvstore.maintenance import Maintenance
+from tandem_kvstore.stores import open_store
+from tandem_kvstore.weights import weights_hash
+
+from ..blocks import BlockManager
+from ..config import ConfigError, EngineConfig
+from ..observer import EngineObserver
+from ..runner import Runner
+from ..weights import tensor_files
+from .chunk_memory import LAYOUT, ChunkMemory
+from .kv_tiers import KvTiers, OnLoadEnd
+from .no_tiers import NO_TIERS, Tiers
+from .settings import KvStorageConfig
+
+
+def storage_identity(config: EngineConfig, runner: Runner, storage: KvStorageConfig) -> KvIdentity:
+    """What the engine's KV depends on beside the prompt. Reads all weights unless their digest is
+    cached. Raises ModelError, OSError."""
+    layout = runner.cache.layout
+    # Stop tokens do not change the KV, and a copy of a model may override them.
+    model = {k: v for k, v in asdict(runner.model_config).items() if k != "eos_token_ids"}
+    return KvIdentity(
+        weights=weights_hash(tensor_files(config.model)),
+        dtype=layout.dtype,
+        layers=layout.layers,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        block_size=layout.block_size,
+        chunk_tokens=storage.chunk_tokens,
+        layout=LAYOUT,
+        overrides=json.dumps(model, sort_keys=True),
+        engine="tandem-engine",
+    )
+
+
+async def open_tiers(
+    config: EngineConfig,
+    runner: Runner,
+    blocks: BlockManager,
+    observer: EngineObserver,
+    on_end: OnLoadEnd,
+) -> Tiers:
+    """The tiers, started; NO_TIERS without a configuration.
+
+    Raises ConfigError when the credentials or the authority's certificate cannot be read, and
+    ModelError and OSError when the weights cannot be.
+    """
+    if (storage := config.kv_storage) is None:
+        return NO_TIERS
+    # In a thread: weights whose digest is not cached take a second per gigabyte.
+    identity = await asyncio.to_thread(storage_identity, config, runner, storage)
+    memory = ChunkMemory(runner.cache.layers, runner.cache.layout, storage.chunk_tokens)
+    return KvTiers(
+        memory,
+        identity,
+        blocks,
+        observer,
+        on_end,
+        host_bytes=storage.host_bytes,
+        pending_bytes=storage.pending_bytes,
+        client=_client(storage, identity, memory, observer),
+    )
+
+
+def _client(
+    storage: KvStorageConfig, identity: KvIdentity, memory: ChunkMemory, observer: EngineObserver
+) -> StoreClient | None:
+    if (location := storage.location()) is None:
+        return None
+    try:
+        objects = open_store(location)
+    except LocationError as err:
+        raise ConfigError(f"--kv-storage-config: {err}") from err
+    maintenance = None
+    if storage.capacity_bytes:
+        maintenance = Maintenance(objects, Bounds(storage.capacity_bytes, storage.max_age_seconds))
+        maintenance.start()
+    return StoreClient(
+        ChunkStore(objects, location, identity),
+        objects,
+        observer,
+        chunk_tokens=identity.chunk_tokens,
+        chunk_bytes=memory.chunk_bytes,
+        maintenance=maintenance,
+    )

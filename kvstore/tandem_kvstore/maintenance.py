@@ -1,0 +1,58 @@
+"""An engine's part in keeping a namespace within its bounds: touch records and, if elected, the
+collector.
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Final
+
+from .collector import Collector, Touches
+from .errors import StoreError
+from .format.collection import Bounds
+from .stores import ObjectStore
+
+_log = logging.getLogger(__name__)
+
+TOUCH_SECONDS: Final = 600.0
+"""Seconds between two touch records of an engine. Longer: a chunk that is in use may leave before
+one that is not. Shorter: more small objects."""
+COLLECT_SECONDS: Final = 20.0
+"""Seconds between two rounds of a collector, and looks at the lease."""
+
+
+class Maintenance:
+    """Background task of one engine. For one event loop."""
+
+    def __init__(self, objects: ObjectStore, bounds: Bounds) -> None:
+        self.touches = Touches(objects)
+        self._collector = Collector(objects, bounds)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the task."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """End the task and write the last touch record."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self._flush()
+
+    async def _run(self) -> None:
+        collecting = asyncio.create_task(self._collector.run(COLLECT_SECONDS))
+        try:
+            while True:
+                await asyncio.sleep(TOUCH_SECONDS)
+                await self._flush()
+        finally:
+            collecting.cancel()
+
+    async def _flush(self) -> None:
+        try:
+            await self.touches.flush()
+        except StoreError as err:
+            # The keys are kept: the next record has them.
+            _log.warning("touch record not written: %s", err)

@@ -1,0 +1,51 @@
+"""The hash of a model's weights: every byte, so that no two models share keys.
+
+Hashing takes about a second per gigabyte, so the digest of each file is cached by path, size,
+modification time and inode. A file that is written again gets another digest.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_SCHEME = "sha256"
+
+
+def weights_hash(files: Sequence[Path], cache: Path | None = None) -> str:
+    """SHA-256 over the contents of `files`, in the order of their names, 64 hexadecimal digits.
+
+    `cache`: directory of the cached digests; None: `~/.cache/tandem/weights`. Blocks for as long as
+    the files take to read. Raises OSError when one cannot be read.
+    """
+    cache = cache or _default_cache()
+    total = hashlib.sha256()
+    for file in sorted(files, key=lambda path: path.name):
+        total.update(_file_digest(file, cache))
+    return total.hexdigest()
+
+
+def _file_digest(file: Path, cache: Path) -> bytes:
+    status = file.stat()
+    what = (str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
+    entry = cache / hashlib.sha256(repr((_SCHEME, what)).encode()).hexdigest()
+    with suppress(OSError, ValueError):
+        if len(digest := bytes.fromhex(entry.read_text())) == 32:
+            return digest
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, _SCHEME).digest()
+    # A file that changes while it is read must not leave a digest.
+    if file.stat().st_mtime_ns == status.st_mtime_ns:
+        # A cache that cannot be written costs time at the next start, no more.
+        with suppress(OSError):
+            cache.mkdir(parents=True, exist_ok=True)
+            temporary = entry.with_suffix(f".{os.getpid()}")
+            temporary.write_text(digest.hex())
+            temporary.rename(entry)
+    return digest
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "tandem" / "weights"

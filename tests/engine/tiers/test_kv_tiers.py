@@ -1,0 +1,175 @@
+"""The engine with host memory and external storage: the same answers, and less to compute."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from tandem_engine.blocks import BlocksRemoved, BlocksStored
+from tandem_engine.engine import Engine
+from tandem_engine.tiers.settings import KvStorageConfig
+from tandem_engine.types import Request
+
+from ..engines import GREEDY, Tally, expected, finish, prompt, running, until
+
+CHUNK = 32
+LENGTH = 200
+
+
+def storage(directory: Path, **settings: int) -> KvStorageConfig:
+    """A directory as external storage; the smallest chunks."""
+    return KvStorageConfig(endpoint=f"file://{directory}", chunk_tokens=CHUNK, **settings)
+
+
+def host(size: int) -> KvStorageConfig:
+    return KvStorageConfig(host_bytes=size, chunk_tokens=CHUNK)
+
+
+async def ask(engine: Engine, tokens: tuple[int, ...], name: str = "a", count: int = 8) -> None:
+    """Send one request, and compare its answer with the dense reference."""
+    answer, _ = await finish(engine.submit(Request(name, tokens, GREEDY(max_tokens=count))))
+    assert answer == expected(tokens, count)
+
+
+def chunk_files(directory: Path) -> int:
+    return sum(len(file.name) == 64 for file in directory.rglob("*"))
+
+
+async def test_a_restarted_engine_loads_what_it_computed_before(tmp_path: Path) -> None:
+    first, second = Tally(), Tally()
+    async with running(first, kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, prompt(LENGTH))
+    # 200 tokens of the prompt and 7 of the answer: six full chunks.
+    assert chunk_files(tmp_path) == first.counts["stored"] == 6
+    assert first.counts["computed"] == LENGTH
+    async with running(second, kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, prompt(LENGTH))
+    assert second.counts["external"] == second.counts["storage_loaded"] == 6 * CHUNK
+    assert second.counts["computed"] == LENGTH - 6 * CHUNK
+    assert second.counts["stored"] == 0
+
+
+async def test_a_prompt_of_whole_chunks_computes_its_last_token_only(tmp_path: Path) -> None:
+    tally = Tally()
+    async with running(kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, prompt(4 * CHUNK))
+    async with running(tally, kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, prompt(4 * CHUNK))
+    assert tally.counts["external"] == 4 * CHUNK - 1
+    assert tally.counts["computed"] == 1
+
+
+async def test_the_next_turn_of_a_conversation_loads_question_and_answer(tmp_path: Path) -> None:
+    tally = Tally()
+    question = prompt(90)
+    async with running(kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, question, count=40)
+    turn = (*question, *expected(question, 40), *prompt(30, seed=9))
+    async with running(tally, kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, turn)
+    assert tally.counts["storage_loaded"] == 4 * CHUNK
+
+
+async def test_what_the_gpu_lost_comes_from_host_memory() -> None:
+    tally = Tally()
+    # Blocks for one prompt: each prompt evicts the one before.
+    async with running(tally, kv_storage=host(1 << 30), num_blocks=15) as engine:
+        for seed in range(3):
+            await ask(engine, prompt(LENGTH, seed))
+        await until(lambda: tally.counts["host_stored"] == 18 * CHUNK)
+        await ask(engine, prompt(LENGTH, 0))
+    assert tally.counts["host_loaded"] == 6 * CHUNK
+    assert tally.counts["computed"] == 3 * LENGTH + LENGTH - 6 * CHUNK
+
+
+async def test_host_memory_is_bounded_and_evicts_the_least_recently_used() -> None:
+    tally = Tally()
+    size = 6 * 2 * CHUNK * 2 * 2 * 16 * 8  # six chunks of two layers, in float64
+    async with running(tally, kv_storage=host(size), num_blocks=15) as engine:
+        for seed in range(3):
+            await ask(engine, prompt(LENGTH, seed))
+        await until(lambda: tally.counts["host_stored"] == 18 * CHUNK)
+        assert tally.counts["host_bytes"] == size
+        await ask(engine, prompt(LENGTH, 2))
+    removed = [e for e in tally.events if isinstance(e, BlocksRemoved) and e.medium == "CPU"]
+    assert len(removed) == 12
+
+
+async def test_events_name_the_tier(tmp_path: Path) -> None:
+    tally = Tally()
+    async with running(tally, kv_storage=storage(tmp_path, host_bytes=1 << 30)) as engine:
+        await ask(engine, prompt(LENGTH))
+    media: dict[str, list[bytes]] = {}
+    for event in tally.events:
+        if isinstance(event, BlocksStored):
+            media.setdefault(event.medium, []).extend(event.hashes)
+    assert sorted(media["CPU"]) == sorted(media["STORAGE"])
+    assert set(media["CPU"]) <= set(media["GPU"])
+    assert len(media["CPU"]) == 12
+
+
+async def test_two_engines_share_what_either_computed(tmp_path: Path) -> None:
+    counts = Tally()
+    async with (
+        running(kv_storage=storage(tmp_path)) as writer,
+        running(counts, kv_storage=storage(tmp_path)) as reader,
+    ):
+        await ask(writer, prompt(LENGTH))
+        async with asyncio.timeout(20):
+            while chunk_files(tmp_path) < 6:
+                await asyncio.sleep(0.01)
+        await ask(reader, prompt(LENGTH))
+    assert counts.counts["storage_loaded"] == 6 * CHUNK
+
+
+async def test_damaged_chunks_are_computed_and_replaced(tmp_path: Path) -> None:
+    async with running(kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, prompt(LENGTH))
+    for file in tmp_path.rglob("*-000-*"):
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+    tally, again = Tally(), Tally()
+    async with running(tally, kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, prompt(LENGTH))
+    assert tally.counts["not_loaded_corrupt"] == 6
+    assert tally.counts["computed"] == LENGTH
+    # The first chunk was found damaged and written again; the others are found by the next engines.
+    async with running(again, kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, prompt(LENGTH))
+    assert again.counts["storage_loaded"] >= CHUNK
+
+
+async def test_an_aborted_load_frees_its_blocks(tmp_path: Path) -> None:
+    async with running(kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, prompt(LENGTH))
+    async with running(kv_storage=storage(tmp_path)) as engine:
+        generation = engine.submit(Request("a", prompt(LENGTH), GREEDY(max_tokens=8)))
+        await until(lambda: engine.stats().waiting_for_kv == 1)
+        engine.abort("a")
+        _, last = await finish(generation)
+        assert last.finish_reason == "abort"
+        await ask(engine, prompt(LENGTH), "b")
+
+
+async def test_many_requests_at_once_get_right_answers(tmp_path: Path) -> None:
+    # Shared prefixes, few blocks and little host memory: evictions, preemptions and loads overlap.
+    source = random.Random(18)
+    system = prompt(96)
+    tally = Tally()
+    settings = storage(tmp_path, host_bytes=300_000)
+    for start in range(2):
+        async with running(tally, kv_storage=settings, num_blocks=40) as engine:
+            prompts = [(*system, *prompt(source.randrange(5, 150), i)) for i in range(12)]
+            await asyncio.gather(
+                *(ask(engine, tokens, f"{start}-{i}") for i, tokens in enumerate(prompts))
+            )
+    assert tally.counts["storage_loaded"] > 0
+
+
+@pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK])
+async def test_short_prompts(tmp_path: Path, length: int) -> None:
+    for _ in range(2):
+        async with running(kv_storage=storage(tmp_path)) as engine:
+            await ask(engine, prompt(length))

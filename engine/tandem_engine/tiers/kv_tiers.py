@@ -4,7 +4,7 @@
     computed chunk ──save──► pinned blocks ──copy thread──► host tier, queue of writes ──► storage
 
 A loading sequence has its blocks and no place in a step. A saved chunk's blocks are pinned until
-they are copied, so no other sequence writes into them. A chunk is saved whoever asked for it, once.
+they are copied, so no other sequence writes into them. A chunk is saved once.
 """
 
 import asyncio

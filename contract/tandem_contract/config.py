@@ -22,6 +22,8 @@ from .labels import FABRIC_DOMAIN
 from .paths import Role
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_UNKNOWN_FIELD: Final = re.compile("Object contains unknown field `(.*)`")
+"""Message of msgspec."""
 _KNOWN: Final = ("disaggregated_serving", "health_checks", "backends")
 
 
@@ -183,7 +185,11 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
         message, _, path = str(err).partition(" - at `")
         if message.startswith("Invalid enum value"):
             message += f": a role is {', '.join(Role)}"
-        raise document.error(path.rstrip("`").removeprefix("$").removeprefix("."), message) from err
+        path = path.rstrip("`").removeprefix("$").removeprefix(".")
+        if (unknown := _UNKNOWN_FIELD.fullmatch(message)) is not None:
+            # The line of the field itself, not of the object that has it.
+            path = f"{path}.{unknown[1]}"
+        raise document.error(path, message) from err
     _check_health_checks(document, config.health_checks)
     _check_backends(document, config)
     _check_api_paths(document, config.disaggregated_serving.api_paths)

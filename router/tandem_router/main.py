@@ -28,7 +28,7 @@ from .run import run
 SHARED_FLAGS: Final = (
     *("connector", "peer_port", "retries", "prefill_grace", "push_timeout", "silence_timeout"),
     *("drain_timeout", "max_body", "max_connections", "breaker_failures", "breaker_cooldown"),
-    *("tokenize_once", "stream_kv", "secure_proxy", "cert_path", "tls_ca", "tls_cert", "tls_key"),
+    *("tokenize_once", "stream_kv", "tls_ca", "tls_cert", "tls_key"),
     *("history", "log_format", "log_level", "otlp_endpoint"),
 )
 """Flags of `tandem-sidecar` that mean the same here. The others name its one engine and what other
@@ -82,12 +82,21 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     default=str(_ADMIN),
     help="HOST:PORT of the admin port: /metrics, /readyz, /drain, /state, /requests/ID, /debug.",
 )
-def main(*, config: Path, listen: HostPort, admin: HostPort, **flags: Any) -> None:
+@click.option(
+    "--tls-dir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Directory of tls.crt and tls.key, for clients; reloaded when it changes. Default: clear"
+    " text.",
+)
+def main(
+    *, config: Path, listen: HostPort, admin: HostPort, tls_dir: Path | None, **flags: Any
+) -> None:
     """Route requests to vLLM engines by plain URL: prefill on one, decode on another.
 
     The decision is that of tandem-epp, the hand-off that of tandem-sidecar, in one process.
     """
-    settings = _settings(listen, admin, flags)
+    own = {"listen": listen, "admin": admin, "secure_proxy": bool(tls_dir), "cert_path": tls_dir}
+    settings = _settings({**flags, **own})
     logs.configure(settings.log_format, settings.log_level)
     epp_logs.configure(settings.log_level, as_json=settings.log_format is LogFormat.JSON)
     try:
@@ -103,11 +112,11 @@ def main(*, config: Path, listen: HostPort, admin: HostPort, **flags: Any) -> No
         fail(str(err))
 
 
-def _settings(listen: HostPort, admin: HostPort, flags: dict[str, Any]) -> Settings:
+def _settings(flags: dict[str, Any]) -> Settings:
     """The settings of the data path: the given flags, and the sidecar's defaults for its others."""
     # Another prefix: variables of a sidecar in the same environment are not the router's.
     context = sidecar_command.make_context("tandem-router", [], auto_envvar_prefix=_PREFIX)
-    return settings_from({**context.params, **flags, "listen": listen, "admin": admin})
+    return settings_from({**context.params, **flags})
 
 
 def epp_settings(file: Path, settings: Settings) -> EppSettings:

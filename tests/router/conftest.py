@@ -17,7 +17,7 @@ from tandem_router.main import epp_settings
 from tandem_router.run import RunningRouter, start
 from tandem_sidecar.settings import Settings
 
-from ..sidecar.peers import FakeDecode, FakePrefill, Peer, Script
+from ..sidecar.peers import FakeDecode, FakePrefill, Peer, Script, Turn
 
 LOOPBACK: Final = HostPort("127.0.0.1", 0)
 PROMPT: Final = list(range(100, 200))
@@ -25,6 +25,17 @@ PROMPT: Final = list(range(100, 200))
 PATH: Final = "x-continuum-routing-path"
 PREFILL: Final = "x-continuum-prefill-backend"
 DECODE: Final = "x-continuum-decode-backend"
+
+
+class FakeUnified(FakeDecode):
+    """Answers prefill legs as a NIXL producer does, and others as a decode engine does."""
+
+    async def default(self, turn: Turn) -> None:
+        params = turn.request.json.get("kv_transfer_params") or {}
+        if params.get("do_remote_decode"):
+            await FakePrefill.default(FakePrefill(), turn)
+        else:
+            await super().default(turn)
 
 
 class Harness:
@@ -47,8 +58,10 @@ class Harness:
         await self.add(name, peer, **{"role": "decode", **fields})
         return peer
 
-    async def unified(self, name: str, script: Script | None = None, **fields: Any) -> FakeDecode:
-        return await self.decode(name, script, role="unified", **fields)
+    async def unified(self, name: str, **fields: Any) -> "FakeUnified":
+        peer = FakeUnified()
+        await self.add(name, peer, role="unified", **fields)
+        return peer
 
     async def add(self, name: str, peer: Peer, **fields: Any) -> None:
         """Start `peer` and list it as a backend."""

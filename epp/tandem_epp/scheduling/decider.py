@@ -2,7 +2,7 @@
 
 no prefill backend is configured, or one engine must serve the request alone  -> unified
 the prompt is shorter than `non_cached_tokens` or `prompt_tokens`             -> unified
-all of it is cached on the decode pod, but for at most MAX_UNSPLIT_BLOCKS blocks     -> fast_decode
+it is cached on the decode pod, but for at most MAX_UNSPLIT_BLOCKS blocks            -> fast_decode
 fewer than `non_cached_tokens` tokens are left to compute                     -> unified
 no prefill backend is healthy                                                 -> fallback, or error
 otherwise                                                                     -> prefill_then_decode
@@ -84,7 +84,8 @@ def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecisio
     if not settings.always:
         if inputs.prompt_tokens < max(settings.non_cached_tokens, settings.prompt_tokens):
             return PathDecision(RoutingPath.UNIFIED, "short_prompt")
-        if uncached <= MAX_UNSPLIT_BLOCKS * inputs.block_tokens:
+        # A prompt of which nothing is cached is no fast decode, however short it is.
+        if inputs.cached_tokens and uncached <= MAX_UNSPLIT_BLOCKS * inputs.block_tokens:
             return PathDecision(RoutingPath.FAST_DECODE, "cached")
         if uncached < settings.non_cached_tokens:
             return PathDecision(RoutingPath.UNIFIED, "mostly_cached")

@@ -47,6 +47,14 @@ def test_every_row_of_the_decision_table(
     assert (verdict.path, verdict.reason) == (path, reason)
 
 
+def test_a_prompt_of_fewer_blocks_than_may_be_missing_is_cached_only_if_some_of_it_is() -> None:
+    short = replace(LONG, prompt_tokens=20)
+    settings = replace(SETTINGS, non_cached_tokens=1)
+    assert decide_path(short, settings).path is RoutingPath.PREFILL_THEN_DECODE
+    cached = decide_path(replace(short, cached_tokens=16), settings)
+    assert cached.path is RoutingPath.FAST_DECODE
+
+
 def test_no_prefill_backend_and_no_fallback_is_an_error() -> None:
     with pytest.raises(SplitImpossible):
         decide_path(

@@ -5,6 +5,7 @@
 
 - `configuration`: the router's YAML file, and the scheduling that holds where it names none
 - `requests`: one request, from its last byte to the engines that serve it; read this first
+- `placed`: a placed request on its engines, and on others if its decode engine fails
 - `placements`: tells the picker's counts and verdicts what happens to each request
 - `components`: creates both halves of the process and connects them
 - `admin`: the admin port

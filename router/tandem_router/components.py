@@ -16,6 +16,7 @@ from tandem_sidecar.settings import Settings
 
 from .admin import RouterAdmin
 from .configuration import handoff_settings, tls_addresses
+from .placed import Parts
 from .placements import Placements
 from .requests import RoutedRequests
 
@@ -61,13 +62,8 @@ class Components:
         placements = Placements(path.observer)
         path.context.observer = placements
         health = BackendHealth(decisions)
-        handler = RoutedRequests(
-            path.context,
-            decisions.picker,
-            self.preparer.prepare,
-            placements,
-            lambda: health.healthy,
-        )
+        parts = Parts(path.context, decisions.picker, decisions.fleet, placements)
+        handler = RoutedRequests(parts, self.preparer.prepare, lambda: health.healthy)
         self.server = path.serve(handler, tls)
         self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
         self.credentials = self._engine_tls, tls

@@ -26,9 +26,19 @@ class Placements:
         """The request of `record` was placed and is about to be served."""
         self._running[record] = placement
 
+    def replace(self, record: Record, placement: Placement) -> None:
+        """The request's decode backend failed, and it is placed anew."""
+        failed, now = self._running[record], time()
+        # As Envoy would tell of a backend that closes the connection.
+        failed.on_response_headers(ResponseHeaders(timing=None, status=502), now)
+        failed.end(now)
+        self._running[record] = placement
+
     def on_request_start(self, record: Record) -> None:
-        """Pass it on."""
-        self._observer.on_request_start(record)
+        """Pass it on, once."""
+        # A request that was placed anew has legs already.
+        if not record.legs:
+            self._observer.on_request_start(record)
 
     def on_answer(self, record: Record, head: ResponseHead | None) -> None:
         """The prefill is over, and the status tells how the backends did."""

@@ -1,8 +1,7 @@
 """One request of a client: placed by the picker, then served by the sidecar's data path.
 
-    handle ──► picker.place ──┬─ LocalReply ──────────────► an error, or a list of models
-                              └─ Placement ──┬─ generates ─► start_generation   1 or 2 engines
-                                             └─ else ──────► start_passthrough  1 engine
+    handle ──► picker.place ──┬─ LocalReply ──► an error, or a list of models
+                              └─ Placement ───► placed.PlacedRequest: 1 or 2 engines
 
 Everything runs in callbacks of the event loop. Only a body that the picker has to prepare (a large
 one, or with a precise index) is waited for, by `PreparedRequest`.
@@ -17,26 +16,17 @@ from typing import Final
 import msgspec
 
 from tandem_contract import endpoints, headers
-from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Timeouts
-from tandem_contract.request_kinds import RequestKind
-from tandem_epp.backends.pods import Pod
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.picker import EndpointPicker
 from tandem_epp.placement import Placement
 from tandem_sidecar.bodies.kinds import kind_of
 from tandem_sidecar.bodies.parse import BadBody, Body, parse_body
-from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
-from tandem_sidecar.handoff.generation import start_generation, start_passthrough
 from tandem_sidecar.handoff.reply import new_record, send_error
 from tandem_sidecar.http.messages import Request, response_bytes
 from tandem_sidecar.http.server import ActiveRequest, ClientConnection
 from tandem_sidecar.observability.record import PASSTHROUGH, Record
-from tandem_sidecar.security.route import Candidate, Route
 
-from .configuration import address_of
-from .placements import Placements
+from .placed import Parts, PlacedRequest
 
 DRAINING: Final = "the router is shutting down: send the request again"
 UNHEALTHY: Final = "no backend passes its health check"
@@ -50,19 +40,10 @@ Prepare = Callable[[HttpRequest, bytes], AbstractAsyncContextManager[object] | N
 class RoutedRequests:
     """The handler of every client request."""
 
-    def __init__(
-        self,
-        context: SidecarContext,
-        picker: EndpointPicker,
-        prepare: Prepare,
-        placements: Placements,
-        is_healthy: Callable[[], bool],
-    ) -> None:
-        self._context = context
-        self._picker = picker
-        self._prepare = prepare
-        self._placements = placements
-        self._is_healthy = is_healthy
+    def __init__(self, parts: Parts, prepare: Prepare, is_healthy: Callable[[], bool]) -> None:
+        self._parts, self._prepare, self._is_healthy = parts, prepare, is_healthy
+        self._context, self._picker = parts.context, parts.picker
+        self._placements = parts.placements
 
     def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
         """Serve `request`; None: it is already answered."""
@@ -72,9 +53,8 @@ class RoutedRequests:
         if self._context.lifecycle.draining:
             send_error(client, request, 503, DRAINING, b"", close=True)
             return None
-        kind = kind_of(request.method, request.target)
         body: Body | None = None
-        if kind is not None:
+        if kind_of(request.method, request.target) is not None:
             try:
                 body = parse_body(request.body)
             except BadBody as err:
@@ -83,57 +63,25 @@ class RoutedRequests:
         http = _http_request(request)
         preparing = self._prepare(http, request.body) if request.body else None
         if preparing is None:
-            return self._serve(request, http, client, kind, body)
+            return self._serve(request, http, client, body)
         return PreparedRequest(
-            client, preparing, http, lambda made: self._serve(request, made, client, kind, body)
+            client, preparing, http, lambda made: self._serve(request, made, client, body)
         )
 
     def _serve(
-        self,
-        request: Request,
-        http: HttpRequest,
-        client: ClientConnection,
-        kind: RequestKind | None,
-        body: Body | None,
+        self, request: Request, http: HttpRequest, client: ClientConnection, body: Body | None
     ) -> ActiveRequest | None:
         try:
             placement = self._picker.place(http, request.body, time())
         except LocalReply as reply:
             _send_reply(client, request, reply)
             return None
+        kind = kind_of(request.method, request.target)
         record = new_record(request, placement.decision.request_id, kind or PASSTHROUGH)
         _trace_under_decision(record, placement)
         self._placements.add(record, placement)
-        decode = placement.decode
-        if kind is not None and body is not None:
-            generation = GenerationRequest(
-                request,
-                record.request_id,
-                kind,
-                body,
-                self._route(placement),
-                record,
-                self._context.settings,
-                {},
-            )
-            engine = address_of(decode.backend)
-            return start_generation(self._context, client, generation, engine, decode.name)
-        engine = address_of(decode.backend)
-        return start_passthrough(self._context, client, request, engine, decode.name, record=record)
-
-    def _route(self, placement: Placement) -> Route:
-        """The placement as the data path reads it."""
-        decision, serving = placement.decision, self._picker.routing.serving
-        path = decision.path or RoutingPath.UNIFIED
-        split = path is RoutingPath.PREFILL_THEN_DECODE
-        return Route(
-            path,
-            decision.reason,
-            tuple(map(_candidate, placement.prefill)) if split else (),
-            decode_name=placement.decode.name,
-            decode_rank=placement.decode.rank,
-            timeouts=Timeouts(serving.prefill_timeout, serving.kv_transfer_timeout),
-        )
+        placed = PlacedRequest(self._parts, request, client, http, body, record)
+        return placed.start(placement)
 
     def _answer_health(self, request: Request, client: ClientConnection) -> None:
         if self._context.lifecycle.draining:
@@ -187,10 +135,6 @@ def _http_request(request: Request) -> HttpRequest:
     """The request as the picker reads it."""
     values = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.values.items()}
     return HttpRequest(request.method.decode("latin-1"), request.target.decode("latin-1"), values)
-
-
-def _candidate(pod: Pod) -> Candidate:
-    return Candidate(pod.name, address_of(pod.backend), pod.rank)
 
 
 def _trace_under_decision(record: Record, placement: Placement) -> None:

@@ -7,6 +7,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from tandem_contract import headers
+from tandem_contract.commandline import HostPort
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import ParamsUnusable
 
@@ -20,7 +21,9 @@ from .events_actions import (
     DecodeAdmitted,
     DecodeErrored,
     DecodeEvent,
+    DecodeLost,
     DecodeRefused,
+    Event,
     PrefillAnswered,
     PrefillEvent,
     PrefillFailed,
@@ -111,3 +114,19 @@ def retry_after(head: ResponseHead, unix: float) -> float:
         return max(0.0, date.timestamp() - unix)
     except (ValueError, OverflowError):
         return 0.0
+
+
+FAILURES: Final = frozenset({DecodeErrored, DecodeLost, PrefillFailed, PrefillUnusable})
+"""The events that are logged as the failure of a leg."""
+
+
+def failure_detail(event: Event, engine: HostPort, answer: ResponseHead | None) -> str:
+    """What a failed leg is logged as. `engine` decodes; `answer`: its answer's head, if it came."""
+    match event:
+        case DecodeErrored():
+            status = answer.status if answer is not None else 0
+            return f"decode by {engine}: answered with an error ({status})"
+        case DecodeLost() | PrefillFailed() | PrefillUnusable():
+            return event.detail
+        case _:
+            return ""

@@ -50,6 +50,15 @@ class RecordObserver(Protocol):
         """A release of the request's KV ended."""
 
 
+class Failover(Protocol):
+    """Finds another engine for a request whose engine failed before the client got a byte. A
+    sidecar has one decode engine and no such object; the router has."""
+
+    def take_over(self) -> bool:
+        """Whether another engine serves the request, and its record, from now on. The caller then
+        ends without a word to the client."""
+
+
 class Work(Protocol):
     """Something that must end before the process does."""
 
@@ -155,6 +164,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     """The settings in force when the request began."""
     keys: Mapping[str, bytes]
     """The plan keys of that time; empty: none."""
+    failover: Failover | None = None
+    """None: no other engine may serve it."""
 
     @property
     def prefill_timeout(self) -> float:

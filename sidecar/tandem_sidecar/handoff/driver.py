@@ -20,6 +20,7 @@ from ..http.messages import ResponseHead
 from ..http.server import ClientConnection
 from ..observability.record import Phase
 from . import events_actions, machine
+from .classify import FAILURES, failure_detail
 from .context import GenerationRequest, SidecarContext
 from .decoding import DecodeLeg
 from .outbound import engine_request, new_attempt_id, release_kv
@@ -29,14 +30,6 @@ from .timing import merge_timing
 
 log = logging.getLogger(__name__)
 
-_FAILURES: Final = frozenset(
-    {
-        events_actions.DecodeErrored,
-        events_actions.DecodeLost,
-        events_actions.PrefillFailed,
-        events_actions.PrefillUnusable,
-    }
-)
 _PREFILL_IN_PROGRESS: Final = frozenset({machine.Prefilling, machine.BothLegs})
 _PHASES: Final = {
     machine.Prefilling: "prefilling",
@@ -77,6 +70,7 @@ class HandoffDriver:
         self._decode_id = ""
         # Whether the client reads too slowly. A decode leg that starts meanwhile begins paused.
         self._client_is_slow = False
+        self._taken_over = False
 
     def start(self) -> None:
         """Begin the hand-off; callbacks write the response to the client."""
@@ -135,7 +129,7 @@ class HandoffDriver:
         # `_end` has dropped the legs, so an event that comes later has nothing to act on.
         if type(self._state) is not machine.Ended:
             # By type, because a failing isinstance check of a Struct is slow.
-            if type(event) in _FAILURES:
+            if type(event) in FAILURES:
                 self._log_failure(event)
                 if self._reads_stream and self._attempts.leg is not None:
                     self._context.forget_source(self._attempts.leg.attempt.prefill)
@@ -162,8 +156,8 @@ class HandoffDriver:
 
     def _act(self, action: events_actions.Action) -> events_actions.Event | None:  # noqa: C901 - one line for each
         match action:
-            case events_actions.ForwardDecodeAnswer():
-                return self._forward_decode_answer()
+            case events_actions.ForwardDecodeAnswer(decode_failed):
+                return self._forward_decode_answer(decode_failed=decode_failed)
             case events_actions.StartDecode(kv_hold):
                 self._start_decode(kv_hold)
             case events_actions.StartPrefill(candidate, last):
@@ -181,8 +175,8 @@ class HandoffDriver:
                 if self._context.connector.core.release_is_notification:
                     attempt_id = self._attempt_id
                     release_kv(self._context, self._generation, self._engine, attempt_id, kv_hold)
-            case events_actions.SendError(status, message, retry_after):
-                self._send_error(status, message, retry_after)
+            case events_actions.SendError() as error:
+                self._send_error(error)
             case events_actions.CutAnswer(status, message):
                 decode = self._decode
                 at = CutPoint.WITHIN_EVENT if decode is None else decode.cut_point()
@@ -256,8 +250,10 @@ class HandoffDriver:
 
     # The answer.
 
-    def _forward_decode_answer(self) -> events_actions.Event | None:
+    def _forward_decode_answer(self, *, decode_failed: bool) -> events_actions.Event | None:
         """Forward the answer; returns its end as an event if it has arrived completely."""
+        if decode_failed and self._take_over():
+            return events_actions.DecodeTakenOver()
         leg = self._decode
         head = leg.start_forwarding() if leg is not None else None
         if leg is None or head is None:
@@ -290,16 +286,18 @@ class HandoffDriver:
             request, lines = self._generation.request, self._served_by().encode()
             send_collected(self._client, request, answer, lines, close=self._closing)
 
-    def _send_error(self, status: int, message: str, retry_after: int) -> None:
-        self._record_response(status)
+    def _send_error(self, error: events_actions.SendError) -> None:
+        if error.decode_failed and self._take_over():
+            return
+        self._record_response(error.status)
         send_error(
             self._client,
             self._generation.request,
-            status,
-            message,
+            error.status,
+            error.message,
             self._served_by().encode(),
             close=self._closing,
-            retry_after=retry_after,
+            retry_after=error.retry_after,
         )
 
     def _record_response(self, status: int, head: ResponseHead | None = None) -> None:
@@ -323,25 +321,25 @@ class HandoffDriver:
 
     def _log_failure(self, event: events_actions.Event) -> None:
         """Log one line for each failed attempt."""
-        if isinstance(event, events_actions.DecodeErrored):
-            answer = self._decode.answer if self._decode is not None else None
-            status = answer.status if answer is not None else 0
-            detail = f"decode by {self._engine}: answered with an error ({status})"
-            self._warn(self._decode_id, detail)
-        elif isinstance(event, events_actions.DecodeLost):
-            self._warn(self._decode_id, event.detail)
-        elif isinstance(event, events_actions.PrefillFailed | events_actions.PrefillUnusable):
-            self._warn(self._attempt_id, event.detail)
-
-    def _warn(self, attempt_id: str, detail: str) -> None:
+        leg, attempt_id = self._decode, self._attempt_id
+        if isinstance(event, events_actions.DecodeErrored | events_actions.DecodeLost):
+            attempt_id = self._decode_id
+        detail = failure_detail(event, self._engine, leg.answer if leg is not None else None)
         ids = {"request_id": self._generation.request_id, "engine_id": attempt_id}
         log.warning("%s", detail, extra=ids)
 
+    def _take_over(self) -> bool:
+        """Whether another engine serves the request, and its record, from now on."""
+        failover = self._generation.failover
+        self._taken_over = failover is not None and failover.take_over()
+        return self._taken_over
+
     def _end(self, state: machine.Ended) -> None:
         record = self._record
-        record.path, record.outcome, record.ended = state.path, state.outcome, self._loop.time()
         self._context.lifecycle.remove(self)
-        self._context.observer.on_request_end(record)
+        if not self._taken_over:
+            record.path, record.outcome, record.ended = state.path, state.outcome, self._loop.time()
+            self._context.observer.on_request_end(record)
         # Break the reference cycles between the driver and its legs. Otherwise only the cycle
         # collector would free the request and its bodies.
         self._decode = self._attempts.leg = None

@@ -100,6 +100,10 @@ class DecodeEnded(msgspec.Struct, frozen=True, gc=False):
     """The last byte of the answer arrived."""
 
 
+class DecodeTakenOver(msgspec.Struct, frozen=True, gc=False):
+    """Another decode engine serves the request from now on, and answers the client."""
+
+
 class ClientDisconnected(msgspec.Struct, frozen=True, gc=False):
     """The client closed its connection."""
 
@@ -112,7 +116,7 @@ PrefillEvent = PrefillSent | PrefillAnswered | PrefillUnusable | PrefillRejected
 DecodeEvent = (
     DecodeAdmitted | DecodeRefused | DecodeErrored | DecodeStarted | DecodeLost | DecodeEnded
 )
-Event = PrefillEvent | DecodeEvent | ClientDisconnected | DrainExpired
+Event = PrefillEvent | DecodeEvent | DecodeTakenOver | ClientDisconnected | DrainExpired
 
 # Actions, performed by the driver in the order given.
 
@@ -154,6 +158,9 @@ class ForwardPrefillAnswer(msgspec.Struct, frozen=True, gc=False):
 class ForwardDecodeAnswer(msgspec.Struct, frozen=True, gc=False):
     """Send the decode engine's answer to the client, from the bytes that already arrived on."""
 
+    decode_failed: bool = False
+    """It is an error for which another decode engine may serve the request instead."""
+
 
 class SendError(msgspec.Struct, frozen=True, gc=False):
     """Answer the client with an error of the sidecar."""
@@ -162,6 +169,8 @@ class SendError(msgspec.Struct, frozen=True, gc=False):
     message: str
     retry_after: int = 1
     """Seconds, for the Retry-After header of a 503."""
+    decode_failed: bool = False
+    """As of `ForwardDecodeAnswer`."""
 
 
 class CutAnswer(msgspec.Struct, frozen=True, gc=False):

@@ -20,7 +20,7 @@ from ..http.server import ClientConnection
 from ..http.upstream import Call, Failure
 from ..observability.record import Leg, Outcome, Phase, Record, Result
 from .classify import result_of, result_of_failure, starts_with_error
-from .context import SidecarContext
+from .context import Failover, SidecarContext
 from .liveness import EngineLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
 from .outbound import engine_request, new_attempt_id
@@ -45,8 +45,15 @@ class Forward(ABC):
     _liveness: EngineLiveness
 
     def __init__(
-        self, context: SidecarContext, client: ClientConnection, request: Request, record: Record
+        self,
+        context: SidecarContext,
+        client: ClientConnection,
+        request: Request,
+        record: Record,
+        failover: Failover | None = None,
     ) -> None:
+        """`failover`: None: no other engine may serve the request."""
+        self._failover = failover
         self.payload_only = request.http10
         self.context = context
         self.record = record
@@ -142,6 +149,8 @@ class Forward(ABC):
         if not (data or last):
             return
         if not self._relay.written:
+            if self._is_failure(data) and self._take_over(result_of(self.leg.status or 0)):
+                return
             self._begin(data)
         # The end is recorded before the last bytes are written, which may start the client's next
         # request within this call (pipelining).
@@ -186,7 +195,34 @@ class Forward(ABC):
 
     def _fail(self, result: Result, detail: str) -> None:
         self.end_leg(result, detail)
-        self._break_off(502, self.report_loss(detail))
+        message = self.report_loss(detail)
+        if self._relay.written or not self._take_over(result):
+            self._break_off(502, message)
+
+    def _is_failure(self, data: bytes) -> bool:
+        """Whether the answer, which begins with `data`, is an engine's failure."""
+        if self._failover is None:
+            return False
+        if self._head.status < 500 and not starts_with_error(self._head, data):
+            return False
+        self.report_loss(f"answered with an error ({self._head.status})")
+        return True
+
+    def _take_over(self, result: Result) -> bool:
+        """Whether another engine serves the request, and its record, from now on. The leg ended
+        with `result`."""
+        if self._failover is None or not self._failover.take_over():
+            return False
+        self.end_leg(result if result is not Result.ANSWERED else Result.ERROR)
+        if self._call is not None:
+            self._call.abort()
+        self.leave()
+        return True
+
+    def leave(self) -> None:
+        """This object no longer serves the request."""
+        self._call = None
+        self.context.lifecycle.remove(self)
 
     def _abort(self) -> None:
         status = self.leg.status
@@ -226,6 +262,10 @@ class PromptForward(Forward):
         self._overlap.end()
         super().end(outcome)
 
+    def leave(self) -> None:
+        self._overlap.end()
+        super().leave()
+
 
 class SingleEngineGeneration(PromptForward):
     """A generation that is not split: the engine's answer with the sidecar's headers."""
@@ -236,11 +276,12 @@ class SingleEngineGeneration(PromptForward):
         client: ClientConnection,
         request: Request,
         record: Record,
+        failover: Failover | None = None,
         *,
         routed: bool,
     ) -> None:
         """`routed`: a router sent the request and reads the timing from the answer."""
-        super().__init__(context, client, request, record)
+        super().__init__(context, client, request, record, failover)
         self._routed = routed
 
     def header_lines(self) -> bytes:

@@ -12,7 +12,7 @@ from ..http.messages import Request
 from ..http.server import ActiveRequest, ClientConnection
 from ..observability.record import Record
 from ..security.route import Route
-from .context import GenerationRequest, SidecarContext
+from .context import Failover, GenerationRequest, SidecarContext
 from .driver import HandoffDriver
 from .forward import SingleEngineGeneration
 from .passthrough import Passthrough
@@ -33,7 +33,12 @@ def start_generation(
         record.errors = (ErrorPhase.ORCHESTRATION,)
     if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
         forward = SingleEngineGeneration(
-            context, client, generation.request, record, routed=chosen.routed
+            context,
+            client,
+            generation.request,
+            record,
+            generation.failover,
+            routed=chosen.routed,
         )
         forward.start(engine, decode_name, generation.body.data, rank=chosen.decode_rank)
         return forward
@@ -50,6 +55,7 @@ def start_passthrough(
     backend: str,
     *,
     record: Record | None = None,
+    failover: Failover | None = None,
 ) -> ActiveRequest | None:
     """Forward `request`, which generates nothing, to `engine`, whose name is `backend`; None: it is
     already answered. `record`: None makes one."""
@@ -59,7 +65,7 @@ def start_passthrough(
     except ValueError as err:
         send_error(client, request, 400, str(err), b"", close=False)
         return None
-    forward = Passthrough(context, client, request, record=record)
+    forward = Passthrough(context, client, request, record=record, failover=failover)
     forward.start(engine, backend, body)
     return forward
 

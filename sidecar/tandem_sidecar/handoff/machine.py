@@ -41,6 +41,7 @@ from .events_actions import (
     DecodeLost,
     DecodeRefused,
     DecodeStarted,
+    DecodeTakenOver,
     DrainExpired,
     Event,
     ForwardDecodeAnswer,
@@ -286,30 +287,22 @@ def _step_decoding(state: Decoding, event: Event) -> Step:
         case DecodeLost(detail):
             failed = Ended(state.path, Outcome.FAILED)
             release = _release_if_not_admitted(state)
-            return failed, (CountError(ErrorPhase.DECODE), *release, SendError(502, detail))
+            error = SendError(502, detail, decode_failed=True)
+            return failed, (CountError(ErrorPhase.DECODE), *release, error)
         case _:
             raise IllegalStep(f"{event} while {state}")
 
 
 def _after_decode_error(state: Decoding, busy: bool) -> Step:
     """Treat a 5xx of a leg that reads KV as a failed KV load: decode once more without the KV."""
+    forward = ForwardDecodeAnswer(decode_failed=True)
     if state.kv_hold is None:
-        return Answering(state.path), (CountError(ErrorPhase.DECODE), ForwardDecodeAnswer())
-    release = ReleaseKv(state.kv_hold)
+        return Answering(state.path), (CountError(ErrorPhase.DECODE), forward)
     # A busy engine takes no more requests, so a second leg would not help: its answer is forwarded,
     # and the client may retry.
-    if busy:
-        return Answering(state.path), (
-            CountError(ErrorPhase.DECODE),
-            release,
-            ForwardDecodeAnswer(),
-        )
-    if not state.policy.fallback_to_unified:
-        return Answering(state.path), (
-            CountError(ErrorPhase.KV_TRANSFER),
-            release,
-            ForwardDecodeAnswer(),
-        )
+    if busy or not state.policy.fallback_to_unified:
+        phase = ErrorPhase.DECODE if busy else ErrorPhase.KV_TRANSFER
+        return Answering(state.path), (CountError(phase), ReleaseKv(state.kv_hold), forward)
     return _decode_without_kv(state, state.kv_hold)
 
 
@@ -330,6 +323,8 @@ def _step_answering(state: Answering, event: Event) -> Step:
         case DecodeLost(detail):
             cut = Ended(state.path, Outcome.CUT)
             return cut, (CountError(ErrorPhase.DECODE), CutAnswer(502, detail))
+        case DecodeTakenOver():
+            return Ended(state.path, Outcome.FAILED), (AbortDecode(),)
         case _:
             raise IllegalStep(f"{event} while {state}")
 

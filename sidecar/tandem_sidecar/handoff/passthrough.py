@@ -7,7 +7,7 @@ from ..http.server import ClientConnection
 from ..http.tunnel import Tunnel
 from ..http.upstream import Call
 from ..observability.record import PASSTHROUGH, Outcome, Record, Result
-from .context import SidecarContext
+from .context import Failover, SidecarContext
 from .forward import Forward
 from .machine import DRAIN_EXPIRED_MESSAGE
 from .outbound import REQUEST_ID, client_request_id
@@ -25,12 +25,14 @@ class Passthrough(Forward):
         client: ClientConnection,
         request: Request,
         request_id: str | None = None,
+        *,
         record: Record | None = None,
+        failover: Failover | None = None,
     ) -> None:
         """`request_id`: None takes the client's. `record`: None makes one."""
         if record is None:
             record = new_record(request, request_id or client_request_id(request), PASSTHROUGH)
-        super().__init__(context, client, request, record)
+        super().__init__(context, client, request, record, failover)
         # Reads are cheap for the engine, so they are finished for a client that closed its sending
         # side; see `http.client`.
         self.survives_half_close = request.method in (b"GET", b"HEAD")

@@ -35,6 +35,8 @@ def pairing(policy: Policy = YES, *, started: bool = False, of: int = 1) -> h.Bo
 LOCAL = h.Decoding(YES, FALLBACK)
 PREFILL, DECODE = m.CountError(ErrorPhase.PREFILL), m.CountError(ErrorPhase.DECODE)
 KV = m.CountError(ErrorPhase.KV_TRANSFER)
+FAILURE = m.ForwardDecodeAnswer(decode_failed=True)
+GONE = m.SendError(502, "gone", decode_failed=True)
 
 
 def ended_state(outcome: Outcome, path: RoutingPath = SPLIT) -> h.Ended:
@@ -105,28 +107,33 @@ def test_a_failed_kv_load_is_decoded_once_without_the_kv(admitted: bool) -> None
     state, actions = h.step(reading(admitted=admitted), m.DecodeErrored())
     assert state == LOCAL
     assert actions == (KV, m.AbortDecode(), m.ReleaseKv(P), m.StartDecode(None))
-    engine_may_be_healthy = (h.Answering(FALLBACK), (DECODE, m.ForwardDecodeAnswer()))
+    engine_may_be_healthy = (h.Answering(FALLBACK), (DECODE, FAILURE))
     assert h.step(state, m.DecodeErrored()) == engine_may_be_healthy
 
 
 def test_a_failed_kv_load_without_fallback_is_forwarded() -> None:
-    passed = (h.Answering(SPLIT), (KV, m.ReleaseKv(P), m.ForwardDecodeAnswer()))
+    passed = (h.Answering(SPLIT), (KV, m.ReleaseKv(P), FAILURE))
     assert h.step(reading(NO), m.DecodeErrored()) == passed
 
 
 @pytest.mark.parametrize("state", [reading(admitted=True), LOCAL])
 def test_decode_dies_before_the_first_byte(state: h.Decoding) -> None:
-    failed = (ended_state(Outcome.FAILED, state.path), (DECODE, m.SendError(502, "gone")))
+    failed = (ended_state(Outcome.FAILED, state.path), (DECODE, GONE))
     assert h.step(state, m.DecodeLost("gone")) == failed
 
 
 def test_decode_dies_before_it_admitted_the_request() -> None:
-    failed = (ended_state(Outcome.FAILED), (DECODE, m.ReleaseKv(P), m.SendError(502, "gone")))
+    failed = (ended_state(Outcome.FAILED), (DECODE, m.ReleaseKv(P), GONE))
     assert h.step(reading(), m.DecodeLost("gone")) == failed
 
 
+def test_another_engine_takes_over_from_one_that_failed() -> None:
+    ended = (ended_state(Outcome.FAILED), (m.AbortDecode(),))
+    assert h.step(h.Answering(SPLIT), m.DecodeTakenOver()) == ended
+
+
 def test_a_busy_decode_engine_gets_no_second_leg() -> None:
-    passed = (h.Answering(SPLIT), (DECODE, m.ReleaseKv(P), m.ForwardDecodeAnswer()))
+    passed = (h.Answering(SPLIT), (DECODE, m.ReleaseKv(P), FAILURE))
     assert h.step(reading(), m.DecodeErrored(busy=True)) == passed
 
 
@@ -222,7 +229,7 @@ def test_concurrent_legs_a_decode_failure_aborts_the_prefill() -> None:
     _, actions = h.step(pairing(), m.DecodeErrored())
     assert actions == (m.AbortPrefill(), KV, *DROP, m.StartDecode(None))
     _, actions = h.step(pairing(), m.DecodeLost("gone"))
-    assert actions == (m.AbortPrefill(), DECODE, m.ReleaseKv(P), m.SendError(502, "gone"))
+    assert actions == (m.AbortPrefill(), DECODE, m.ReleaseKv(P), GONE)
     _, actions = h.step(pairing(), m.DecodeRefused(kv_released=False))
     assert actions == (m.AbortPrefill(), m.ReleaseKv(P))
 

@@ -1,0 +1,138 @@
+"""A request that was placed: started on its engines, and on others if its decode engine fails."""
+
+from dataclasses import dataclass
+from time import time
+from typing import Final
+
+from msgspec.structs import replace
+
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Timeouts
+from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pods import Pod
+from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.stream import LocalReply
+from tandem_epp.picker import EndpointPicker
+from tandem_epp.placement import Placement
+from tandem_sidecar.bodies.kinds import kind_of
+from tandem_sidecar.bodies.parse import Body
+from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
+from tandem_sidecar.handoff.generation import start_generation, start_passthrough
+from tandem_sidecar.http.messages import Request
+from tandem_sidecar.http.server import ActiveRequest, ClientConnection
+from tandem_sidecar.observability.record import Record
+from tandem_sidecar.security.route import Candidate, Route
+
+from .configuration import address_of
+from .placements import Placements
+
+FAILOVERS: Final = 1
+"""Other backends that a request is sent to after its decode engine failed. More: a request that
+makes engines crash takes as many with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What all requests of a process share."""
+
+    context: SidecarContext
+    picker: EndpointPicker
+    fleet: Fleet
+    placements: Placements
+
+
+class PlacedRequest:
+    """Serves one request; it is its own `handoff.context.Failover`."""
+
+    def __init__(  # noqa: PLR0917 - the request's parts, in their order
+        self,
+        parts: Parts,
+        request: Request,
+        client: ClientConnection,
+        http: HttpRequest,
+        body: Body | None,
+        record: Record,
+    ) -> None:
+        """`body`: parsed; None for a request that generates nothing."""
+        self._parts = parts
+        self._request, self._client, self._http = request, client, http
+        self._body, self._record = body, record
+        self._failed: list[Pod] = []
+        self._placement: Placement
+
+    def start(self, placement: Placement) -> ActiveRequest | None:
+        """Send the request to the backends of `placement`; None: it is already answered."""
+        self._placement = placement
+        context, request, record = self._parts.context, self._request, self._record
+        decode = placement.decode
+        engine = address_of(decode.backend)
+        kind = kind_of(request.method, request.target)
+        if kind is None or self._body is None:
+            # A websocket may have begun something at its engine.
+            failover = None if request.upgrade else self
+            return start_passthrough(
+                context,
+                self._client,
+                request,
+                engine,
+                decode.name,
+                record=record,
+                failover=failover,
+            )
+        generation = GenerationRequest(
+            request,
+            record.request_id,
+            kind,
+            self._body,
+            self._route(),
+            record,
+            context.settings,
+            {},
+            self,
+        )
+        return start_generation(context, self._client, generation, engine, decode.name)
+
+    def take_over(self) -> bool:
+        """Whether another backend serves the request from now on."""
+        failed, now = self._placement.decode, time()
+        self._failed.append(failed)
+        subset = self._others()
+        if len(self._failed) > FAILOVERS or not subset or self._parts.context.lifecycle.draining:
+            return False
+        try:
+            placement = self._parts.picker.place(
+                replace(self._http, subset=subset), self._request.body, now
+            )
+        except LocalReply:
+            return False
+        self._parts.placements.replace(self._record, placement)
+        active = self.start(placement)
+        if active is not None:
+            self._client.continue_with(active)
+        return True
+
+    def _others(self) -> frozenset[str]:
+        """Addresses of the backends that did not fail this request; empty if none of them is left
+        that could serve it."""
+        ready = self._parts.fleet.ready_pods(self._placement.decision.model)
+        failed = {pod.address for pod in self._failed}
+        return frozenset(pod.address for pod in ready if pod.address) - failed
+
+    def _route(self) -> Route:
+        """The placement as the data path reads it."""
+        placement, serving = self._placement, self._parts.picker.routing.serving
+        decision = placement.decision
+        path = decision.path or RoutingPath.UNIFIED
+        split = path is RoutingPath.PREFILL_THEN_DECODE
+        return Route(
+            path,
+            decision.reason,
+            tuple(map(_candidate, placement.prefill)) if split else (),
+            decode_name=placement.decode.name,
+            decode_rank=placement.decode.rank,
+            timeouts=Timeouts(serving.prefill_timeout, serving.kv_transfer_timeout),
+        )
+
+
+def _candidate(pod: Pod) -> Candidate:
+    return Candidate(pod.name, address_of(pod.backend), pod.rank)

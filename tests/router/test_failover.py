@@ -1,0 +1,91 @@
+"""A decode backend fails before the client got a byte: another one serves the request."""
+
+import json
+
+import pytest
+
+from ..sidecar.peers import Script, Turn
+from .conftest import DECODE, PATH, PROMPT, Harness
+
+
+async def dies(turn: Turn) -> None:
+    turn.die()
+
+
+async def errs(turn: Turn) -> None:
+    turn.answer(500, b"{}")
+
+
+async def is_busy(turn: Turn) -> None:
+    turn.answer(503, b"{}")
+
+
+async def streams_an_error(turn: Turn) -> None:
+    turn.stream()
+    turn.event('{"error": {"message": "out of memory", "code": 500}}')
+    turn.end()
+
+
+FAILURES = [dies, errs, is_busy, streams_an_error]
+
+
+@pytest.mark.parametrize("fails", FAILURES)
+@pytest.mark.parametrize("split", [True, False])
+async def test_another_backend_serves(harness: Harness, fails: Script, split: bool) -> None:
+    await harness.prefill("p")
+    failing = await harness.decode("d-0", fails, weight=1000)
+    working = await harness.decode("d-1")
+    await harness.start({"enabled": split})
+    for number in range(20):
+        response, body = await harness.ask({"model": "m", "prompt": [number] * 40})
+        assert (response.status, response.headers[DECODE]) == (200, "d-1")
+        assert json.loads(body) == {"choices": [{"text": "hello"}]}
+        assert response.headers[PATH] == ("prefill_then_decode" if split else "unified")
+        if failing.requests:
+            break
+    assert failing.requests
+    assert working.requests
+    assert await harness.metric('disaggregated_errors_total{phase="decode"}') >= 1
+    assert await harness.metric('tandem_sidecar_outcomes_total{outcome="answered"}') == number + 1
+
+
+async def test_a_refused_connection_is_a_failure_too(harness: Harness) -> None:
+    failing = await harness.unified("u-0")
+    await harness.unified("u-1")
+    await harness.start()
+    failing.close_port()
+    for number in range(8):
+        response, _ = await harness.ask({"model": "m", "prompt": [number] * 40})
+        assert response.status == 200
+
+
+async def test_other_requests_are_sent_elsewhere_too(harness: Harness) -> None:
+    async def embeds(turn: Turn) -> None:
+        turn.answer(200, b'{"data": []}')
+
+    failing = await harness.decode("d-0", errs, role="unified")
+    await harness.decode("d-1", embeds, role="unified")
+    await harness.start()
+    for _ in range(20):
+        response, body = await harness.ask({"model": "m", "input": "Hi"}, "/v1/embeddings")
+        assert (response.status, body) == (200, b'{"data": []}')
+        if failing.requests:
+            return
+    raise AssertionError("the failing backend got no request")
+
+
+@pytest.mark.parametrize("fails", FAILURES)
+async def test_two_failures_are_the_clients_to_see(harness: Harness, fails: Script) -> None:
+    decodes = [await harness.decode(f"u-{n}", fails, role="unified") for n in range(3)]
+    await harness.start()
+    response, _ = await harness.ask({"model": "m", "prompt": PROMPT, "stream": True})
+    assert response.status == {dies: 502, errs: 500, is_busy: 503, streams_an_error: 200}[fails]
+    assert sum(len(decode.requests) for decode in decodes) == 2
+
+
+async def test_the_only_backend_is_not_asked_twice(harness: Harness) -> None:
+    decode = await harness.decode("u", errs, role="unified")
+    await harness.start()
+    response, _ = await harness.ask()
+    assert response.status == 500
+    assert len(decode.requests) == 1

@@ -75,6 +75,12 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     "TLS secret; reloaded when it changes. Default: clear text.",
 )
 @click.option(
+    "--accept-tls",
+    is_flag=True,
+    help="Accept TLS beside clear text on --listen, by the certificate of --tls-dir or a "
+    "self-signed one: for gateways that call an EPP by TLS only, beside others.",
+)
+@click.option(
     "--health",
     type=HOST_PORT,
     default=str(Settings.health),
@@ -216,6 +222,7 @@ def main(
     listen: HostPort,
     ext_proc_server: str,
     tls_dir: Path | None,
+    accept_tls: bool,
     health: HostPort,
     metrics: HostPort,
     config: Path | None,
@@ -259,7 +266,7 @@ def main(
         config=config,
         listen=listen,
         ext_proc_server=ext_proc_server,
-        tls=TlsSettings(directory=tls_dir) if tls_dir else None,
+        tls=_tls(tls_dir, accept_tls=accept_tls),
         health=health,
         metrics=metrics,
         api_path=api_path.added,
@@ -282,6 +289,12 @@ def main(
     for word in context.args:
         _log.warning("%r is ignored, as llm-d's EPP does: write --flag=value", word)
     _serve(settings)
+
+
+def _tls(directory: Path | None, *, accept_tls: bool) -> TlsSettings | None:
+    if directory is None and not accept_tls:
+        return None
+    return TlsSettings(directory=directory, allows_clear_text=accept_tls)
 
 
 def _as_llmd(context: click.Context, settings: Settings, llmd: Mapping[str, Any]) -> Settings:

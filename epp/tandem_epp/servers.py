@@ -55,7 +55,12 @@ class Servers:
         if settings.ext_proc_server == "grpcio":
             return GrpcServer(*common, held=held, body_seconds=seconds)
         return Http2Server(
-            *common, held=held, body_seconds=seconds, is_ready=self._is_ready, tls=self._tls
+            *common,
+            held=held,
+            body_seconds=seconds,
+            is_ready=self._is_ready,
+            tls=self._tls,
+            allows_clear=settings.tls is not None and settings.tls.allows_clear_text,
         )
 
     @asynccontextmanager

@@ -55,7 +55,11 @@ async def test_a_slow_answer_arrives_as_it_is_generated(tmp_path: Path) -> None:
         assert await response.content.read() == b"last"
 
 
-async def test_tls_between_envoy_and_the_epp(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_tls", [True, False], ids=["tls", "clear"])
+@pytest.mark.parametrize("accepts_both", [True, False], ids=["both", "one"])
+async def test_tls_between_envoy_and_the_epp(
+    tmp_path: Path, is_tls: bool, accepts_both: bool
+) -> None:
     authority, certificates = trustme.CA(), tmp_path / "tls"
     certificates.mkdir()
     issue(authority, certificates)
@@ -63,6 +67,8 @@ async def test_tls_between_envoy_and_the_epp(tmp_path: Path) -> None:
     root.write_bytes(authority.cert_pem.bytes())
 
     def with_tls(bootstrap: Json, _decode: list[Backend]) -> None:
+        if not is_tls:
+            return
         clusters = {each["name"]: each for each in bootstrap["static_resources"]["clusters"]}
         clusters[EPP]["transport_socket"] = {
             "name": "envoy.transport_sockets.tls",
@@ -76,7 +82,9 @@ async def test_tls_between_envoy_and_the_epp(tmp_path: Path) -> None:
             },
         }
 
-    flags = ("--tls-dir", str(certificates))
+    flags = ("--tls-dir", str(certificates)) if is_tls or accepts_both else ()
+    if accepts_both:
+        flags += ("--accept-tls",)
     async with running(tmp_path, "BUFFERED", with_tls, flags=flags) as stack:
         bodies = [{"model": "m", "prompt": f"{n} " + "x" * 100_000} for n in range(20)]
         answers = await asyncio.gather(*(post(stack, body) for body in bodies))

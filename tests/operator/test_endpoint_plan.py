@@ -290,7 +290,7 @@ def test_the_inference_pool_has_a_version_that_the_cluster_serves(kind: tuple[st
 
 
 @pytest.mark.parametrize("is_pool", [True, False])
-def test_the_epp_of_an_inference_pool_reads_the_objects_that_refer_to_it(is_pool: bool) -> None:
+def test_the_epp_of_an_inference_pool_serves_gateways_and_what_refers_to_it(is_pool: bool) -> None:
     objects = planned(endpoint(decode(routing=ASKED if is_pool else {})))
     role = objects[ObjectRef("rbac.authorization.k8s.io/v1", "Role", "chat-epp")]
     resources = {kind for rule in role["rules"] for kind in rule["resources"]}
@@ -299,9 +299,10 @@ def test_the_epp_of_an_inference_pool_reads_the_objects_that_refer_to_it(is_pool
     if is_pool:
         assert resources == {"pods", "inferencemodelrewrites", "inferenceobjectives"}
         assert arguments[arguments.index("--inference-pool") + 1] == "chat"
+        assert "--accept-tls" in arguments
     else:
         assert resources == {"pods"}
-        assert "--inference-pool" not in arguments
+        assert not {"--inference-pool", "--accept-tls"} & set(arguments)
 
 
 def test_endpoints_behind_one_gateway_are_told_apart_by_their_routes() -> None:

@@ -58,10 +58,12 @@ class Http2Server:
         is_ready: Callable[[], bool] = lambda: True,
         limits: Limits | None = None,
         tls: ssl.SSLContext | None = None,
+        allows_clear: bool = False,
     ) -> None:
         """`body_limit` is in bytes; `held` counts what all streams hold, and bodies are complete
         after `body_seconds` or refused. `on_broken` is called with each answer that broke off, and
-        the time; `is_ready` answers probes. `tls`: None serves HTTP/2 in clear text."""
+        the time; `is_ready` answers probes. `tls`: None serves HTTP/2 in clear text;
+        beside `tls` that is served too if it `allows_clear`."""
         self.picker, self.body_limit, self.on_broken = picker, body_limit, on_broken
         self.prepare: Preparer | None = None
         """Called with each request that has a body; None: picks wait for nothing."""
@@ -70,7 +72,8 @@ class Http2Server:
         self.is_stopping = False
         self.open: set[_Process | _AccessLog] = set()
         """The calls that are not over."""
-        self._listen, self._tls, self._is_ready = listen, tls, is_ready
+        self._listen, self._is_ready = listen, is_ready
+        self._tls, self._allows_clear = tls, allows_clear
         # A BUFFERED body comes in one message.
         limits = replace(limits or Limits(), message=body_limit + ENVELOPE)
         services = frozenset((SERVICE, access_log.SERVICE))
@@ -87,7 +90,9 @@ class Http2Server:
     async def start(self) -> int:
         """Listen and serve; returns the port. Raises ListenError."""
         try:
-            return await self.server.listen(self._listen.host, self._listen.port, self._tls)
+            return await self.server.listen(
+                self._listen.host, self._listen.port, self._tls, allows_clear=self._allows_clear
+            )
         except OSError as err:
             raise ListenError(
                 f"cannot listen on {self._listen}: is the port in use? See --listen"

@@ -13,6 +13,7 @@ from ssl import SSLContext
 from typing import Final, cast
 
 from .connection import Connection
+from .either import EitherListener
 from .errors import ConnectionFault, ErrorCode
 from .headers import BlockCache
 from .health import HTTP1_STARTS, HealthService
@@ -53,28 +54,46 @@ class Server:
         self.cache = BlockCache()
         self.connections: set[ServerConnection] = set()
         self.is_draining = False
-        self._server: asyncio.Server | None = None
+        self._listener: asyncio.Server | EitherListener | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._all_closed = asyncio.Event()
         self._all_closed.set()
 
-    async def listen(self, host: str, port: int, tls: SSLContext | None = None) -> int:
-        """Accept connections; returns the port. Raises OSError."""
-        loop = asyncio.get_running_loop()
+    async def listen(
+        self, host: str, port: int, tls: SSLContext | None = None, *, allows_clear: bool = False
+    ) -> int:
+        """Accept connections, by TLS if there is `tls`, and then also in clear text if it
+        `allows_clear`; returns the port. Raises OSError."""
+        port = await self._accept(host, port, tls, allows_clear=allows_clear)
+        self._timer = asyncio.get_running_loop().call_later(_CHECK_SECONDS, self._check)
+        return port
+
+    async def _accept(
+        self, host: str, port: int, tls: SSLContext | None, *, allows_clear: bool
+    ) -> int:
+        def connection() -> ServerConnection:
+            return ServerConnection(self)
+
+        if tls is not None and allows_clear:
+            limits = self.limits
+            self._listener = either = EitherListener(
+                connection, tls, limit=limits.connections, seconds=limits.preface_seconds
+            )
+            return either.listen(host, port)
         # Without reuse_port: a second process on the same port would take part of the connections.
-        self._server = await loop.create_server(
-            lambda: ServerConnection(self), host, port, ssl=tls, backlog=1024
+        loop = asyncio.get_running_loop()
+        self._listener = server = await loop.create_server(
+            connection, host, port, ssl=tls, backlog=1024
         )
-        self._timer = loop.call_later(_CHECK_SECONDS, self._check)
-        address: tuple[str, int] = self._server.sockets[0].getsockname()
+        address: tuple[str, int] = server.sockets[0].getsockname()
         return address[1]
 
     async def stop(self, grace: float) -> None:
         """Accept no connection and, once the peers know it, no stream; wait for the open ones, and
         abort them after `grace` seconds."""
         self.is_draining = True
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            self._listener.close()
         self.health.close()
         for connection in list(self.connections):
             connection.drain()

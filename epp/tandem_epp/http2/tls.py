@@ -23,6 +23,8 @@ class TlsSettings:
     """HTTP/2 needs 1.2 (RFC 9113, 9.2)."""
     ciphers: str = ""
     """OpenSSL's names for the ciphers of TLS 1.2, with colons between them; empty: its default."""
+    allows_clear_text: bool = False
+    """Whether clients may also connect without TLS, for ext_proc only."""
     client_ca: Path | None = None
     """PEM file of the authorities of client certificates, which are then required; None: clients
     need none."""

@@ -73,10 +73,13 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    limits: Limits | None = None, tls: ssl.SSLContext | None = None
+    limits: Limits | None = None,
+    tls: ssl.SSLContext | None = None,
+    *,
+    allows_clear: bool = False,
 ) -> AsyncIterator[Serving]:
     serving = Serving(limits or Limits())
-    serving.port = await serving.server.listen("127.0.0.1", 0, tls)
+    serving.port = await serving.server.listen("127.0.0.1", 0, tls, allows_clear=allows_clear)
     try:
         yield serving
     finally:

@@ -110,7 +110,9 @@ def _container(
     observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings
 ) -> Object:
     peers = Names(observed.key.name).epp_peers
-    pool = ("--inference-pool", observed.key.name) if required.inference_pool else ()
+    # Some gateways call an EPP by TLS only, and others, as our Envoy, in clear text.
+    gateway = ("--inference-pool", observed.key.name, "--accept-tls")
+    pool = gateway if required.inference_pool else ()
     return container(
         settings,
         name=EPP,

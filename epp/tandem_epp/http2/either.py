@@ -1,0 +1,108 @@
+"""A port that serves TLS and clear text: gateways differ in which of both they speak to an EPP.
+
+The first byte of a client tells: a TLS handshake begins with 22 (RFC 8446, 5.1), HTTP with a
+letter. asyncio cannot begin TLS on a connection that it has read from, so the byte is looked at,
+and left in the socket, before asyncio gets it.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+_HANDSHAKE: Final = b"\x16"
+_PAUSE_SECONDS: Final = 1.0
+"""Seconds without accepting, when the process has no file descriptor left."""
+_BACKLOG: Final = 1024
+
+log: Final = logging.getLogger(__name__)
+
+
+class EitherListener:
+    """The listening socket, and connections that have not begun."""
+
+    def __init__(
+        self,
+        protocol: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext,
+        *,
+        limit: int,
+        seconds: float,
+    ) -> None:
+        """At most `limit` connections wait for their first byte or their handshake, each for
+        `seconds`."""
+        self._protocol, self._tls = protocol, tls
+        self._limit, self._seconds = limit, seconds
+        self._socket: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._beginning: set[asyncio.Task[None]] = set()
+
+    def listen(self, host: str, port: int) -> int:
+        """Accept connections; returns the port. Raises OSError."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self._socket.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(self._socket))
+        bound: int = self._socket.getsockname()[1]
+        return bound
+
+    def close(self) -> None:
+        """Accept no connection, and give up those that have not begun."""
+        for task in (self._accepting, *self._beginning):
+            if task is not None:
+                task.cancel()
+        if self._socket is not None:
+            self._socket.close()
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listening)
+            except ConnectionError:
+                # The client has left already.
+                continue
+            except OSError as err:
+                log.warning("cannot accept a connection: %s", err)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if len(self._beginning) >= self._limit:
+                client.close()
+                continue
+            task = asyncio.create_task(self._begin(client))
+            self._beginning.add(task)
+            task.add_done_callback(self._beginning.discard)
+
+    async def _begin(self, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._seconds):
+                tls = self._tls if await _first_byte(client) == _HANDSHAKE else None
+                # A message must not wait for the acknowledgement of the one before.
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await loop.connect_accepted_socket(self._protocol, client, ssl=tls)
+        # A timeout and an error of TLS are OSErrors, too.
+        except OSError as err:
+            log.debug("a connection has not begun: %s", err)
+            client.close()
+        except asyncio.CancelledError:
+            client.close()
+            raise
+
+
+async def _first_byte(client: socket.socket) -> bytes:
+    """The first byte, which stays in the socket; none if the client has closed. Raises OSError."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    client.setblocking(False)
+    while True:
+        readable.clear()
+        loop.add_reader(client.fileno(), readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(client.fileno())
+        with suppress(BlockingIOError):
+            return client.recv(1, socket.MSG_PEEK)

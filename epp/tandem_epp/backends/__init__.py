@@ -5,8 +5,9 @@ together. `fleet_figures` has what requests are predicted to take on each. Disco
 fleet: from the configuration file (`tandem_epp.configuration`) or from a cluster's pods
 (`kubernetes_discovery`, with `pod_backend` reading one pod; for those of an InferencePool
 `pool_discovery`, with `inference_pool` reading the pool). `members` makes each data-parallel
-rank of a backend a pod. `scrape` keeps load and health current, at the pace of `pace` and through
-`page_reader`; `prefix_tree` remembers the prompts of all pods, and `warmup` has each
-prefill/decode pair make its first hand-off early. Choosing among backends belongs to `scheduling`.
+rank of a backend a pod. `scrape` keeps load and health current, at the pace of `pace`:
+`page_client` requests the pages, and `page_reader` reads them. `prefix_tree` remembers the prompts
+of all pods, and `warmup` has each prefill/decode pair make its first hand-off early. Choosing among
+backends belongs to `scheduling`.
 Read `pods` first.
 """

@@ -17,8 +17,6 @@ from random import Random
 from time import monotonic, time
 from typing import Final
 
-import aiohttp
-
 from tandem_contract.commandline import HostPort
 from tandem_contract.config import HealthChecks
 
@@ -28,6 +26,7 @@ from .fleet import Fleet
 from .http2_client import Http2Client, speaks_http2
 from .members import Members
 from .pace import BUSY_INTERVAL, Allowance, fresh_seconds, next_interval, select_due
+from .page_client import PageClient
 from .page_reader import PageReader
 from .pods import Pod
 from .scrape_settings import ScrapeSettings
@@ -92,7 +91,7 @@ class Scraper:
         self._random = Random()
         self._allowance = Allowance(burst=TICK)
         self._is_complete = False
-        self._session: aiohttp.ClientSession | None = None
+        self._client: PageClient | None = None
         self._http2 = Http2Client()
         self._loop_task: SupervisedTask | None = None
 
@@ -103,8 +102,8 @@ class Scraper:
         Stays True afterwards: a backend that is added later does not make the picker unready.
         """
         self._is_complete = self._is_complete or (
-            # Without a session `sync` has not run yet, and `all` of no targets would be true.
-            self._session is not None
+            # Without a client `sync` has not run yet, and `all` of no targets would be true.
+            self._client is not None
             and all(target.ended_at >= 0 for target in self._targets.values())
         )
         return self._is_complete
@@ -112,14 +111,10 @@ class Scraper:
     def sync(self) -> None:
         """Scrape exactly the fleet's serving backends from now on; to be called on the event
         loop."""
-        # Created here, because a ClientSession needs the running event loop.
-        if self._session is None:
-            # No limit of connections: `pace` limits the scrapes, and one that hangs must not hold
-            # up the others.
-            connector = aiohttp.TCPConnector(limit=0)
-            self._session = aiohttp.ClientSession(connector=connector)
-            session = self._session
-            self._loop_task = SupervisedTask("scraping", lambda: self._run(session))
+        # Created here, because it needs the running event loop.
+        if self._client is None:
+            self._client = client = PageClient()
+            self._loop_task = SupervisedTask("scraping", lambda: self._run(client))
         backends = {members for members in self._fleet.backends if members.pods[0].serving}
         # A cancelled task need not be awaited: it changes only its own pods, which are not chosen.
         for members in self._targets.keys() - backends:
@@ -142,26 +137,26 @@ class Scraper:
             with suppress(asyncio.CancelledError):
                 await task
         await self._http2.close()
-        if self._session is not None:
-            await self._session.close()
+        if self._client is not None:
+            await self._client.close()
 
-    async def _run(self, session: aiohttp.ClientSession) -> None:
+    async def _run(self, client: PageClient) -> None:
         shared_at = float("-inf")
         while True:
             now = monotonic()
             if now - shared_at >= _SHARE_SECONDS:
                 shared_at = now
                 self._fleet.figures.share()
-            self._start_due(session, now)
+            self._start_due(client, now)
             await asyncio.sleep(TICK)
 
-    def _start_due(self, session: aiohttp.ClientSession, now: float) -> None:
+    def _start_due(self, client: PageClient, now: float) -> None:
         """Start the scrapes that are due, and fade the figures of those that are late."""
         idle = [target for target in self._targets.values() if target.task is None]
         due = select_due(idle, now, self._allowance.available(now))
         self._allowance.spend(len(due))
         for target in due:
-            target.task = asyncio.create_task(self._scrape(target, session))
+            target.task = asyncio.create_task(self._scrape(target, client))
         self._fade(now)
 
     def _fade(self, now: float) -> None:
@@ -176,14 +171,14 @@ class Scraper:
         if has_faded:
             self._fleet.invalidate_scores()
 
-    async def _scrape(self, target: _Target, session: aiohttp.ClientSession) -> None:
+    async def _scrape(self, target: _Target, client: PageClient) -> None:
         """Scrape once, and set when to scrape again."""
         try:
             is_outdated = monotonic() - target.resolved_at >= _DNS_SECONDS
             # After a failed lookup `resolved_at` stays, so the next scrape tries again.
             if target.has_host_name and is_outdated and await self._resolve(target.members):
                 target.resolved_at = monotonic()
-            changed = await self._scrape_once(target, session)
+            changed = await self._scrape_once(target, client)
         finally:
             target.task = None
             target.ended_at = monotonic()
@@ -206,19 +201,19 @@ class Scraper:
             if pod.healthy and previous.get(pod.name) != pod.incarnation:
                 self._on_backend_up(pod)
 
-    async def _scrape_once(self, target: _Target, session: aiohttp.ClientSession) -> bool:
+    async def _scrape_once(self, target: _Target, client: PageClient) -> bool:
         """Scrape into the pods; returns whether anything changed that scorers see."""
         members = target.members
         readiness = _readiness(members)
         url = self._health_url(target)
         try:
             if url:
-                await self._get(members, url, session)
+                await self._get(members, url, client)
                 target.checked_at = monotonic()
             url = self.settings.metrics_url(members.url)
-            body = await self._get(members, url, session)
+            body = await self._get(members, url, client)
         # A timeout is an OSError, too (TimeoutError).
-        except (aiohttp.ClientError, OSError) as err:
+        except OSError as err:
             target.failures += 1
             changed = False
             for pod in members.pods:
@@ -251,15 +246,11 @@ class Scraper:
         is_due = is_doubtful or waited >= self.checks.interval
         return target.members.url.rstrip("/") + path if is_due else ""
 
-    async def _get(self, members: Members, url: str, session: aiohttp.ClientSession) -> bytes:
-        """The body of a 2xx answer. Raises ClientError, OSError."""
+    async def _get(self, members: Members, url: str, client: PageClient) -> bytes:
+        """The body of a 2xx answer. Raises OSError."""
         if speaks_http2(members.pods[0].backend, url):
             return await self._http2.get(url, self.checks.timeout)
-        timeout = aiohttp.ClientTimeout(total=self.checks.timeout)
-        async with session.get(url, ssl=self.settings.tls or True, timeout=timeout) as response:
-            body = await response.read()
-            response.raise_for_status()
-            return body
+        return await client.get(url, self.checks.timeout, self.settings.tls)
 
     def _apply_page(self, members: Members, page: EnginePage) -> bool:
         """Apply a page to the pods; returns whether anything changed that scorers see."""

@@ -174,6 +174,9 @@ def build_sets(
     """Join pools, pods and Deployments to sets, ordered by namespace and name."""
     pods_of_pool: dict[tuple[str, str], list[PodState]] = {}
     for body in pods:
+        # A pod that downloads a model serves nothing.
+        if labels.MODEL_PULL in body["metadata"]["labels"]:
+            continue
         # The operator's own parsers: this shows what the operator sees.
         pod = pod_state(body)
         pods_of_pool.setdefault((body["metadata"]["namespace"], pod.pool), []).append(pod)

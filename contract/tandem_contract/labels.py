@@ -53,6 +53,11 @@ ENDPOINT: Final = f"{GROUP}/endpoint"
 """On the objects that serve a routing endpoint (Services, Envoy, EPP, plan keys), not on pods: its
 name. The operator writes it and lists by it."""
 
+MODEL_PULL: Final = f"{GROUP}/model-pull"
+"""On the Job that downloads a set's model, and on its pods, beside `POOL` with the set's name: the
+kind of pool that names the set. These pods have no role, so no selector of serving pods has them.
+The operator writes it and finds both by it."""
+
 KUEUE_PREFIX: Final = "kueue.x-k8s.io/"
 """The operator copies labels with this prefix from a pool to its pods: Kueue's queue and priority.
 User → operator → Kueue."""
@@ -72,6 +77,10 @@ replacement by it (back-off). Operator → operator."""
 SIDECAR_FLAGS: Final = f"{GROUP}/sidecar-flags"
 """On decode pods: JSON, the sidecar's flags that change while it runs, by name. The operator
 patches it on live pods. Operator → sidecar, as its `--config` through a downwardAPI volume."""
+PULLED_MODEL: Final = f"{GROUP}/pulled-model"
+"""On pods whose model was downloaded before them: JSON with repository, revision, claim, and the
+commit that the revision was then. Pods of later revisions of the set get the same commit.
+Operator → operator."""
 CONFIG_HASH: Final = f"{GROUP}/config-hash"
 """On pods whose process reads its configuration only at start: a new value rolls them. Operator."""
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"

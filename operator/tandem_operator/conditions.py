@@ -34,6 +34,8 @@ class Reason(StrEnum):
     UNSCHEDULABLE = "Unschedulable"
     FITS_NO_NODE = "FitsNoNode"
     PODS_FAIL = "PodsFail"
+    MODEL_PULLS = "ModelPulls"
+    MODEL_PULL_FAILS = "ModelPullFails"
     # Compatible
     AGREES = "Agrees"
     ALONE = "Alone"

@@ -171,6 +171,43 @@ class RevisionState:
 
 
 @dataclass(frozen=True)
+class PullJob:
+    """A Job that downloads a set's model."""
+
+    name: str
+    uid: str
+    is_complete: bool
+    failure: str | None
+    """Why Kubernetes gave the Job up; None while it may succeed."""
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """The termination message of a container of a PullJob's pod that has succeeded."""
+
+    bytes: int
+    files: int
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
+class PullPod:
+    """A pod of a PullJob."""
+
+    name: str
+    owner: str | None
+    """UID of its Job."""
+    created: float
+    """Unix seconds."""
+    is_done: bool
+    """Whether every container has succeeded."""
+    reports: Mapping[str, PullReport]
+    """By container; those that have not succeeded are absent."""
+    trouble: str | None
+    """As in PodState."""
+
+
+@dataclass(frozen=True)
 class NodeState:
     """A node's size and taints, to detect that a replica fits on no node."""
 
@@ -216,6 +253,8 @@ class Observed:
     revisions: tuple[RevisionState, ...] = ()
     budgets: tuple[Body, ...] = ()
     """PodDisruptionBudgets of the set's pools."""
+    pull_jobs: tuple[PullJob, ...] = ()
+    pull_pods: tuple[PullPod, ...] = ()
     nodes: tuple[NodeState, ...] | None = None
     """None when the operator may not list nodes: whether a replica fits is not checked then."""
     routers: Mapping[str, RouterState] = field(default_factory=dict)

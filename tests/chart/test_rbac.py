@@ -43,6 +43,7 @@ RARE = {
     # create, adopting an orphan, deleting a revision once five newer ones exist.
     ("", "pods", "get"),
     ("apps", "controllerrevisions", "get"),
+    ("batch", "jobs", "get"),
     ("apps", "controllerrevisions", "patch"),
     ("apps", "controllerrevisions", "delete"),
     # Asked by the admission of owner references that block a deletion, not by a request.
@@ -148,6 +149,32 @@ def _exercise_operator(control_plane: ControlPlane, namespace: str) -> None:
     _until(lambda: pods(labels.endpoint_label("other")) == 1, "the prefill pod's label")
     kubectl("delete", "decodepools,prefillpools", "--all")
     _until(lambda: pods() == 0, "the pods to be collected")
+    _exercise_pull(control_plane, namespace)
+
+
+def _exercise_pull(control_plane: ControlPlane, namespace: str) -> None:
+    """Download a model before its pods, then do without."""
+    cache = {"claimName": "hub", "prePull": True}
+    pool = {
+        "apiVersion": labels.API_VERSION,
+        "kind": "PrefillPool",
+        "metadata": {"name": "pulling", "namespace": namespace},
+        "spec": {"model": {"name": "org/model", "cache": cache}},
+    }
+
+    def kubectl(*arguments: str, body: str = "") -> str:
+        return control_plane.kubectl(*arguments, f"--namespace={namespace}", input=body or None)
+
+    def jobs() -> int:
+        listed = kubectl("get", "jobs", f"--selector={labels.MODEL_PULL}", "--output=name")
+        return len(listed.split())
+
+    kubectl("apply", "--filename=-", body=json.dumps(pool))
+    _until(lambda: jobs() == 1, "the Job")
+    off = {"spec": {"model": {"cache": {"prePull": False}}}}
+    kubectl("patch", "prefillpool/pulling", "--type=merge", f"--patch={json.dumps(off)}")
+    _until(lambda: jobs() == 0, "the Job to be deleted")
+    kubectl("delete", "prefillpool/pulling")
 
 
 def _until(holds: Callable[[], bool], event: str) -> None:

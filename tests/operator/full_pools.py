@@ -70,7 +70,8 @@ _SHARED: dict[str, Any] = {
     },
 }  # fmt: skip
 _SCALED: dict[str, Any] = {
-    "model": {"name": "org/model", "revision": "main", "cache": {"claimName": "hub"},
+    "model": {"name": "org/model", "revision": "main",
+              "cache": {"claimName": "hub", "prePull": False},
               "source": {"huggingface": {"repository": "org/model",
                                          "tokenSecretRef": {"name": "hf", "key": "token"}}}},
     "replicas": None,

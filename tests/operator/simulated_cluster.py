@@ -6,13 +6,22 @@ Bodies go through the same parsing as those of the API server.
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from tandem_contract.labels import SIDECAR_FLAGS
-from tandem_operator.observed import Failure, NodeState, Observed, PodState, PoolKey, RouterState
+from tandem_operator.observed import (
+    Failure,
+    NodeState,
+    Observed,
+    PodState,
+    PoolKey,
+    PullPod,
+    RouterState,
+)
 from tandem_operator.planning import api_objects
 from tandem_operator.planning.actions import ApplyReplicas, SetPlan
 from tandem_operator.planning.plan import plan_set
@@ -41,6 +50,8 @@ class SimulatedCluster:
         """Pods as they were created, by name."""
         self.revisions: dict[str, dict[str, Any]] = {}
         self.budgets: dict[str, dict[str, Any]] = {}
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.pull_pods: list[PullPod] = []
         self.nodes: tuple[NodeState, ...] | None = None
         self.routers: dict[str, RouterState] = {}
         self.failures: dict[PoolKey, Failure] = {}
@@ -96,6 +107,8 @@ class SimulatedCluster:
             pods=tuple(self.pods.values()),
             revisions=tuple(api_objects.revision_state(body) for body in self.revisions.values()),
             budgets=tuple(self.budgets.values()),
+            pull_jobs=tuple(api_objects.pull_job(body) for body in self.jobs.values()),
+            pull_pods=tuple(self.pull_pods),
             nodes=self.nodes,
             routers=self.routers,
             kv_bytes_moved=self.kv_bytes_moved,
@@ -175,24 +188,36 @@ class SimulatedCluster:
         )
 
     def _writes(self, plan: SetPlan) -> Iterator[Any]:
-        for adopt in plan.adopt:
-            yield lambda write=adopt: self._adopt(write.kind, write.name, write.owner["uid"])
-        for create in plan.create_revisions:
-            yield lambda write=create: self._create_revision(write.body)
-        for create in plan.apply_budgets:
-            yield lambda write=create: self.budgets.update({write.name: write.body})
-        for label in plan.label_pods:
-            yield lambda write=label: self._label(write.name, write.labels, write.annotations)
-        for create in plan.create_pods:
-            yield lambda write=create: self._create_pod(write.body)
-        for delete in plan.delete_pods:
-            yield lambda write=delete: self._delete(write.name)
-        for name in plan.delete_budgets:
-            yield lambda write=name: self.budgets.pop(write)
-        for name in plan.delete_revisions:
-            yield lambda write=name: self.revisions.pop(write)
-        for replicas in plan.apply_replicas:
-            yield lambda write=replicas: self._apply_replicas(write)
+        actions: list[tuple[Iterable[Any], Callable[[Any], Any]]] = [
+            (plan.adopt, lambda write: self._adopt(write.kind, write.name, write.owner["uid"])),
+            (plan.create_jobs, lambda write: self._create_job(write.body)),
+            (plan.create_revisions, lambda write: self._create_revision(write.body)),
+            (plan.apply_budgets, lambda write: self.budgets.update({write.name: write.body})),
+            (
+                plan.label_pods,
+                lambda write: self._label(write.name, write.labels, write.annotations),
+            ),
+            (plan.create_pods, lambda write: self._create_pod(write.body)),
+            (plan.delete_pods, lambda write: self._delete(write.name)),
+            (plan.delete_budgets, self.budgets.pop),
+            (plan.delete_revisions, self.revisions.pop),
+            (plan.delete_jobs, lambda write: self.remove_job(write.name)),
+            (plan.apply_replicas, self._apply_replicas),
+        ]
+        for writes, action in actions:
+            for write in writes:
+                yield partial(action, write)
+
+    def _create_job(self, body: dict[str, Any]) -> None:
+        name = body["metadata"]["name"]
+        assert name not in self.jobs, f"{name} exists"
+        self.jobs[name] = copy.deepcopy(body)
+        self.jobs[name]["metadata"]["uid"] = self._uid()
+
+    def remove_job(self, name: str) -> None:
+        """Delete a Job with its pods."""
+        uid = self.jobs.pop(name)["metadata"]["uid"]
+        self.pull_pods = [pod for pod in self.pull_pods if pod.owner != uid]
 
     def _apply_replicas(self, write: ApplyReplicas) -> None:
         """Server-side apply. The operator is taken for the field's only owner."""

@@ -9,7 +9,7 @@ from tandem_kube.client import Api
 from tandem_kube.errors import Invalid
 from tandem_kube.resources import Object, Resource
 from tandem_operator.planning.validation import validate_set
-from tandem_operator.resources.inert import without_inert_fields
+from tandem_operator.resources.resolve import without_inert_fields
 
 from ..cluster.control_plane import ControlPlane
 from .operating import DECODE_POOLS, PREFILL_POOLS, api_of

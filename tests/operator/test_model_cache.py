@@ -3,55 +3,23 @@
 import os
 import sys
 from asyncio import subprocess
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
+from .fake_hub import COMMIT, FakeHub, serving
 from .rendered_pods import engine, rendered
 
 pytestmark = pytest.mark.component
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PULL = "from huggingface_hub import snapshot_download as f; print(f('org/model', revision='v1'))"
-
-
-class FakeHub:
-    """The Hugging Face hub's API for one repository with one file; counts requests."""
-
-    def __init__(self) -> None:
-        self.requests: Counter[str] = Counter()
-        self.url = ""
-
-    async def revision(self, _request: web.Request) -> web.Response:
-        self.requests["revision"] += 1
-        files = [{"rfilename": "config.json"}]
-        return web.json_response({"id": "org/model", "sha": COMMIT, "siblings": files})
-
-    async def tree(self, _request: web.Request) -> web.Response:
-        return web.json_response([{"type": "file", "path": "config.json", "size": 2, "oid": "e1"}])
-
-    async def file(self, request: web.Request) -> web.Response:
-        self.requests[request.method] += 1
-        headers = {"ETag": '"e1"', "X-Repo-Commit": COMMIT}
-        return web.Response(body=b"{}", headers=headers)
 
 
 @pytest.fixture
 async def hub() -> AsyncIterator[FakeHub]:
-    fake = FakeHub()
-    app = web.Application()
-    app.router.add_get("/api/models/org/model/revision/v1", fake.revision)
-    app.router.add_get(f"/api/models/org/model/tree/{COMMIT}", fake.tree)
-    app.router.add_get(f"/org/model/resolve/{COMMIT}/config.json", fake.file)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    fake.url = "http://{}:{}".format(*runner.addresses[0])
-    yield fake
-    await runner.cleanup()
+    async with serving(FakeHub()) as fake:
+        yield fake
 
 
 async def start_pod(claim: Path, home: Path, **env: str) -> str:

@@ -21,6 +21,10 @@ it hands to an EPP may grant only what the operator holds itself (pods: get, lis
 - apiGroups: [apps]
   resources: [controllerrevisions]
   verbs: [get, list, watch, create, patch, delete]
+# Downloads of models before their pods (model.cache.prePull).
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, delete]
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
   verbs: [list, watch, create, patch, delete]

@@ -11,7 +11,7 @@ from typing import Any
 
 from tandem_contract import labels
 
-from ..observed import Body, Failure, PodName, PoolKey, SetKey
+from ..observed import Body, Failure, PodName, PoolKey, PullJob, SetKey
 from ..resources.pools import Pool
 from ..resources.spec import Rollout
 from .validation import PoolValidation
@@ -99,6 +99,20 @@ class ApplyReplicas:
         }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Pull:
+    """The download that a pool waits for before it rolls to a new revision."""
+
+    job: str
+    """Name of the Job."""
+    message: str
+    """What it does, or why it fails, in its own words."""
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `status.modelPull`; empty until the Job knows the model's size."""
+    failure: Failure | None = None
+    """Set while the Job does not get on."""
+
+
 class Mode(Enum):
     """Which changes a pool's pods get in this pass."""
 
@@ -132,6 +146,8 @@ class PoolPlan:
     """Reason of a HOLD: pools of the set that keep the old compat hash, and why each does."""
     refused: Failure | None = None
     """Reason of a HOLD: the API server refuses every pod of the spec; its message."""
+    pull: Pull | None = None
+    """Reason of a HOLD: the model is being downloaded."""
     newer_template: bool = False
     """Whether this operator would render the update revision differently than it is pinned."""
     template: Body | None = field(default=None, repr=False)
@@ -153,6 +169,7 @@ class SetPlan:
 
     key: SetKey
     adopt: tuple[Adopt, ...] = ()
+    create_jobs: tuple[Create, ...] = ()
     create_revisions: tuple[Create, ...] = ()
     apply_budgets: tuple[Create, ...] = ()
     """PodDisruptionBudgets to create or to bring to this content (server-side apply, forced)."""
@@ -161,6 +178,7 @@ class SetPlan:
     delete_pods: tuple[Delete, ...] = ()
     delete_budgets: tuple[str, ...] = ()
     delete_revisions: tuple[str, ...] = ()
+    delete_jobs: tuple[PullJob, ...] = ()
     apply_replicas: tuple[ApplyReplicas, ...] = ()
     """Last, since a refusal must not keep a pool's pods from being replaced."""
     requeue_after: float | None = None
@@ -179,8 +197,8 @@ class SetPlan:
         return sum(
             map(
                 len,
-                (self.adopt, self.create_revisions, self.apply_budgets, self.label_pods,
-                 self.create_pods, self.delete_pods, self.delete_budgets, self.delete_revisions,
-                 self.apply_replicas),
+                (self.adopt, self.create_jobs, self.create_revisions, self.apply_budgets,
+                 self.label_pods, self.create_pods, self.delete_pods, self.delete_budgets,
+                 self.delete_revisions, self.delete_jobs, self.apply_replicas),
             )
         )  # fmt: skip

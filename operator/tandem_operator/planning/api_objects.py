@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, cast, get_args
 
+import msgspec
+
 from tandem_contract import labels
 from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 from tandem_contract.paths import Role
@@ -20,6 +22,9 @@ from ..observed import (
     PodState,
     PoolKey,
     PoolResource,
+    PullJob,
+    PullPod,
+    PullReport,
     RevisionState,
     SetKey,
 )
@@ -121,6 +126,32 @@ def revision_state(body: Body) -> RevisionState:
     )
 
 
+def pull_job(body: Body) -> PullJob:
+    """A Job that downloads a model. Raises KeyError for an object without name or uid."""
+    conditions = _mappings(_mapping(body, "status"), "conditions")
+    ended = {e.get("type"): e for e in conditions if e.get("status") == "True"}
+    return PullJob(
+        name=body["metadata"]["name"],
+        uid=body["metadata"]["uid"],
+        is_complete="Complete" in ended,
+        failure=_reason_and_message(ended["Failed"]) if "Failed" in ended else None,
+    )
+
+
+def pull_pod(body: Body) -> PullPod:
+    """A pod of such a Job; raises as `pull_job` does."""
+    metadata, status = body["metadata"], _mapping(body, "status")
+    conditions = {entry.get("type"): entry for entry in _mappings(status, "conditions")}
+    return PullPod(
+        name=metadata["name"],
+        owner=_controller_uid(metadata),
+        created=timestamp(metadata.get("creationTimestamp")) or 0.0,
+        is_done=status.get("phase") == "Succeeded",
+        reports=dict(_reports(status)),
+        trouble=_trouble(status, conditions),
+    )
+
+
 def node_state(body: Body) -> NodeState:
     """A Node. Raises KeyError for an object without a name."""
     metadata, spec = body["metadata"], _mapping(body, "spec")
@@ -190,6 +221,19 @@ def _container_troubles(status: Body) -> Iterator[str]:
                 text = _reason_and_message({**ended, "message": output})
                 code = f"exit code {ended['exitCode']}"
                 yield f"container {container.get('name')}: {text} ({code})"
+
+
+def _reports(status: Body) -> Iterator[tuple[str, PullReport]]:
+    """What containers that have succeeded say in their termination messages."""
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        for container in _mappings(status, kind):
+            ended = _mapping(_mapping(container, "state"), "terminated")
+            try:
+                report = msgspec.json.decode(str(ended.get("message")), type=PullReport)
+            except msgspec.DecodeError:
+                continue
+            if ended.get("exitCode") == 0:
+                yield str(container.get("name")), report
 
 
 def _reason_and_message(state: Body) -> str:

@@ -2,6 +2,7 @@
 
     validate  each pool as a type, or why it is rejected        `validation`, `pool_state`
     target    the revision to which each pool rolls             `revisions`
+    pull      models that are downloaded before                 `model_pulls`
     gate      which pools wait for which                        `revision_gate`
     count     how many pods to add and to remove                `rollout`
     name      which pods                                        `pod_plan`
@@ -23,10 +24,12 @@ from ..observed import (
     PoolKey,
     RevisionState,
 )
+from ..pods.models import pulled_model
 from ..pods.sidecar_flags import reads_annotation, with_flags
 from ..resources.resolve import DEFAULTS, Defaults
-from . import budgets, pod_plan, progress, revisions
-from .actions import Adopt, ApplyReplicas, Create, Delete, Label, Mode, PoolPlan, SetPlan
+from . import pod_plan, progress, revisions
+from .actions import Adopt, ApplyReplicas, Create, Delete, Label, Mode, PoolPlan, Pull, SetPlan
+from .model_pulls import ModelPulls, plan_pulls
 from .pool_state import PoolState, pool_states
 from .revision_gate import Member, blocked_by, gate
 from .revisions import Target
@@ -49,18 +52,39 @@ def plan_set(
         {pool.name: pool.pinned for pool in pools},
         defaults,
     )
-    members = [_gate_member(pool, targets.get(pool.name), observed.now) for pool in pools]
+    pulls = plan_pulls(observed, pools, targets, defaults)
+    targets = _with_pulls(pools, targets, pulls, defaults)
+    members = [
+        _gate_member(pool, targets.get(pool.name), pool.name in pulls.waiting, observed.now)
+        for pool in pools
+    ]
     writes = []
     for pool, member in zip(pools, members, strict=True):
         # Blocked pools are held, so their gate does not matter.
         blockers = blocked_by(member, members)
-        plan = _plan_pool(pool, targets.get(pool.name), blockers, defaults)
+        pull = pulls.waiting.get(pool.name) if pool.rollable_pool else None
+        plan = _plan_pool(pool, targets.get(pool.name), blockers, pull, defaults)
         pool_gate = OPEN if blockers else gate(member, members)
         writes.append(_plan_writes(observed, pool, plan, pool_gate))
-    return _combine(observed, writes)
+    return _combine(observed, writes, pulls)
 
 
-def _gate_member(pool: PoolState, target: Target | None, now: float) -> Member:
+def _with_pulls(
+    pools: Iterable[PoolState], targets: Mapping[str, Target], pulls: ModelPulls, defaults: Defaults
+) -> dict[str, Target]:
+    """The targets that pools may roll to now: without those whose model is not there yet."""
+    ready = {name: target for name, target in targets.items() if name not in pulls.waiting}
+    for pool in pools:
+        pulled, target = pulls.pulled.get(pool.name), ready.get(pool.name)
+        if pulled and target and pool.rollable_pool:
+            template = revisions.render_template(
+                pool.rollable_pool, target.revision, defaults, pulled
+            )
+            ready[pool.name] = replace(target, template=template)
+    return ready
+
+
+def _gate_member(pool: PoolState, target: Target | None, is_pulling: bool, now: float) -> Member:
     reason = ""
     if pool.validation.rejection:
         reason = f"does not agree ({pool.validation.rejection.reason})"
@@ -68,6 +92,8 @@ def _gate_member(pool: PoolState, target: Target | None, now: float) -> Member:
         reason = "is paused"
     elif pool.refused:
         reason = f"is refused ({pool.refused.reason})"
+    elif is_pulling:
+        reason = "waits for its model"
     return Member(
         name=pool.name,
         prefill=pool.resource.key.kind == PREFILL_POOL,
@@ -81,7 +107,11 @@ def _gate_member(pool: PoolState, target: Target | None, now: float) -> Member:
 
 
 def _plan_pool(
-    pool: PoolState, target: Target | None, blockers: tuple[str, ...], defaults: Defaults
+    pool: PoolState,
+    target: Target | None,
+    blockers: tuple[str, ...],
+    pull: Pull | None,
+    defaults: Defaults,
 ) -> PoolPlan:
     """Mode and revisions of a pool."""
     current = pool.current.revision if pool.current else None
@@ -90,14 +120,17 @@ def _plan_pool(
         validation=pool.validation, mode=Mode.HOLD,
         desired=pool.desired, current=current, update=current,
         compat=pool.current.compat if pool.current else None,
-        blocked_by=blockers, refused=pool.refused,
+        blocked_by=blockers, refused=pool.refused, pull=pull,
         template=pool.current.template if pool.current else None,
     )  # fmt: skip
-    # The pool may not roll: it is rejected, paused or refused. It keeps its revision and scales.
+    # The pool may not roll: it is rejected, paused or refused, or waits for its model. It keeps its
+    # revision and scales.
     if target is None:
         return on_hold
     newer = target.pinned is not None and pool.rollable_pool is not None and revisions.differs(
-        revisions.render_template(pool.rollable_pool, target.revision, defaults),
+        revisions.render_template(
+            pool.rollable_pool, target.revision, defaults, pulled_model(target.pinned.template)
+        ),
         target.pinned.template,
     )  # fmt: skip
     targeted = replace(
@@ -241,14 +274,14 @@ def _create_revision(pool: PoolState, plan: PoolPlan) -> Iterable[Create]:
 
 
 def _apply_budget(observed: Observed, pool: PoolState) -> Iterable[Create]:
-    desired = budgets.budget(pool.resource, pool.limits)
-    if desired is not None and not budgets.has_budget(desired, observed.budgets):
+    desired = pod_plan.budget(pool.resource, pool.limits)
+    if desired is not None and not pod_plan.has_budget(desired, observed.budgets):
         yield Create(pool.resource.key, desired)
 
 
 def _delete_budget(observed: Observed, pool: PoolState) -> Iterable[str]:
-    name = budgets.budget_name(pool.resource)
-    if budgets.budget(pool.resource, pool.limits) is None and any(
+    name = pod_plan.budget_name(pool.resource)
+    if pod_plan.budget(pool.resource, pool.limits) is None and any(
         body["metadata"]["name"] == name for body in observed.budgets
     ):
         yield name
@@ -278,11 +311,12 @@ def _apply_replicas(pool: PoolState) -> Iterable[ApplyReplicas]:
         yield ApplyReplicas(pool.resource.key, pool.resource.uid, None)
 
 
-def _combine(observed: Observed, pools: Sequence[_PoolWrites]) -> SetPlan:
+def _combine(observed: Observed, pools: Sequence[_PoolWrites], pulls: ModelPulls) -> SetPlan:
     delays = [time - observed.now for pool in pools for time in pool.requeue_times]
     return SetPlan(
         key=observed.key,
         adopt=tuple(write for pool in pools for write in pool.adopt),
+        create_jobs=pulls.create,
         create_revisions=tuple(write for pool in pools for write in pool.create_revisions),
         apply_budgets=tuple(write for pool in pools for write in pool.apply_budgets),
         label_pods=tuple(write for pool in pools for write in pool.label_pods),
@@ -290,6 +324,7 @@ def _combine(observed: Observed, pools: Sequence[_PoolWrites]) -> SetPlan:
         delete_pods=tuple(write for pool in pools for write in pool.delete_pods),
         delete_budgets=tuple(name for pool in pools for name in pool.delete_budgets),
         delete_revisions=tuple(name for pool in pools for name in pool.delete_revisions),
+        delete_jobs=pulls.delete,
         apply_replicas=tuple(write for pool in pools for write in pool.apply_replicas),
         requeue_after=max(0.0, min(delays)) if delays else None,
         pools={pool.plan.key: pool.plan for pool in pools},

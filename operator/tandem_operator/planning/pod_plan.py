@@ -1,5 +1,5 @@
-"""The pods of one pool: which are created, labelled, adopted and deleted, and when failed pods are
-replaced. Pure.
+"""The pods of one pool: which are created, labelled, adopted and deleted, when failed pods are
+replaced, and how many a node drain must leave (PodDisruptionBudget). Pure.
 
 Pods are never restarted in place, so the back-off that a kubelet applies to containers is applied
 here to pods: without it, a pod whose command line no engine accepts would be created, scheduled and
@@ -20,8 +20,9 @@ from ..observed import Body, Observed, PodState, PoolResource, roles_of
 from ..pods import manifests
 from ..resources.spec import Rollout
 from .actions import Adopt, Create, Delete, Label
+from .drift import is_up_to_date
 from .revisions import owner_reference
-from .rollout import MIN_READY_SECONDS
+from .rollout import MIN_READY_SECONDS, Limits
 
 OVER: Final = "over"
 """Reason of a deletion: the pod's containers have ended, or its node is gone."""
@@ -192,6 +193,59 @@ def plan_creations(
         if position < len(attempts):
             body = _with_annotations(body, {labels.ATTEMPT: str(attempts[position])})
         yield Create(resource.key, body)
+
+
+def budget_name(resource: PoolResource) -> str:
+    """The budget's name, with the pool's kind in it: two pools of a set may share a name."""
+    return f"{resource.key.name}-{roles_of(resource.key.kind)[0]}"
+
+
+def budget(resource: PoolResource, limits: Limits) -> Body | None:
+    """The pool's budget; None when the pool has at most one pod more than may be missing.
+
+    One pod may always be evicted, also the only one of a pool: its own drain loses no request, and
+    a budget that forbids the eviction would block the maintenance of its node for good.
+    """
+    # At least one pod may be missing, also where maxUnavailable is 0.
+    fewest = limits.desired - max(1, limits.unavailable)
+    if fewest < 1:
+        return None
+    key = resource.key
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {
+            "name": budget_name(resource),
+            "namespace": key.namespace,
+            "labels": {
+                labels.POOL: key.name,
+                labels.ROLE: roles_of(key.kind)[0],
+                labels.MANAGED_BY: "tandem-operator",
+            },
+            "ownerReferences": [owner_reference(resource)],
+        },
+        "spec": {
+            "minAvailable": fewest,
+            # Otherwise pods that never become ready could block the drain of their node.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {
+                "matchLabels": {labels.POOL: key.name},
+                "matchExpressions": [
+                    {"key": labels.ROLE, "operator": "In", "values": list(roles_of(key.kind))},
+                    # A draining pod takes no new request, so it must not count as available.
+                    {"key": labels.DRAINING, "operator": "DoesNotExist"},
+                ],
+            },
+        },
+    }
+
+
+def has_budget(desired: Body, live: Iterable[Body]) -> bool:
+    """Whether the API server has this budget already."""
+    return any(
+        body["metadata"]["name"] == desired["metadata"]["name"] and is_up_to_date(body, desired)
+        for body in live
+    )
 
 
 def _next_attempts(replaced: Iterable[PodState]) -> list[int]:

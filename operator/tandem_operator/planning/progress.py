@@ -73,7 +73,8 @@ def last_progress(
     reason = progressing_reason_before_deadline(plan, counting)
     if reason is Reason.COMPLETE and is_refused:
         reason = Reason.HELD
-    if reason in (Reason.COMPLETE, Reason.PAUSED, Reason.WAITING_FOR_PEER):
+    # A download may take longer than the deadline; one that does not get on is HELD.
+    if reason in (Reason.COMPLETE, Reason.PAUSED, Reason.WAITING_FOR_PEER, Reason.MODEL_PULLS):
         return None
     present = Progress(plan.generation, plan.update or "", _available(plan, counting), now)
     before = _stored_progress(resource.status)
@@ -102,7 +103,9 @@ def progressing_reason_before_deadline(plan: PoolPlan, counting: Sequence[PodSta
     if plan.mode is not Mode.ROLL:
         if plan.blocked_by:
             return Reason.WAITING_FOR_PEER
-        return Reason.HELD if plan.validation.rejection or plan.refused else Reason.PAUSED
+        if plan.validation.rejection or plan.refused or (plan.pull and plan.pull.failure):
+            return Reason.HELD
+        return Reason.MODEL_PULLS if plan.pull else Reason.PAUSED
     if is_complete(plan, counting):
         return Reason.COMPLETE
     if any(pod.revision != plan.update for pod in counting):

@@ -23,6 +23,7 @@ from ..observed import Body, Observed, PodState, PoolResource, RevisionState, ro
 from ..pods import connectors, manifests, sidecar_flags
 from ..pods.containers import ENGINE
 from ..pods.manifests import PodTemplate
+from ..pods.models import PulledModel, at_commit, with_pulled_model
 from ..resources.pools import Pool, short_hash, with_revision
 from ..resources.resolve import Defaults
 
@@ -79,12 +80,20 @@ def choose_targets(
     }
 
 
-def render_template(pool: Pool, revision: str, defaults: Defaults) -> PodTemplate:
+def render_template(
+    pool: Pool, revision: str, defaults: Defaults, pulled: PulledModel | None = None
+) -> PodTemplate:
     """The pod template that this operator renders for the pool, as JSON stores it.
 
-    Cached and shared: do not change it.
+    `pulled`: the commit of the model that was downloaded for it. Cached and shared: do not change
+    it.
     """
-    return _render(_PoolIdentity(pool), revision, defaults)
+    return _render(_PoolIdentity(pool), revision, defaults, pulled)
+
+
+def is_pinned(pool: Pool, pinned: Sequence[RevisionState], defaults: Defaults) -> bool:
+    """Whether one of the revisions pins the pool's present spec."""
+    return bool(_pinned_by_hash(pool, pinned, defaults))
 
 
 def differs(template: PodTemplate, pinned: Body) -> bool:
@@ -184,12 +193,16 @@ class _PoolIdentity:
 
 
 @lru_cache(maxsize=1024)
-def _render(identity: _PoolIdentity, revision: str, defaults: Defaults) -> PodTemplate:
+def _render(
+    identity: _PoolIdentity, revision: str, defaults: Defaults, pulled: PulledModel | None
+) -> PodTemplate:
+    pool = with_revision(identity.pool, revision)
+    template = manifests.template(at_commit(pool, pulled.commit) if pulled else pool, defaults)
+    if pulled:
+        template = with_pulled_model(template, pulled)
     # Through JSON, so that it compares equal to the template that the API server returns.
-    template: PodTemplate = json.loads(
-        json.dumps(manifests.template(with_revision(identity.pool, revision), defaults))
-    )
-    return template
+    stored: PodTemplate = json.loads(json.dumps(template))
+    return stored
 
 
 def _pinned_by_hash(

@@ -12,6 +12,7 @@ from tandem_contract import labels
 
 from ..conditions import ConditionType, Reason
 from ..observed import Observed, PoolKey, roles_of
+from ..pods.models import pulled_model
 from .actions import SetPlan
 from .api_objects import rfc3339
 from .progress import condition
@@ -34,6 +35,8 @@ _EVENT_TYPES: Final[dict[tuple[str, str], Literal["Normal", "Warning"]]] = {
     (ConditionType.PODS_READY, Reason.FITS_NO_NODE): _WARNING,
     (ConditionType.COMPATIBLE, Reason.MISMATCH): _WARNING,
     (ConditionType.PEER_READY, Reason.PEER_MISSING): _WARNING,
+    (ConditionType.PROGRESSING, Reason.MODEL_PULLS): _NORMAL,
+    (ConditionType.RECONCILING, Reason.MODEL_PULL_FAILS): _WARNING,
     (ConditionType.PROGRESSING, Reason.ROLLING_OUT): _NORMAL,
     (ConditionType.PROGRESSING, Reason.WAITING_FOR_PEER): _NORMAL,
     (ConditionType.PROGRESSING, Reason.PAUSED): _NORMAL,
@@ -91,6 +94,7 @@ def _status(facts: Facts) -> StatusBody:
         # Kept until the endpoint is reconciled, like condition RouterReady.
         "endpoint": facts.router.url if facts.router else facts.resource.status.get("endpoint"),
         "progress": facts.last_progress.as_status if facts.last_progress else None,
+        "modelPull": _model_pull(facts),
         "scaling": _scaling(facts),
         "conditions": _conditions(facts),
     }
@@ -114,6 +118,15 @@ def _columns(facts: Facts) -> dict[str, Any]:
         "accelerator": f"{accelerator.count}x{kind}" if accelerator.count else "cpu",
         "connector": pool.spec.transfer.connector,
     }
+
+
+def _model_pull(facts: Facts) -> dict[str, Any] | None:
+    """The download that the pool waits for; after it the commit that its pods run."""
+    plan = facts.plan
+    if plan.pull is not None:
+        return {"job": plan.pull.job, **plan.pull.progress}
+    pulled = pulled_model(plan.template) if plan.template else None
+    return {"commit": pulled.commit} if pulled else None
 
 
 def _scaling(facts: Facts) -> dict[str, Any] | None:

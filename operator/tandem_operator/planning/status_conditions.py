@@ -28,7 +28,13 @@ class ConditionState(NamedTuple):
 
 
 _PROGRESSING_REASONS: Final = frozenset(
-    {Reason.STARTING, Reason.ROLLING_OUT, Reason.SCALING, Reason.WAITING_FOR_PEER}
+    {
+        Reason.STARTING,
+        Reason.ROLLING_OUT,
+        Reason.SCALING,
+        Reason.WAITING_FOR_PEER,
+        Reason.MODEL_PULLS,
+    }
 )
 _NO_SPARE: Final = (
     ". While it rolls out, the pool asks for more pods than it has: without a spare accelerator use"
@@ -85,6 +91,8 @@ def _pods_ready(facts: Facts) -> ConditionState:
     # A refused write explains missing pods better than the state of those that exist.
     if facts.failure is not None:
         return ConditionState("False", facts.failure.reason, f"{count}: {facts.failure.message}")
+    if facts.plan.pull is not None:
+        return ConditionState("False", Reason.MODEL_PULLS, f"{count}: {facts.plan.pull.message}")
     return _missing_pods(facts, count)
 
 
@@ -193,12 +201,14 @@ def _progressing(facts: Facts) -> ConditionState:
     counting = [pod for pod in facts.counting_pods if pod.revision == plan.update]
     if failing := [pod for pod in counting if pod.trouble and not pod.ready]:
         pods += f": {_troubles(failing)}"
-    held_by = plan.validation.rejection or plan.refused
+    held_by = plan.validation.rejection or plan.refused or (plan.pull and plan.pull.failure)
     messages: dict[Reason, str] = {
         Reason.WAITING_FOR_PEER: f"keeps revision {plan.current} until the whole set can"
         f" change: {', '.join(plan.blocked_by)}",
         Reason.PAUSED: "spec.paused is true: pods keep their revision",
         Reason.HELD: f"keeps its present pods: {held_by.message if held_by else ''}",
+        Reason.MODEL_PULLS: f"keeps its present pods until its model is there:"
+        f" {plan.pull.message if plan.pull else ''}",
         Reason.COMPLETE: "the pods are as the spec says",
         Reason.PROGRESS_DEADLINE_EXCEEDED: f"no progress within rollout.progressDeadline: {pods}",
     }

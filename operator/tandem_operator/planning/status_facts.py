@@ -46,7 +46,7 @@ class Facts:
     kv_bytes_moved: float
     """KV bytes that decode engines have read so far; 0 until an engine was probed."""
     failure: Failure | None
-    """The write about this pool that the API server refused last."""
+    """The write about this pool that the API server refused last, or why its model is not there."""
 
     @property
     def is_prefill(self) -> bool:
@@ -163,10 +163,15 @@ def pool_facts(observed: Observed, plan: SetPlan) -> list[Facts]:
             router=_router(observed, resource),
             endpoint=_endpoint(resource),
             kv_bytes_moved=observed.kv_bytes_moved.get(resource.key.name, 0.0),
-            failure=observed.failures.get(resource.key),
+            failure=observed.failures.get(resource.key) or _pull_failure(plan, resource),
         )
         for resource in planned
     ]
+
+
+def _pull_failure(plan: SetPlan, resource: PoolResource) -> Failure | None:
+    pull = plan.pools[resource.key].pull
+    return pull.failure if pull else None
 
 
 def _endpoint(resource: PoolResource) -> str | None:

@@ -23,7 +23,6 @@ from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 from ..conditions import Reason
 from ..observed import Body
 from ..resources.compatibility import disagreements, inherit, replicated_heads_note
-from ..resources.inert import without_inert_fields
 from ..resources.pools import (
     DecodePool,
     Pool,
@@ -32,7 +31,7 @@ from ..resources.pools import (
     decode_pool,
     prefill_pool,
 )
-from ..resources.resolve import DEFAULTS, Defaults
+from ..resources.resolve import DEFAULTS, Defaults, without_inert_fields
 from ..resources.schema import Problem, defaulted_spec
 from ..resources.vllm_versions import unsupported_settings
 from .rollout import limits

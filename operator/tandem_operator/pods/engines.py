@@ -6,7 +6,7 @@ processes of one machine, where each pod has its own address and all use the sta
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ SHUTDOWN: Final = 10
 """Seconds an engine has to end after a drain; within the pod's grace beyond `drain.timeout`."""
 
 _CACHE_MOUNT: Final = "/model-cache"
-_HOME: Final = "/home/tandem"
+HOME: Final = "/home/tandem"
 _SHM_PER_RANK: Final = 2
 """GiB of /dev/shm for the queues of NCCL and vLLM between the ranks of one node."""
 _MAX_LORAS: Final = 8
@@ -131,12 +131,16 @@ def environment(pool: Pool, *, handoff: bool) -> list[dict[str, Any]]:
     users = {variable["name"] for variable in pool.spec.engine.env}
     return [
         *downward_api(),
-        *(
-            {"name": name, "value" if isinstance(value, str) else "valueFrom": value}
-            for name, value in variables.items()
-            if name not in users
-        ),
+        *env_vars({name: value for name, value in variables.items() if name not in users}),
         *pool.spec.engine.env,
+    ]
+
+
+def env_vars(variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """`env` of a container from a mapping as in `ContainerNeeds`."""
+    return [
+        {"name": name, "value" if isinstance(value, str) else "valueFrom": value}
+        for name, value in variables.items()
     ]
 
 
@@ -155,6 +159,11 @@ def engine_needs(pool: Pool) -> ContainerNeeds:
     if pool.spec.engine.type == "torch":
         return model + _writable_home(temporary_files=True)
     return model + _writable_home(temporary_files=False) + _shared_memory(pool.spec)
+
+
+def download_needs(pool: Pool) -> ContainerNeeds:
+    """What a container needs that downloads the model into the cache of the pool's engines."""
+    return _hub_needs(pool.spec.model) + _writable_home(temporary_files=True)
 
 
 def _model_volume(model: ModelSpec, mount: str) -> ContainerNeeds:
@@ -182,7 +191,7 @@ def _hub_needs(model: ModelSpec) -> ContainerNeeds:
     if model.cache is not None:
         claim = {"claimName": model.cache.claim_name}
         cache = ContainerNeeds(
-            # Not HF_HOME: the token and other state stay in the pod's own home directory.
+            # Not HFHOME: the token and other state stay in the pod's own home directory.
             env={"HF_HUB_CACHE": _CACHE_MOUNT},
             mounts=[{"name": "model-cache", "mountPath": _CACHE_MOUNT}],
             volumes=[{"name": "model-cache", "persistentVolumeClaim": claim}],
@@ -223,10 +232,10 @@ def _writable_home(*, temporary_files: bool) -> ContainerNeeds:
     USER is set because torch looks up the user's name, and the image has none for its number.
     `temporary_files`: TMPDIR is there too, for a container with a read-only root file system.
     """
-    env = {"HOME": _HOME, "USER": "tandem"}
+    env = {"HOME": HOME, "USER": "tandem"}
     return ContainerNeeds(
-        env={**env, "TMPDIR": _HOME} if temporary_files else env,
-        mounts=[{"name": "home", "mountPath": _HOME}],
+        env={**env, "TMPDIR": HOME} if temporary_files else env,
+        mounts=[{"name": "home", "mountPath": HOME}],
         volumes=[{"name": "home", "emptyDir": {}}],
     )
 

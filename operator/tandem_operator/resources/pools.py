@@ -41,6 +41,8 @@ _NOT_IN_TEMPLATE: Final = frozenset(
 """Fields of the spec that change no pod, and so no revision."""
 _LIVE: Final = frozenset({"sidecar"})
 """Fields of the spec that change in running pods; earlier recipes had them in the revision."""
+_ACTS_ONCE: Final = frozenset({"prePull"})
+"""Fields, at any depth, that act when a revision is new and change no pod that exists."""
 _MEANT_WHEN_EMPTY: Final = frozenset({"tiny"})
 """Fields whose presence is a choice: `source.tiny: {}` is another model than no source."""
 _ABSENT: Final = object()
@@ -218,7 +220,8 @@ def _stated(schema: Mapping[str, Any], value: Any, *, keep_empty: bool) -> Any:
         field = schema["properties"].get(name, {})
         # Inner fields first: a mapping that holds only defaults then equals its own default.
         item = _stated(field, item, keep_empty=keep_empty)
-        if not keep_empty and item in ({}, []) and name not in _MEANT_WHEN_EMPTY:
+        is_left_out = not keep_empty and item in ({}, []) and name not in _MEANT_WHEN_EMPTY
+        if is_left_out or name in _ACTS_ONCE:
             continue
         default = field.get("default", _ABSENT)
         if default is _ABSENT or item != _stated(field, default, keep_empty=keep_empty):

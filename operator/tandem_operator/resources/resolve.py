@@ -3,10 +3,15 @@
 The defaults here may change from release to release, so no schema holds them. A pool's
 ControllerRevision pins them when it is created: upgrading the operator restarts no engine.
 Defaults that never change stand in the CRD.
+
+A stored spec may have inert fields: its other fields leave them without effect. The CRDs refuse
+such a field when it is written, and admit it while it stays as it is: a user may switch
+`inferencePool` off and on again under the same `gatewayRef`. To remove it later changes no pod, so
+it is in no revision and in no compat hash.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -151,3 +156,30 @@ def _resolve_devices(spec: dict[str, Any]) -> None:
         sizes = spec["parallelism"]
         devices = sizes.get("tensor", 1) * sizes.get("pipeline", 1) * sizes.get("data", 1)
         accelerator["count"] = 0 if spec["engine"]["type"] == "torch" else devices
+
+
+def without_inert_fields(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a spec with the schema's defaults, which need not be valid, without such fields."""
+    kept = {
+        name: dict(value) if isinstance(value, Mapping) else value for name, value in spec.items()
+    }
+    for section, name in _inert_fields(spec):
+        kept.get(section, {}).pop(name, None)
+    if "scaling" in kept:
+        kept.pop("replicas", None)
+    return kept
+
+
+def _inert_fields(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Section and field, whether or not the spec has them."""
+    source = spec.get("model", {}).get("source", {"huggingface": {}})
+    if "huggingface" not in source:
+        yield from (("model", "revision"), ("model", "cache"))
+    if spec.get("engine", {}).get("type") == "torch":
+        yield from (("engine", "kvCacheDtype"), ("engine", "gpuMemoryUtilization"))
+    if not spec.get("parallelism", {}).get("expert"):
+        yield "parallelism", "all2allBackend"
+    if spec.get("transfer", {}).get("connector") != "multi":
+        yield "transfer", "connectors"
+    if not spec.get("routing", {}).get("inferencePool", {}).get("enabled"):
+        yield "routing", "gatewayRef"

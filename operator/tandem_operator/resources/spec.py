@@ -75,6 +75,7 @@ class LoraAdapter(Section, frozen=True, kw_only=True):
 
 class ModelCache(Section, frozen=True, kw_only=True):
     claim_name: str
+    pre_pull: bool = False
 
 
 class ModelSpec(Section, frozen=True, kw_only=True):

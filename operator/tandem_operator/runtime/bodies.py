@@ -7,7 +7,7 @@ from tandem_contract import labels
 from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 from tandem_contract.paths import Role
 
-from ..observed import Body, EndpointKey, Kind, PoolKey, PoolResource
+from ..observed import KINDS, Body, EndpointKey, Kind, PoolKey, PoolResource, SetKey
 from ..planning.api_objects import FIELD_MANAGER
 from .store import WatchScope
 
@@ -25,6 +25,14 @@ def pool_key_of(body: Body) -> PoolKey:
     is_prefill = object_labels.get(labels.ROLE) == Role.PREFILL
     kind: Kind = PREFILL_POOL if is_prefill else DECODE_POOL
     return PoolKey(metadata["namespace"], kind, object_labels.get(labels.POOL, ""))
+
+
+def pull_key_of(body: Body) -> SetKey | None:
+    """The set that an object downloads a model for; None for any other object."""
+    metadata = body["metadata"]
+    object_labels = metadata.get("labels") or {}
+    kind: Kind | None = next((k for k in KINDS if k == object_labels.get(labels.MODEL_PULL)), None)
+    return SetKey(metadata["namespace"], object_labels.get(labels.POOL, ""), kind) if kind else None
 
 
 def version_of(body: Body) -> int:

@@ -26,11 +26,21 @@ from ..observed import (
     PodState,
     PoolKey,
     PoolResource,
+    PullJob,
+    PullPod,
     RevisionState,
     RouterState,
     SetKey,
 )
-from ..planning.api_objects import node_state, pod_state, pool_resource, revision_state, set_key
+from ..planning.api_objects import (
+    node_state,
+    pod_state,
+    pool_resource,
+    pull_job,
+    pull_pod,
+    revision_state,
+    set_key,
+)
 from ..planning.validation import validate_set
 from ..resources.pools import DecodePool
 from ..resources.resolve import DEFAULTS, Defaults
@@ -41,8 +51,8 @@ from ..routing.endpoint.observed import (
     ObservedEndpoint,
     UnreadablePool,
 )
-from .bodies import endpoint_of, pool_key_of, scope_of, trimmed, version_of
-from .store import Store, WatchScope
+from .bodies import endpoint_of, pool_key_of, pull_key_of, scope_of, trimmed, version_of
+from .store import K, Store, WatchScope
 
 WorkKey = SetKey | EndpointKey
 """A key of the work queue: what one reconciliation is about."""
@@ -68,6 +78,8 @@ class ClusterCache:
         self.pods: Store[PoolKey, PodState] = Store()
         self.revisions: Store[PoolKey, RevisionState] = Store()
         self.budgets: Store[PoolKey, Body] = Store()
+        self.pull_jobs: Store[SetKey, PullJob] = Store()
+        self.pull_pods: Store[SetKey, PullPod] = Store()
         self.children: Store[EndpointKey, Body] = Store()
         self._plan_keys: dict[EndpointKey, Body] = {}
         """Each endpoint's Secret, as last read: Secrets are neither watched nor listed."""
@@ -110,6 +122,8 @@ class ClusterCache:
             pods=tuple(_sorted_by_name(self.pods, pools)),
             revisions=tuple(_sorted_by_name(self.revisions, pools)),
             budgets=tuple(_values(self.budgets, pools)),
+            pull_jobs=tuple(_sorted_by_name(self.pull_jobs, [key])),
+            pull_pods=tuple(_sorted_by_name(self.pull_pods, [key])),
             nodes=None if self.nodes is None else tuple(self.nodes.values()),
             routers={
                 endpoint.name: self._router_states[endpoint]
@@ -210,7 +224,13 @@ class ClusterCache:
 
     def upsert_pod(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
         # PodState has only fields that planning reads: other updates of the pod enqueue nothing.
+        if key := pull_key_of(body):
+            return {*self._keep(self.pull_pods, body, key, pull_pod(body), listed_at)}
         return self._put(self.pods, body, pod_state(body), listed_at)
+
+    def upsert_pull_job(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
+        key = pull_key_of(body)
+        return {*self._keep(self.pull_jobs, body, key, pull_job(body), listed_at)} if key else set()
 
     def upsert_revision(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
         return self._put(self.revisions, body, revision_state(body), listed_at)
@@ -227,26 +247,13 @@ class ClusterCache:
             return set()
         # Only a Deployment's status is read; Kubernetes writes those of budgets and routes often.
         kept = trimmed(body) if body["kind"] == "Deployment" else trimmed(body, "status")
-        return set(
-            self.children.put(
-                metadata["uid"], version_of(body), (key,), kept,
-                scope=scope_of(body), listed_at=listed_at,
-            )
-        )  # fmt: skip
+        return {*self._keep(self.children, body, key, kept, listed_at)}
 
     def upsert_node(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
         if self.nodes is None:
             return set()
-        uid = body["metadata"]["uid"]
         # Any node may decide whether a replica of any set fits.
-        changed = self.nodes.put(
-            uid,
-            version_of(body),
-            (None,),
-            node_state(body),
-            scope=scope_of(body),
-            listed_at=listed_at,
-        )
+        changed = self._keep(self.nodes, body, None, node_state(body), listed_at)
         return self._all_sets() if changed else set()
 
     def replace(
@@ -279,6 +286,7 @@ class ClusterCache:
 
     def _stores(self) -> Iterator[Store[Any, Any]]:
         yield from (self.pools, self.pods, self.revisions, self.budgets, self.children)
+        yield from (self.pull_jobs, self.pull_pods)
         if self.nodes is not None:
             yield self.nodes
 
@@ -305,16 +313,18 @@ class ClusterCache:
                 self.failures.pop(key, None)
                 self.kv_bytes_moved.pop(key, None)
         work_keys = {key for key in keys if not isinstance(key, PoolKey)}
+        work_keys |= self.pull_jobs.remove(uid, version) | self.pull_pods.remove(uid, version)
         return work_keys | self.children.remove(uid, version) | self._sets(pool_keys)
 
     def _put(
         self, store: Store[PoolKey, Any], body: Body, value: Any, listed_at: int | None
     ) -> set[WorkKey]:
-        changed = store.put(
-            body["metadata"]["uid"], version_of(body), (pool_key_of(body),), value,
-            scope=scope_of(body), listed_at=listed_at,
-        )  # fmt: skip
-        return self._sets(changed)
+        return self._sets(self._keep(store, body, pool_key_of(body), value, listed_at))
+
+    @staticmethod
+    def _keep(store: Store[K, Any], body: Body, key: K, value: Any, at: int | None) -> set[K]:
+        uid, version, scope = body["metadata"]["uid"], version_of(body), scope_of(body)
+        return store.put(uid, version, (key,), value, scope=scope, listed_at=at)
 
     def _all_sets(self) -> set[WorkKey]:
         return {key for key in self.work_keys() if isinstance(key, SetKey)}
@@ -331,10 +341,10 @@ def _metric_state(pod: PodState) -> str:
     return "ready" if pod.ready else "pending"
 
 
-def _values(store: Store[PoolKey, Any], keys: Iterable[PoolKey]) -> Iterable[Any]:
+def _values(store: Store[K, Any], keys: Iterable[K]) -> Iterable[Any]:
     return (value for key in keys for value in store.by_key(key))
 
 
-def _sorted_by_name(store: Store[PoolKey, Any], keys: Iterable[PoolKey]) -> Iterable[Any]:
+def _sorted_by_name(store: Store[K, Any], keys: Iterable[K]) -> Iterable[Any]:
     """Sorted, so that a snapshot does not depend on the order in which events arrived."""
     return sorted(_values(store, keys), key=lambda value: value.name)

@@ -18,6 +18,7 @@ from tandem_kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from tandem_kube.events import send_event
 from tandem_kube.resources import (
     CONTROLLER_REVISIONS,
+    JOBS,
     POD_DISRUPTION_BUDGETS,
     PODS,
     Object,
@@ -126,6 +127,8 @@ class Cluster:
             await self._delete(POD_DISRUPTION_BUDGETS, plan.key.namespace, name)
         for name in plan.delete_revisions:
             await self._delete(CONTROLLER_REVISIONS, plan.key.namespace, name)
+        for job in plan.delete_jobs:
+            await self._delete(JOBS, plan.key.namespace, job.name)
         # Replaced after the last write only: when an error is raised before, the failures of the
         # last complete apply remain.
         for pool in self.cache.pool_keys(plan.key):
@@ -144,6 +147,8 @@ class Cluster:
         namespace = plan.key.namespace
         for adopt in plan.adopt:
             yield adopt.pool, self._adopt(adopt)
+        for job in plan.create_jobs:
+            yield job.pool, self._create(JOBS, job)
         for revision in plan.create_revisions:
             # Before its pods, whose template would otherwise be lost if the operator died between
             # them.
@@ -332,6 +337,8 @@ class Cluster:
     def _upsert(self, resource: Resource, body: Body) -> set[WorkKey]:
         if resource == PODS:
             return self.cache.upsert_pod(body)
+        if resource == JOBS:
+            return self.cache.upsert_pull_job(body)
         return self.cache.upsert_revision(body)
 
 

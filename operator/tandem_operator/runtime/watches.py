@@ -22,6 +22,7 @@ from tandem_kube.errors import ApiError, Forbidden, NotFound
 from tandem_kube.list_watch import ListWatch
 from tandem_kube.resources import (
     CONTROLLER_REVISIONS,
+    JOBS,
     KINDS,
     NODES,
     POD_DISRUPTION_BUDGETS,
@@ -89,6 +90,8 @@ def watches(cache: ClusterCache) -> tuple[Watch, ...]:
             "ControllerRevision", CONTROLLER_REVISIONS, labels.POOL, ClusterCache.upsert_revision
         ),
         Watch("PodDisruptionBudget", POD_DISRUPTION_BUDGETS, labels.MANAGED_BY, _upsert_budget),
+        # An older Role does not permit it: pools without prePull need no Job.
+        Watch("Job", JOBS, labels.MODEL_PULL, ClusterCache.upsert_pull_job, optional=True),
         *children,
         *((nodes,) if cache.nodes is not None else ()),
     )
@@ -232,7 +235,9 @@ class Feeds:
         gone = {
             (feed.watch.resource.api_version, feed.watch.kind)
             for feed in self._tasks
-            if feed.watch.optional and isinstance(feed.last_error, NotFound)
+            if feed.watch.selector == labels.ENDPOINT
+            and feed.watch.optional
+            and isinstance(feed.last_error, NotFound)
         }
         unserved = [
             kind for kind in OPTIONAL_KINDS if kind not in self._cache.kinds or kind in gone

@@ -272,6 +272,8 @@ def _check_backends(document: Document, config: RouterConfig) -> None:
         if backend.weight < 1:
             raise document.error(f"{at}.weight", f"{backend.weight} is below 1")
         _check_url(document, f"{at}.url", backend.url)
+        if backend.http2 and urlsplit(backend.url).scheme != "http":
+            raise document.error(f"{at}.http2", "is for URLs with http: HTTP/2 without TLS")
         _check_storage(document, f"{at}.external_storage", backend.external_storage)
 
 

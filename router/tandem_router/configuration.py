@@ -43,6 +43,11 @@ def load(file: Path, environ: Mapping[str, str]) -> Configuration:
     """Read and check `file`. Raises DocumentError."""
     documents = load_documents(file)
     configuration = read(documents, str(file), environ, lists_backends=True)
+    for i, backend in enumerate(configuration.router.backends):
+        if backend.http2:
+            raise documents[0].error(
+                f"backends[{i}].http2", "the router calls engines by HTTP/1.1 only: leave it out"
+            )
     if configuration.router.extra:
         return configuration
     serving = configuration.router.disaggregated_serving

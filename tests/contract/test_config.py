@@ -218,6 +218,7 @@ FIRST = "backends:\n- name: a\n  url: http://a\n"
         (FIRST + "  role: decoder", 4, r"role: .*'decoder': a role is unified, prefill, decode"),
         (FIRST + "  weight: -1", 4, r"weight: -1 is below 1"),
         (FIRST + "  weight: 0", 4, r"weight: 0 is below 1"),
+        (FIRST.replace("http:", "https:") + "  http2: true", 4, r"http2: is for URLs with http:"),
         (FIRST + "  weight: two", 4, "weight: Expected `int`, got `str`"),
         (FIRST + "  weight: true", 4, "weight: Expected `int`, got `bool`"),
         (FIRST + "  models: tiny", 4, "models: Expected `array`"),

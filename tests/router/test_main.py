@@ -78,7 +78,7 @@ async def test_the_documents_example_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.component
-async def test_an_unknown_field_is_named_with_its_line(tmp_path: Path) -> None:
+async def test_a_field_that_is_not_supported_is_named_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("backends:\n- name: d\n  url: http://d:1\n  wieght: 2\n")
     for flag in ("--check-config", "--config"):
@@ -86,6 +86,9 @@ async def test_an_unknown_field_is_named_with_its_line(tmp_path: Path) -> None:
         assert status == 2
         assert f"{file}:4" in err
         assert "wieght" in err
+    file.write_text("backends:\n- name: d\n  url: http://d:1\n  http2: true\n")
+    status, _, err = await command("--check-config", str(file))
+    assert (status, f"{file}:4: backends[0].http2: the router calls" in err) == (2, True)
 
 
 def test_the_shared_flags_are_the_sidecars() -> None:

@@ -105,6 +105,11 @@ _PATH: dict[str, Any] = {
     "model": {"name": "m", "source": {"path": "/models/m"}},
     "transfer": {"extraConfig": {"num_threads": 4}},
 }
+_PROGRAM: dict[str, Any] = {
+    "image": "registry:5000/tandem@sha256:" + "a" * 64,
+    "env": _SHARED["engine"]["env"],
+    "envFrom": _SHARED["engine"]["envFrom"],
+}
 _DECODE: dict[str, Any] = {
     "role": "decode",
     "transfer": {**_SHARED["transfer"], "loadFailurePolicy": "fail"},
@@ -112,8 +117,11 @@ _DECODE: dict[str, Any] = {
                 "retries": 1, "breakerFailures": 3, "breakerCooldown": "8s"},
     "routing": {
         "endpoint": "chat", "split": "off", "apiPaths": ["/version"],
-        "envoy": {"enabled": False, "apiKeySecretRef": {"name": "clients"}},
-        "epp": {"enabled": True, "replicas": 2, "config": {"plugins": []},
+        "nodeSelector": {"pool": "routers"},
+        "tolerations": _SHARED["accelerator"]["tolerations"],
+        "imagePullSecrets": [{"name": "registry"}],
+        "envoy": {**_PROGRAM, "enabled": False, "apiKeySecretRef": {"name": "clients"}},
+        "epp": {**_PROGRAM, "enabled": True, "replicas": 2, "config": {"plugins": []},
                 "healthChecks": {"path": "/health", "interval": "5s", "timeout": "500ms",
                                  "unhealthyThreshold": 2, "healthyThreshold": 3}},
         "inferencePool": {"enabled": True},

@@ -10,7 +10,9 @@ from tandem_operator.routing.endpoint.requirements import (
     EndpointRequirements,
     combine_requirements,
     find_conflicts,
+    with_pools_settings,
 )
+from tandem_operator.routing.endpoint.settings import RouterSettings
 
 from .endpoints import decode, unified
 
@@ -170,3 +172,22 @@ def test_conflicting_configurations_are_named_but_not_printed() -> None:
         "routing.epp.config of b differs from that of a, which is used:"
         " set it in one pool, or the same in all"
     )
+
+
+def test_of_several_pools_the_first_that_says_where_routers_run_counts() -> None:
+    silent = decode("a")
+    first = decode("b", routing={"nodeSelector": {"pool": "b"}, "epp": {"image": "tandem:1"}})
+    second = decode("c", routing={"nodeSelector": {"pool": "c"}, "epp": {"image": "tandem:1"}})
+    settings = with_pools_settings(RouterSettings(), pools(second, silent, first))
+    assert settings.node_selector == {"pool": "b"}
+    assert settings.tandem_image == "tandem:1"
+    (line,) = find_conflicts(pools(silent, first, second))
+    assert line.startswith("routing.nodeSelector of c differs from that of b, which is used")
+
+
+def test_long_lists_are_not_quoted_in_a_conflict() -> None:
+    first = decode("a", routing={"epp": {"env": [{"name": "A", "value": "secret"}]}})
+    second = decode("b", routing={"epp": {"env": [{"name": "A", "value": "other"}]}})
+    (line,) = find_conflicts(pools(first, second))
+    assert line.startswith("routing.epp.env of b differs from that of a")
+    assert "secret" not in line

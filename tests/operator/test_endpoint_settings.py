@@ -10,7 +10,7 @@ from tandem_operator.main import main
 from tandem_operator.routing.endpoint.plan import plan_endpoint
 from tandem_operator.routing.endpoint.settings import RouterSettings, load_router_settings
 
-from .endpoints import endpoint
+from .endpoints import decode, endpoint
 
 FULL = """\
 envoy: {replicas: 3, threads: 2, resources: {requests: {cpu: 1}, limits: {memory: 2Gi}}}
@@ -60,6 +60,52 @@ def test_every_setting_reaches_the_pods(tmp_path: Path) -> None:
     assert epp["envFrom"] == [{"prefix": "S_", "secretRef": {"name": "s"}}]
     assert envoy["resources"] == {"requests": {"cpu": 1}, "limits": {"memory": "2Gi"}}
     assert envoy["args"][envoy["args"].index("--concurrency") + 1] == "2"
+
+
+def test_a_pools_own_fields_win_over_the_installations(tmp_path: Path) -> None:
+    field = {"fieldRef": {"fieldPath": "status.hostIP"}}
+    image = "registry/{}@sha256:" + "a" * 64
+    routing = {
+        "nodeSelector": {"pool": "routers"},
+        "tolerations": [{"key": "routers", "operator": "Exists"}],
+        "imagePullSecrets": [{"name": "team"}, {"name": "registry"}],
+        "epp": {
+            "image": image.format("tandem"),
+            "env": [{"name": "A", "value": "mine"}, {"name": "HOST", "valueFrom": field}],
+            "envFrom": [{"configMapRef": {"name": "team"}}],
+        },
+        "envoy": {"image": image.format("envoy"), "env": [{"name": "B", "value": "c"}]},
+    }
+    settings = settings_of(FULL, tmp_path)
+    pods = {
+        body["metadata"]["name"]: body["spec"]["template"]["spec"]
+        for body in plan_endpoint(endpoint(decode(routing=routing)), settings).apply
+        if body["kind"] == "Deployment"
+    }
+    assert set(pods) == {"chat-envoy", "chat-epp"}
+    for pod in pods.values():
+        assert pod["nodeSelector"] == {"pool": "routers"}
+        assert pod["tolerations"] == [{"key": "routers", "operator": "Exists"}]
+        assert pod["imagePullSecrets"] == [{"name": "registry"}, {"name": "team"}]
+        # What no pool can say stays the installation's.
+        assert pod["priorityClassName"] == "high"
+    (epp,) = pods["chat-epp"]["containers"]
+    assert epp["image"] == image.format("tandem")
+    node = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert epp["env"] == [
+        {"name": "NODE", "valueFrom": node},
+        {"name": "A", "value": "mine"},
+        {"name": "HOST", "valueFrom": field},
+    ]
+    assert epp["envFrom"] == [
+        {"prefix": "S_", "secretRef": {"name": "s"}},
+        {"configMapRef": {"name": "team"}},
+    ]
+    (envoy,) = pods["chat-envoy"]["initContainers"]
+    assert envoy["image"] == image.format("envoy")
+    assert envoy["env"] == [{"name": "B", "value": "c"}]
+    # Tandem's own program beside Envoy.
+    assert pods["chat-envoy"]["containers"][0]["image"] == image.format("tandem")
 
 
 def test_omitted_fields_keep_their_defaults(tmp_path: Path) -> None:

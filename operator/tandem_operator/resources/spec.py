@@ -228,8 +228,18 @@ class Sidecar(Section, frozen=True, kw_only=True):
     breaker_cooldown: Seconds | None = None
 
 
-class EppSpec(Section, frozen=True, kw_only=True):
+class RouterProgram(Section, frozen=True, kw_only=True):
+    """The EPP or Envoy of an endpoint; what is left out is the installation's."""
+
     enabled: bool
+    image: str | None = None
+    env: tuple[dict[str, Any], ...] = ()
+    """EnvVars, as in a container."""
+    env_from: tuple[dict[str, Any], ...] = ()
+    """EnvFromSources, as in a container."""
+
+
+class EppSpec(RouterProgram, frozen=True, kw_only=True):
     replicas: int | None = None
     config: dict[str, Any] | None = None
     health_checks: EppChecks = EppChecks()
@@ -239,7 +249,7 @@ class Switch(Section, frozen=True, kw_only=True):
     enabled: bool
 
 
-class EnvoySpec(Switch, frozen=True, kw_only=True):
+class EnvoySpec(RouterProgram, frozen=True, kw_only=True):
     api_key_secret_ref: SecretName | None = None
 
 
@@ -270,6 +280,10 @@ class Routing(Section, frozen=True, kw_only=True):
     endpoint: str
     epp: EppSpec
     envoy: EnvoySpec
+    node_selector: dict[str, str] = {}
+    """Of the pods of EPP and Envoy, as are the next two."""
+    tolerations: tuple[dict[str, Any], ...] = ()
+    image_pull_secrets: tuple[SecretName, ...] = ()
     inference_pool: Switch
     gateway_ref: GatewayRef | None = None
     api_paths: tuple[str, ...] = ()

@@ -28,7 +28,12 @@ from .observed import (
     ObservedEndpoint,
 )
 from .plan_keys import Rotation, keys_in, rotate
-from .requirements import EndpointRequirements, combine_requirements, find_conflicts
+from .requirements import (
+    EndpointRequirements,
+    combine_requirements,
+    find_conflicts,
+    with_pools_settings,
+)
 from .settings import RouterSettings
 
 _SECRET: Final = "Secret"  # noqa: S105 - a kind
@@ -61,6 +66,7 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
     if not observed.pools:
         return EndpointPlan(delete=() if observed.unreadable_pools else tuple(observed.children))
     required = combine_requirements(observed.pools)
+    settings = with_pools_settings(settings, observed.pools)
     if observed.unreadable_pools and not required.api_key_secret:
         # An unreadable pool may be the one that asks for keys: a typing error must not open it.
         envoy = ObjectRef("apps/v1", "Deployment", Names(observed.key.name).envoy)

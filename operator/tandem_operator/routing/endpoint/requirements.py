@@ -8,17 +8,19 @@ the first pool by name win.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
 
 from tandem_contract import ports
 from tandem_contract.durations import Seconds, format_duration
 
+from ...observed import Body
 from ...pods.manifests import pod_names
 from ...resources.pools import DecodePool, PoolSet, PrefillPool
 from ...resources.spec import GatewayRef, RouteMatch, Routing
 from .observed import EndpointPool
+from .settings import RouterSettings
 
 T = TypeVar("T")
 
@@ -170,12 +172,66 @@ def _api_key_secret(routing: Routing) -> str | None:
     return reference.name if reference else None
 
 
+_PODS: Mapping[str, Callable[[Routing], Any]] = {
+    "nodeSelector": lambda routing: routing.node_selector or None,
+    "tolerations": lambda routing: routing.tolerations or None,
+    "imagePullSecrets": lambda r: tuple(secret.name for secret in r.image_pull_secrets) or None,
+    "epp.image": lambda routing: routing.epp.image,
+    "epp.env": lambda routing: routing.epp.env or None,
+    "epp.envFrom": lambda routing: routing.epp.env_from or None,
+    "envoy.image": lambda routing: routing.envoy.image,
+    "envoy.env": lambda routing: routing.envoy.env or None,
+    "envoy.envFrom": lambda routing: routing.envoy.env_from or None,
+}
+"""Fields of `spec.routing` about the pods of EPP and Envoy, with a function that reads each."""
+
+
+def with_pools_settings(settings: RouterSettings, pools: Sequence[EndpointPool]) -> RouterSettings:
+    """`settings` with what the pools say about the pods of their endpoint's EPP and Envoy.
+
+    Of several pools the first by name that states a field counts. Variables and pull secrets are
+    added to the installation's; a variable replaces that of the same name.
+    """
+    routings = [pool.pool.spec.routing for pool in _by_name(pools)]
+    stated = {
+        name: next((value for r in routings if (value := read(r)) is not None), None)
+        for name, read in _PODS.items()
+    }
+    secrets = (*settings.image_pull_secrets, *(stated["imagePullSecrets"] or ()))
+    return replace(
+        settings,
+        tandem_image=stated["epp.image"] or settings.tandem_image,
+        envoy_image=stated["envoy.image"] or settings.envoy_image,
+        node_selector=stated["nodeSelector"] or settings.node_selector,
+        tolerations=stated["tolerations"] or settings.tolerations,
+        image_pull_secrets=tuple(dict.fromkeys(secrets)),
+        epp_env=_merged(settings.epp_env, stated["epp.env"], stated["epp.envFrom"]),
+        envoy_env=_merged(settings.envoy_env, stated["envoy.env"], stated["envoy.envFrom"]),
+    )
+
+
+def _merged(
+    ours: Mapping[str, tuple[Body, ...]],
+    env: tuple[Body, ...] | None,
+    env_from: tuple[Body, ...] | None,
+) -> dict[str, tuple[Body, ...]]:
+    """`env` and `envFrom` of a container, each variable once."""
+    variables = {each["name"]: each for each in (*ours.get("env", ()), *(env or ()))}
+    # The last source of a variable counts, so that the pool's wins.
+    merged = {
+        "env": tuple(variables.values()),
+        "envFrom": (*ours.get("envFrom", ()), *(env_from or ())),
+    }
+    return {name: items for name, items in merged.items() if items}
+
+
 _COMPARED: Mapping[str, Callable[[Routing], Any]] = {
     "epp.enabled": lambda routing: routing.epp.enabled,
     "epp.config": lambda routing: routing.epp.config or None,
     "epp.healthChecks": lambda routing: _health_checks(routing) or None,
     "envoy.enabled": lambda routing: routing.envoy.enabled,
     "envoy.apiKeySecretRef": _api_key_secret,
+    **_PODS,
 }
 """Fields of `spec.routing` that can conflict, with a function that reads each; None: not set."""
 
@@ -204,7 +260,7 @@ def _conflict(name: str, values_by_pool: Sequence[tuple[str, Any]]) -> str | Non
     if all(value == values[0] for value in values):
         return None
     # A whole configuration is too long to quote in a condition.
-    if isinstance(values[0], Mapping):
+    if isinstance(values[0], (Mapping, tuple)):
         first, others = stated[0][0], [pool for pool, value in stated if value != values[0]]
         return (
             f"routing.{name} of {', '.join(others)} differs from that of {first}, which is used:"

@@ -232,6 +232,8 @@ def _leg(leg: LegTrace) -> str:
     # A prefill answers in one piece: its first byte says no more than its end.
     if leg.first_byte is not None and leg.phase != "prefill":
         parts.append(f"first byte after {seconds(leg.first_byte - leg.started)}")
+    if leg.streamed:
+        parts.append("read KV while the prefill computed it")
     if leg.detail:
         parts.append(leg.detail)
     return f"{leg.phase:10} on {leg.backend}: {', '.join(parts)}{_timing(leg.timing)}"

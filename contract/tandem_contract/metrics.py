@@ -15,6 +15,8 @@ FALLBACKS: Final = "disaggregated_fallback_total"
 ERRORS: Final = "disaggregated_errors_total"
 
 # Their labels.
+STREAMED_HANDOFFS: Final = "tandem_sidecar_streamed_handoffs_total"
+"""Hand-offs whose KV moved while the prefill computed it. Sidecar → `tandem doctor`."""
 ROUTING_PATH_LABEL: Final = "routing_path"
 """Label of REQUESTS: a `RoutingPath` value."""
 PHASE_LABEL: Final = "phase"

@@ -100,6 +100,9 @@ TRANSFER_RATE = "gigabytes_per_second"
 """Figure of the estimates of transfers; absent while transfers were too small to tell a rate."""
 TRANSFER_SECONDS = "seconds_per_transfer"
 """Figure of the estimates of transfers: seconds of one that moves nothing."""
+TRANSFER_EXPOSED = "exposed_share"
+"""Figure of the estimate `transfer`: the share that a first token waits for; absent while it is all
+of it, as in hand-offs that are not streamed."""
 KV_BYTES = "kv_bytes_per_token"
 """Figure of the estimates of transfers; absent before the first one."""
 
@@ -108,6 +111,7 @@ __all__ = [
     "KV_BYTES",
     "PREFILL_RATE",
     "PREFILL_TOKENS",
+    "TRANSFER_EXPOSED",
     "TRANSFER_RATE",
     "TRANSFER_SECONDS",
     "Estimate",

@@ -50,6 +50,11 @@ class Timing(Struct, frozen=True):
     not place took a part of the engine's time. Other sidecars, and other workers of this one, may
     have more under way there. See `overlaps`."""
 
+    streamed: int | None = None
+    """1 if both legs were sent at once, so that KV moved while the prompt was computed; else left
+    out. `transfer` is then the time in which blocks arrived, most of it before the prefill's end.
+    Written by the sidecar, read by the EPP."""
+
     @property
     def prompt_tokens(self) -> int | None:
         """Prompt tokens: cached and computed ones, else those of `prompt`."""
@@ -96,10 +101,11 @@ _TYPES: Final[dict[str, type[float] | type[int]]] = {
     "prompt": int,
     "generated": int,
     "inflight": int,
+    "streamed": int,
 }
 _LIMITS: Final[dict[str, float]] = {
     name: MAX_SECONDS if kind is float else MAX_TOKENS for name, kind in _TYPES.items()
-} | {"bytes": MAX_BYTES, "inflight": MAX_REQUESTS}
+} | {"bytes": MAX_BYTES, "inflight": MAX_REQUESTS, "streamed": 1}
 _READERS: Final = {name: (kind, _LIMITS[name]) for name, kind in _TYPES.items()}
 """Name → type and limit of the figure."""
 _TEMPLATES: Final = tuple(

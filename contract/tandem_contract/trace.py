@@ -41,6 +41,8 @@ class LegTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Description of a failure."""
     timing: Timing | None = None
     """The times and token counts that the engine reported for this leg; None if it sent none."""
+    streamed: bool = False
+    """Whether it is a decode leg that reads KV while the prefill computes it."""
 
 
 class SidecarTrace(msgspec.Struct, frozen=True, omit_defaults=True):

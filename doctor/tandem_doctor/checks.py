@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tandem_contract import metrics
-from tandem_contract.paths import ErrorPhase, Role
+from tandem_contract.paths import ErrorPhase, Role, RoutingPath
 from tandem_planner.fabrics import FABRICS, Fabric
 
 from . import compatibility, lmcache
@@ -241,6 +241,14 @@ def _check_sidecar(sidecar: Sidecar) -> Iterator[Finding]:
         detail = f"{failed_transfers:.0f} hand-offs whose KV did not arrive"
         fix = "see the findings on side channel and lost KV of its engine and of the prefill pods"
         yield Finding(_WARNING, "lost KV", sidecar.pod, detail, fix)
+    split = RoutingPath.PREFILL_THEN_DECODE
+    handoffs = sidecar.counters.get(f"{metrics.REQUESTS}{{{split}}}", 0.0)
+    streamed = sidecar.counters.get(metrics.STREAMED_HANDOFFS, 0.0)
+    if handoffs and streamed:
+        detail = (
+            f"{streamed:.0f} of {handoffs:.0f} hand-offs moved KV while the prefill computed it"
+        )
+        yield Finding(_OK, "streamed KV", sidecar.pod, detail)
 
 
 def _check_partners(facts: Facts) -> Iterator[Finding]:

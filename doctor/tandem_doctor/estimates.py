@@ -9,6 +9,7 @@ from tandem_contract.pod_reports import (
     KV_BYTES,
     PREFILL_RATE,
     PREFILL_TOKENS,
+    TRANSFER_EXPOSED,
     TRANSFER_RATE,
     TRANSFER_SECONDS,
     Estimate,
@@ -41,6 +42,7 @@ _UNITS: Final[Mapping[str, str]] = {
     PREFILL_RATE: f"tokens/s for a prompt of {PREFILL_TOKENS:,}",
     TRANSFER_RATE: "GB/s",
     KV_BYTES: "bytes of KV per token",
+    TRANSFER_EXPOSED: "of a transfer is waited for",
 }
 """Figure → what stands behind its number."""
 _PER: Final[Mapping[str, str]] = {

@@ -9,6 +9,7 @@ from tandem_contract.pod_reports import (
     KV_BYTES,
     PREFILL_RATE,
     PREFILL_TOKENS,
+    TRANSFER_EXPOSED,
     TRANSFER_RATE,
     TRANSFER_SECONDS,
     Estimate,
@@ -43,6 +44,8 @@ class Fits(Protocol):
     def transfer(self) -> TransferFit: ...
     @property
     def fabrics(self) -> FabricFits: ...
+    @property
+    def exposed(self) -> float: ...
 
 
 def pod_report(pod: Pod, now: float) -> PodReport:
@@ -87,7 +90,7 @@ def fit_reports(
         best = fits.best_decode
         reports["decode"] = _estimate(fits.decode, best, _decode, DECODE_PRIOR, now)
     if receives_kv or role is Role.DECODE:
-        reports["transfer"] = _transfer(fits.transfer, now)
+        reports["transfer"] = _transfer(fits.transfer, now, fits.exposed)
         for fabric in filter(fits.fabrics.is_known, FabricClass):
             reports[f"transfer_{fabric.word}"] = _transfer(fits.fabrics.fit(fabric), now)
     return reports
@@ -107,9 +110,11 @@ def _decode(cost: DecodeCost) -> Mapping[str, float]:
     return {"seconds_per_step": cost.step, "seconds_per_step_and_decode": cost.slope}
 
 
-def _transfer(fit: TransferFit, now: float) -> Estimate:
+def _transfer(fit: TransferFit, now: float, exposed: float = 1.0) -> Estimate:
     def figures(cost: TransferCost) -> Mapping[str, float]:
         figures = {TRANSFER_SECONDS: cost.latency}
+        if exposed < 1.0:
+            figures[TRANSFER_EXPOSED] = exposed
         if cost.per_byte > 0:
             # Small transfers take about the same time whatever their size: then no rate is known.
             figures[TRANSFER_RATE] = 1 / cost.per_byte / _GIGABYTE

@@ -10,7 +10,8 @@
                 prefill lengthens delays all of them; a decode pod counts DECODE_RESERVE more,
                 for those that it was set up to serve
     transfer    KV bytes of the tokens not on D ÷ D's measured rate for transfers from pods as close
-                as P: the fabric class of the pair
+                as P (the fabric class of the pair) × the share that a first token waits for: in
+                streamed hand-offs KV moves while P computes
     handoff     the extra round trips and what proxies do, learned (HANDOFF_SECONDS until then)
     join        max(0, wait(D) - ready) + step(D): D's engine admits requests in order, so a prompt
                 that it computes itself delays the transfer beyond `ready`, when the KV is there
@@ -22,10 +23,10 @@
     standing    per request, whatever its prompt: FAILURE_SECONDS × error rate, loading an adapter
 
 wait + prefill + transfer + handoff + join are the seconds until the first token; the rest is harm
-and risk. Where transfer(P, D) exceeds MAX_TRANSFER_SHARE of prefill(D), which it would save D,
-there is no split. Among pods that can exchange KV, the terms of P and those of D are independent
-within a fabric class, so the best P of a class is the same for all D that are equally close:
-`choice` is O(P + D).
+and risk. Where the whole transfer exceeds MAX_TRANSFER_SHARE of prefill(D), which it would save D,
+there is no split: streamed or not, transfers share the network. Among pods that can exchange KV,
+the terms of P and those of D are independent within a fabric class, so the best P of a class is the
+same for all D that are equally close: `choice` is O(P + D).
 """
 
 from math import inf
@@ -52,6 +53,9 @@ HANDOFF_SECONDS: Final = 0.01
 """Seconds that a hand-off takes beside the other terms until it is measured: two round trips."""
 FAILURE_SECONDS: Final = 5.0
 """Seconds that a failed request costs its client: it finds out and tries again."""
+STREAMED_SHARE: Final = 0.1
+"""Share of the transfer that a first token waits for in a streamed hand-off: the last layers of the
+last chunk. Measured: 0.0 to 0.25, with transfers of up to half the prefill."""
 LATE_SHARE: Final = 0.5
 """The remaining seconds of a prefill that takes longer than predicted, as a share of its delay."""
 TIE: Final = 1e-3
@@ -92,6 +96,8 @@ class PodFigures(NamedTuple):
     kv: KvSize = KvSize(KV_BYTES_PRIOR)
     step: float = 0.0
     """Seconds of the decode step that a request joins after a hand-off."""
+    exposed: float = 1.0
+    """Share of the transfer, beyond its latency, that a first token waits for."""
 
 
 class RequestFigures(NamedTuple):
@@ -197,7 +203,8 @@ def is_transfer_too_long(
     """Whether the transfer to `pod`, which has `cached` tokens of the prompt, rules out a split
     with the pods that form pairs of the class `fabric` with it."""
     longest = MAX_TRANSFER_SHARE * idle_prefill_seconds(request, pod, cached)
-    return transfer_seconds(request, pod, cached, fabric) > longest
+    whole = pod._replace(exposed=1.0)
+    return transfer_seconds(request, whole, cached, fabric) > longest
 
 
 def idle_prefill_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
@@ -214,7 +221,7 @@ def transfer_seconds(
     `fabric`."""
     size = pod.kv.bytes(_uncached(request, cached))
     latency, per_byte = pod.transfers[fabric]
-    return latency + per_byte * size
+    return latency + per_byte * size * pod.exposed
 
 
 def preemption_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:

@@ -26,10 +26,10 @@ Receiving = tuple[float, float, float, float, float, float]
 """What `decode_terms` and `is_transfer_too_long` depend on in one fabric class:
 
     constant    seconds that no request changes: latency, the decode step to join, standing
-    per_token   of the transfer
+    per_token   of the transfer, as far as it is waited for
     itl_harm
-    spare       seconds that the transfer may take longer than its share of D's own prefill, of
-                which the next two are the coefficients
+    spare       as far as it is waited for, the seconds that the transfer may take longer than its
+                share of D's own prefill, of which the next two are the coefficients
     share_per_token
     share_per_pair
 """
@@ -75,7 +75,7 @@ class FigureTable:
         """Replace the figures of one pod."""
         (
             head_ends, late_share, queued, fixed, per_token, per_pair, stall, itl_harm, free_tokens,
-            standing, transfers, kv, step,
+            standing, transfers, kv, step, exposed,
         ) = pod  # fmt: skip
         harmed, share = 1.0 + stall, MAX_TRANSFER_SHARE
         self.pods[row] = pod
@@ -84,12 +84,14 @@ class FigureTable:
             per_token * harmed, per_pair * harmed, itl_harm,
         )  # fmt: skip
         near, around, far = self.receiving
-        constant, spare = step + standing, share * fixed
+        # Only a part of the transfer is waited for, but all of it must be within its share.
+        share *= exposed
+        constant, spare, per_token_size = step + standing, share * fixed, kv.short * exposed
         share_token, share_pair = share * per_token, share * per_pair
         latency, per_byte = transfers[-1]
         near[row] = around[row] = far[row] = (
-            latency + constant, per_byte * kv.short, itl_harm,
-            spare - latency, share_token, share_pair,
+            latency + constant, per_byte * per_token_size, itl_harm,
+            spare - latency * exposed, share_token, share_pair,
         )  # fmt: skip
         least, least_per_byte = latency, per_byte
         # Where little is known, all are the same object.
@@ -97,10 +99,10 @@ class FigureTable:
             for rows, (latency, per_byte) in zip((near, around), transfers, strict=False):
                 least, least_per_byte = min(least, latency), min(least_per_byte, per_byte)
                 rows[row] = (
-                    latency + constant, per_byte * kv.short, itl_harm,
-                    spare - latency, share_token, share_pair,
+                    latency + constant, per_byte * per_token_size, itl_harm,
+                    spare - latency * exposed, share_token, share_pair,
                 )  # fmt: skip
-        self.least_receiving[row] = least + constant, least_per_byte * kv.short, itl_harm
+        self.least_receiving[row] = least + constant, least_per_byte * per_token_size, itl_harm
         self.free_tokens[row] = free_tokens
         if late_share or queued:
             self.queues[row] = (head_ends if late_share else 0.0, late_share, queued)

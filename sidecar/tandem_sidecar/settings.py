@@ -111,7 +111,7 @@ class Settings:
     tokenize_once: bool = True
     """Pass the token ids of a chat from the prefill's answer to the decode engine, if both engines
     can."""
-    stream_kv: bool = False
+    stream_kv: bool = True
     """Send both legs at once where both engines can, so that KV moves while the prefill computes.
     A decode engine keeps blocks for the prompt from then on."""
     workers: int = 1

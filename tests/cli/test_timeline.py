@@ -71,6 +71,7 @@ SIDECAR_TRACE = SidecarTrace(
             result="answered",
             status=200,
             timing=Timing(transfer=0.125, bytes=4096),
+            streamed=True,
         ),
     ),
 )
@@ -97,7 +98,8 @@ def test_events_of_one_request_are_in_order() -> None:
         "     503.0 ms  prefill    on p-1: answered after 499.0 ms, status 200"
         " [queue 100.0 ms, compute 300.0 ms, tokens computed 500, tokens cached 0]",
         "    1003.0 ms  decode     on d-0: answered after 899.0 ms, status 200,"
-        " first byte after 199.0 ms [KV transfer 125.0 ms, KV bytes 4096]",
+        " first byte after 199.0 ms, read KV while the prefill computed it"
+        " [KV transfer 125.0 ms, KV bytes 4096]",
         "    1252.0 ms  first byte to the client",
         "    1902.0 ms  ended      answered, status 200, prefill_then_decode",
         "    2000.0 ms  closed     status 200, as epp saw it [queue 1.0 ms]",

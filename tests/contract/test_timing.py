@@ -11,8 +11,9 @@ TOKENS = st.none() | st.integers(0, 2**31)
 BYTES = st.none() | st.integers(0, 2**50)
 REQUESTS = st.none() | st.integers(0, 2**20)
 TIMINGS = st.builds(
-    Timing, SECONDS, SECONDS, TOKENS, TOKENS, SECONDS, BYTES, SECONDS, TOKENS, TOKENS, REQUESTS
-)
+    Timing, SECONDS, SECONDS, TOKENS, TOKENS, SECONDS, BYTES, SECONDS, TOKENS, TOKENS, REQUESTS,
+    st.none() | st.integers(0, 1),
+)  # fmt: skip
 
 
 def test_figures_are_written_in_order_and_absent_ones_left_out() -> None:
@@ -29,7 +30,7 @@ def test_nothing_known_is_a_dash() -> None:
 @given(TIMINGS)
 def test_what_is_written_is_read_back(timing: Timing) -> None:
     read = parse_timing(timing.encode())
-    for name in ("cached", "computed", "bytes", "prompt", "generated", "inflight"):
+    for name in ("cached", "computed", "bytes", "prompt", "generated", "inflight", "streamed"):
         assert getattr(read, name) == getattr(timing, name)
     for name in ("queue", "compute", "transfer", "leg"):
         assert getattr(read, name) == pytest.approx(getattr(timing, name), abs=1e-6)
@@ -55,7 +56,7 @@ def test_an_invalid_figure_is_unknown(figure: str) -> None:
     [
         "queue=3601", "leg=1e308", "transfer=1e9", f"prompt=1{'0' * 200}", f"cached={2**31 + 1}",
         f"computed={2**40}", f"generated={2**40}", f"bytes={2**50 + 1}",
-        f"inflight={2**20 + 1}",
+        f"inflight={2**20 + 1}", "streamed=2",
     ],
 )  # fmt: skip
 def test_an_impossible_figure_makes_the_header_unusable(figure: str) -> None:

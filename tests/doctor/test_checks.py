@@ -263,3 +263,11 @@ def test_the_most_severe_findings_come_first() -> None:
         f.severity for f in run_checks(Facts((replace(P, error="x"), D), (), None, "none"))
     ]
     assert severities == sorted(severities, key=lambda s: -order.index(s))
+
+
+def test_streamed_hand_offs_are_reported() -> None:
+    counters = {f"{metrics.REQUESTS}{{prefill_then_decode}}": 9.0, metrics.STREAMED_HANDOFFS: 7.0}
+    facts = Facts((P, D), (Sidecar("d", counters=counters),), GPU)
+    assert problems(facts) == []
+    [finding] = [f for f in run_checks(facts) if f.check == "streamed KV"]
+    assert finding.detail == "7 of 9 hand-offs moved KV while the prefill computed it"

@@ -30,6 +30,7 @@ class Measured:
     transfer: TransferFit = field(default_factory=TransferFit)
     fabrics: FabricFits = field(default_factory=lambda: FabricFits(TransferFit()))
     best_decode: DecodeCost = DECODE_PRIOR
+    exposed: float = 1.0
 
 
 def test_a_pod_before_and_after_its_first_scrape() -> None:

@@ -114,7 +114,8 @@ _DECODE: dict[str, Any] = {
     "role": "decode",
     "transfer": {**_SHARED["transfer"], "loadFailurePolicy": "fail"},
     "sidecar": {"prefillTimeout": "20s", "kvTransferTimeout": "5s", "fallbackToUnified": False,
-                "retries": 1, "breakerFailures": 3, "breakerCooldown": "8s"},
+                "retries": 1, "breakerFailures": 3, "breakerCooldown": "8s",
+                "streamKv": False},
     "routing": {
         "endpoint": "chat", "split": "off", "apiPaths": ["/version"],
         "nodeSelector": {"pool": "routers"},

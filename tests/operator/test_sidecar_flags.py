@@ -45,6 +45,7 @@ def of_an_earlier_operator(cluster: SimulatedCluster, arguments: list[str]) -> N
      ({"fallbackToUnified": False}, "fallback-to-unified", False),
      ({"retries": 0}, "retries", 0),
      ({"breakerFailures": 2}, "breaker-failures", 2),
+     ({"streamKv": False}, "stream-kv", False),
      ({"breakerCooldown": "9s"}, "breaker-cooldown", "9s")],
 )  # fmt: skip
 def test_running_pods_get_the_settings_and_none_is_replaced(

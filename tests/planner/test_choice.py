@@ -49,6 +49,7 @@ PODS = st.builds(
     transfers=st.tuples(TRANSFERS, TRANSFERS, TRANSFERS),
     kv=st.sampled_from([KvSize(1e5)] * 5 + [KvSize(1e5, 1e8, 2e4)]),
     step=st.floats(0.0, 0.1),
+    exposed=st.sampled_from([1.0, 0.55, 0.1]),
 )
 REQUESTS = st.builds(
     RequestFigures,

@@ -6,9 +6,11 @@ import pytest
 
 from tandem_planner.cost import (
     HANDOFF_SECONDS,
+    STREAMED_SHARE,
     PodFigures,
     RequestFigures,
     decode_terms,
+    is_transfer_too_long,
     prefill_terms,
     unified_terms,
     wait_seconds,
@@ -73,3 +75,16 @@ def test_a_split_transfers_what_the_decode_pod_lacks() -> None:
     assert terms.transfer == pytest.approx(0.1 + 600 * 10e-6)
     assert terms.handoff == HANDOFF_SECONDS
     assert terms.prefill == terms.wait == terms.stall == 0
+
+
+def test_a_streamed_transfer_is_waited_for_in_part_and_judged_as_a_whole() -> None:
+    request = RequestFigures(8000, 10.0, 0.0)
+    # 8,000 tokens: 0.8 s of prefill, 0.3 s of transfer.
+    slow = TransferCost(0.002, 0.3 / (8000 * 1e5))
+    sequential = POD._replace(transfers=(slow,) * 3, kv=KvSize(1e5))
+    streamed = sequential._replace(exposed=STREAMED_SHARE)
+    assert decode_terms(request, sequential, 0).transfer == pytest.approx(0.302)
+    assert decode_terms(request, streamed, 0).transfer == pytest.approx(0.032)
+    assert not is_transfer_too_long(request, streamed, 0)
+    slower = TransferCost(0.002, 0.6 / (8000 * 1e5))
+    assert is_transfer_too_long(request, streamed._replace(transfers=(slower,) * 3), 0)

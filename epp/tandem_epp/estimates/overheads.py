@@ -2,7 +2,8 @@
 hand-off its further round trips. The same for all pods of a path, and learned for each path from
 the latest requests; the median, because a request that waited unexpectedly says nothing.
 
-    beyond = measured - queue - compute - transfer - join    by the engines' own report
+    beyond = measured - queue - compute - transfer - join    by the engines' own report, of the
+                                                             transfer what is waited for
     beyond = measured - (wait + prefill + transfer + join)   without one, by the predicted terms
 
 The first is exact. The second one also has in it by how much the wait was mispredicted.
@@ -19,7 +20,7 @@ from typing import Final
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
-from tandem_planner.cost import HANDOFF_SECONDS
+from tandem_planner.cost import HANDOFF_SECONDS, STREAMED_SHARE
 
 _LATEST: Final = 32
 """Requests of which the median is taken. More: steadier, and slower to follow a change."""
@@ -42,7 +43,8 @@ def beyond_terms(measured: float, terms: float, join: float, report: Timing) -> 
     that no engine reports."""
     if report.queue is None or report.compute is None:
         return measured - terms
-    return measured - report.queue - report.compute - (report.transfer or 0.0) - join
+    exposed = STREAMED_SHARE if report.streamed else 1.0
+    return measured - report.queue - report.compute - (report.transfer or 0.0) * exposed - join
 
 
 class FirstTokenOverheads:

@@ -122,6 +122,7 @@ class RequestLoad:
             transferred = (timing.prompt or self._size.prompt) - self._size.cached_on_decode
             self._decode.add_transfers((1, timing.bytes, timing.transfer), now, fabric)
             self._decode.transfer.add_size(transferred, timing.bytes)
+            self._decode.count_handoff(is_streamed=bool(timing.streamed))
             self._decode.learned()
 
     def move_decode(self, decode: PodEstimates, fabric: FabricClass | None = None) -> None:

@@ -47,18 +47,21 @@ def flags_text(settings: Sidecar) -> str:
             "kv-transfer-timeout": format_duration(settings.kv_transfer_timeout),
             "fallback-to-unified": settings.fallback_to_unified,
             "retries": settings.retries,
-            **_breaker_flags(settings),
+            **_optional_flags(settings),
         }
     )
 
 
-def _breaker_flags(settings: Sidecar) -> dict[str, Any]:
-    """The flags of the circuit breaker that the pool sets."""
+def _optional_flags(settings: Sidecar) -> dict[str, Any]:
+    """Flags that are left to the sidecar unless the pool sets them: one of an earlier version knows
+    not all of them, and reads nothing of a file that names an unknown one."""
     flags: dict[str, Any] = {}
     if settings.breaker_failures is not None:
         flags["breaker-failures"] = settings.breaker_failures
     if settings.breaker_cooldown is not None:
         flags["breaker-cooldown"] = format_duration(settings.breaker_cooldown)
+    if settings.stream_kv is not None:
+        flags["stream-kv"] = settings.stream_kv
     return flags
 
 
@@ -88,7 +91,7 @@ def has_flags_of(template: Mapping[str, Any], pool: Pool, rendered: Mapping[str,
     if reads_annotation(template):
         return True
     # No earlier operator wrote these as arguments.
-    if _breaker_flags(pool.spec.sidecar):
+    if _optional_flags(pool.spec.sidecar):
         return False
     arguments, former = _arguments(template), _former_arguments(pool.spec.sidecar)
     starts = range(len(arguments) - len(former) + 1)

@@ -226,6 +226,7 @@ class Sidecar(Section, frozen=True, kw_only=True):
     retries: int
     breaker_failures: int | None = None
     breaker_cooldown: Seconds | None = None
+    stream_kv: bool | None = None
 
 
 class RouterProgram(Section, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from ..observability.record import Leg, Result
 from .classify import decode_event, result_of, result_of_failure, starts_with_error
 from .context import SidecarContext
 from .events_actions import DecodeEnded, DecodeErrored, DecodeEvent, DecodeLost, DecodeStarted
-from .timing import measure_leg, read_timing
+from .timing import measure_leg, merge_timing, read_timing
 
 _READS_STREAMS: Final = headers.READS_STREAMS.encode()
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
@@ -203,6 +203,10 @@ class DecodeLeg:
         seconds = None if failed else self._loop.time() - self._leg.started
         inflight = None if self._overlap is None else self._overlap.others
         return measure_leg(self.timing, seconds, self._first_bytes, inflight=inflight)
+
+    def merge(self, prefill: Timing) -> Timing:
+        """The timing of a hand-off whose prefill leg reported `prefill`."""
+        return merge_timing(prefill, self.timing, streamed=self._leg.streamed)
 
     def flush_early_bytes(self) -> bool:
         """Send the held bytes. Returns whether they were the whole answer."""

@@ -26,7 +26,6 @@ from .decoding import DecodeLeg
 from .outbound import engine_request, new_attempt_id, release_kv
 from .prefilling import PrefillAttempts
 from .reply import ANSWER_DROPPED, ServedBy, send_collected, send_error
-from .timing import merge_timing
 
 log = logging.getLogger(__name__)
 
@@ -207,6 +206,7 @@ class HandoffDriver:
             rewrite_usage = cached is not None or type(self._state) is machine.BothLegs
         self._decode_id = attempt_id
         leg = record.leg(Phase.DECODE, self._decode_name, attempt_id, self._loop.time())
+        leg.streamed = self._reads_stream
         self._decode = DecodeLeg(
             self._context,
             self,
@@ -275,7 +275,7 @@ class HandoffDriver:
         """What the answer's head tells the router. A decode engine that computed the prompt itself
         is measured like one that serves alone."""
         prefill = self._attempts.timing
-        timing = leg.measure() if prefill is None else merge_timing(prefill, leg.timing)
+        timing = leg.measure() if prefill is None else leg.merge(prefill)
         self._record.timing = timing
         return timing
 

@@ -81,11 +81,9 @@ def complete_timing(timing: Timing, end: bytes) -> Timing:
     )
 
 
-def merge_timing(prefill: Timing | None, decode: Timing) -> Timing:
+def merge_timing(prefill: Timing, decode: Timing, *, streamed: bool = False) -> Timing:
     """The timing of both legs: the prompt as the prefill leg's, the transfer as the decode engine
-    reports it. Without a prefill, `decode` is the whole story."""
-    if prefill is None:
-        return decode
+    reports it. `streamed`: whether they were sent at once."""
     if decode.transfer is None and decode.bytes is None:
         return prefill
     return Timing(
@@ -98,6 +96,7 @@ def merge_timing(prefill: Timing | None, decode: Timing) -> Timing:
         leg=prefill.leg,
         prompt=prefill.prompt,
         inflight=prefill.inflight,
+        streamed=1 if streamed else None,
     )
 
 

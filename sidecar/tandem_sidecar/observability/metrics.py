@@ -118,6 +118,11 @@ class Metrics:
             " as an error of phase kv_transfer.",
             registry=registry,
         ).child()
+        self.streamed = CounterVec(
+            names.STREAMED_HANDOFFS,
+            "Hand-offs answered whose KV moved while the prefill computed it.",
+            registry=registry,
+        ).child()
         self.engine_reports_times: bool | None = None
         """Whether the decode engine's answers carry `x-tandem-timing`; None: it has not answered
         yet."""

@@ -187,6 +187,8 @@ class RequestObserver:
             metrics.prefill.child(leg.backend).observe(seconds)
             return
         metrics.decode.child(leg.backend).observe(seconds)
+        if leg.streamed:
+            metrics.streamed.inc()
         # `UNKNOWN` is what a head without `x-tandem-timing` is parsed to. An engine that sends the
         # header includes the transfer in it, whenever there was one.
         timing = leg.timing or UNKNOWN
@@ -259,6 +261,7 @@ def _to_leg_trace(record: Record, leg: Leg) -> LegTrace:
         status=leg.status,
         detail=leg.detail[:MAX_TEXT],
         timing=leg.timing,
+        streamed=leg.streamed,
     )
 
 

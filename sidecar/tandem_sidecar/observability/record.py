@@ -160,6 +160,8 @@ class Leg(msgspec.Struct, eq=False, gc=False):
     """Description of the failure; empty if the leg succeeded."""
     timing: Timing | None = None
     """The engine's `x-tandem-timing` of this leg; None before an answer came."""
+    streamed: bool = False
+    """Whether it is a decode leg that reads KV while the prefill computes it."""
     traceparent: str = ""
     """The header that the engine gets instead of the client's; empty: the request is not traced."""
 

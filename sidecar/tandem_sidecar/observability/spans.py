@@ -74,6 +74,8 @@ def leg_spans(record: Record, trace: TraceContext, leg: Leg) -> list[Span]:
     failed = leg.result is not None and leg.result not in _NO_ERROR
     error = leg.detail if failed else None
     name, attributes = leg.phase.value, _leg_attributes(leg)
+    if leg.streamed:
+        attributes["tandem.streamed"] = True
     span = Span(name, SpanKind.CLIENT, span_id, trace.span_id, started, ended, attributes, error)
     timing = leg.timing
     if leg.phase is not Phase.DECODE or timing is None or timing.transfer is None:

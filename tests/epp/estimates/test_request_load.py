@@ -10,7 +10,7 @@ from tandem_epp.backends.engine_page import EngineCounters, Gauges
 from tandem_epp.estimates.kinds import MIN_SAMPLES, STALE_SECONDS, fill_in
 from tandem_epp.estimates.pod_estimates import PodEstimates
 from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad
-from tandem_planner.cost import LATE_SHARE, STALL_WEIGHT, wait_seconds
+from tandem_planner.cost import LATE_SHARE, STALL_WEIGHT, STREAMED_SHARE, wait_seconds
 from tandem_planner.prefill_fit import PREFILL_PRIOR, prefill_sample
 
 NODE, DOMAIN, ELSEWHERE = FabricClass
@@ -368,3 +368,25 @@ def test_no_prompt_stays_under_way(events: tuple[str, ...]) -> None:
             case "move":
                 load.move_decode(other)
     assert not len(prefill.overlaps)
+
+
+def test_the_share_of_transfers_that_is_waited_for_is_learned() -> None:
+    """Streamed hand-offs make a pod cheaper to transfer to, and sequential ones dearer again."""
+    prefill, decode = PodEstimates(), PodEstimates()
+    changes = []
+    decode.on_change = lambda: changes.append(decode.figures(0.0).exposed)
+
+    def hand_off(streamed: int | None) -> float:
+        load = RequestLoad(decode, prefill, PlacedPrompt(1000, 0, 0, 10.0, is_stream=True), 0.0)
+        timing = Timing(leg=0.2, transfer=0.05, bytes=10**8, streamed=streamed)
+        load.on_response(0.3, timing, prefill)
+        load.end(0.4)
+        return decode.figures(0.5).exposed
+
+    assert hand_off(None) == 1.0
+    shares = [hand_off(1) for _ in range(12)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[-1] == pytest.approx(STREAMED_SHARE, abs=0.02)
+    assert hand_off(None) > shares[-1]
+    decode.restart()
+    assert decode.figures(0.6).exposed == 1.0

@@ -178,8 +178,10 @@ def test_the_transfer_of_a_hand_off_is_the_decode_engines() -> None:
     assert merge_timing(prefill, Timing(transfer=0.25, compute=9.0)) == Timing(
         compute=1.0, transfer=0.25, leg=2.0, prompt=16
     )
-    assert merge_timing(prefill, UNKNOWN) is prefill
-    assert merge_timing(None, ENGINE) is ENGINE
+    streamed = merge_timing(prefill, Timing(transfer=0.25), streamed=True)
+    assert streamed == Timing(compute=1.0, transfer=0.25, leg=2.0, prompt=16, streamed=1)
+    # The decode engine read no KV after all.
+    assert merge_timing(prefill, UNKNOWN, streamed=True) is prefill
 
 
 def test_the_end_of_a_stream_adds_what_its_head_lacked() -> None:

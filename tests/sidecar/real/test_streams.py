@@ -16,9 +16,10 @@ from tandem_contract.concurrent_params import STREAM
 from tandem_contract.paths import RoutingPath
 
 from ..peers import Script, Turn
+from .client import Stream
 from .engine import Engine
 from .forwarding import forwarding_pod
-from .pair import FALLBACK, SPLIT, Pair, call, expected_tokens, start_pair
+from .pair import FALLBACK, LONG, SPLIT, Pair, call, expected_tokens, start_pair
 from .test_disconnects import check_nothing_kept, disconnect_at
 from .test_prefill import drop_connection, respond_with
 
@@ -236,3 +237,100 @@ async def test_decode_dies(decode: Engine, prefill: Engine) -> None:
         await pair.wait_until_idle(prefill)
         await decode.up()
         await check(pair, 2, SPLIT, prefill.address)
+
+
+async def test_decode_dies_in_mid_stream(decode: Engine, prefill: Engine) -> None:
+    """An answer that was started ends with an error event, never silently."""
+    async with streaming(decode, prefill.address) as pair:
+        request = call(1, tokens=LONG, length=500, stream=True)
+        async with pair.open_response(request, prefill.address) as response:
+            stream = Stream(response)
+            await stream.wait_for_first_bytes()
+            decode.kill()
+            result = await stream.read_to_end()
+        assert (result.status, result.path) == (200, SPLIT.value)
+        assert result.error
+        await pair.wait_until_idle(prefill)
+        await decode.up()
+
+
+async def test_a_prefill_answer_without_params(decode: Engine, prefill: Engine) -> None:
+    """What the decode engine has read meanwhile counts for nothing."""
+
+    async def answer_without(turn: Turn) -> bool:
+        if STREAM.encode() not in turn.request.body:
+            return True
+        turn.answer(200, b'{"choices": [{"text": "x"}]}')
+        return False
+
+    async with (
+        forwarding_pod(prefill, answer_without) as pod,
+        streaming(decode, pod.address) as pair,
+    ):
+        await check(pair, 1, FALLBACK, pod.address)
+        assert await pair.errors() == {"kv_transfer": 1}
+        await pair.wait_until_idle(decode, prefill)
+
+
+async def test_without_the_fallback_a_failed_prefill_is_an_error(
+    decode: Engine, prefill: Engine
+) -> None:
+    flags = ("--no-fallback-to-unified", "--prefill-timeout", "2s")
+
+    async def fail(turn: Turn) -> bool:
+        if STREAM.encode() not in turn.request.body:
+            return True
+        turn.answer(500, b'{"error": {"message": "scripted"}}')
+        return False
+
+    async with (
+        forwarding_pod(prefill, fail) as pod,
+        streaming(decode, pod.address, flags=flags) as pair,
+    ):
+        assert (await pair.ask(call(1, length=500), pod.address)).status == 502
+        await pair.wait_until_idle(decode, prefill)
+    async with streaming(decode, prefill.address, flags=flags) as pair:
+        prefill.stop()
+        assert (await pair.ask(call(2, length=500), prefill.address)).status == 504
+        prefill.signal(signal.SIGCONT)
+        await pair.wait_until_idle(decode, prefill)
+
+
+async def test_a_drain_finishes_both_legs(decode: Engine, prefill: Engine) -> None:
+    async with streaming(decode, prefill.address) as pair:
+        prefill.stop()
+        checked = asyncio.create_task(check(pair, 1, SPLIT, prefill.address))
+        await pair.wait_for_phase("pairing")
+        pair.sidecar.process.send_signal(signal.SIGTERM)
+        prefill.signal(signal.SIGCONT)
+        await checked
+        assert await pair.sidecar.exit_status() == 0
+
+
+async def test_past_the_drain_timeout_both_legs_end(decode: Engine, prefill: Engine) -> None:
+    async with streaming(decode, prefill.address, flags=("--drain-timeout", "200ms")) as pair:
+        prefill.stop()
+        asked = asyncio.create_task(pair.ask(call(1, length=500), prefill.address))
+        await pair.wait_for_phase("pairing")
+        pair.sidecar.process.send_signal(signal.SIGTERM)
+        result = await asked
+        assert (result.status, "shutting down" in result.error) == (503, True)
+        assert await pair.sidecar.exit_status() == 0
+        prefill.signal(signal.SIGCONT)
+        async with asyncio.timeout(20):
+            while not (await decode.idle() and await prefill.idle()):
+                pass
+
+
+async def test_the_router_and_the_history_are_told(decode: Engine, prefill: Engine) -> None:
+    async with streaming(decode, prefill.address) as pair:
+        before = await pair.figure(metrics.STREAMED_HANDOFFS)
+        result = await pair.ask(call(1, length=500), prefill.address, request_id="streamed-1")
+        assert result.path == SPLIT.value
+        async with pair.http.get(pair.sidecar.admin_url("/requests/streamed-1")) as answer:
+            [record] = await answer.json()
+        legs = {leg["phase"]: leg for leg in record["legs"]}
+        assert legs["decode"]["streamed"]
+        assert legs["decode"]["started"] < legs["prefill"]["ended"]
+        assert record["timing"]["streamed"] == 1
+        assert await pair.figure(metrics.STREAMED_HANDOFFS) == before + 1

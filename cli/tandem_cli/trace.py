@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 import aiohttp
 import click
@@ -15,6 +16,7 @@ import msgspec
 
 from tandem_contract import ports
 from tandem_contract.commandline import fail
+from tandem_contract.endpoints import DEBUG_DECISIONS
 from tandem_contract.trace import DecisionTrace, SidecarTrace, trace_path
 from tandem_doctor.pod_http import TIMEOUT, Get, NoAnswer, direct, proxied
 from tandem_kube.resources import PODS
@@ -39,16 +41,21 @@ class TraceEndpoint:
     pod: str
     is_epp: bool
     get: Get
+    is_router: bool = False
+    """Whether one process is both: its decisions have another path, and its records are of no
+    single pod."""
 
 
 @command("trace")
 @click.argument("request_id")
 @target_options
+@click.option("--router", metavar="URL", help="Ask the tandem-router with this admin port.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def trace(
     *,
     request_id: str,
     as_json: bool,
+    router: str | None,
     **options: Any,
 ) -> None:
     """Show the history of REQUEST_ID: where it was sent and why, each attempt, and its end.
@@ -63,9 +70,13 @@ def trace(
     """
     target = Target(**options)
     with target.exit_on_error():
-        state = target.stack()
         # Nothing is connected yet: errors of the connection are raised in `_collect`.
-        source = _cluster(target) if state is None else _stack(state)
+        if router is not None:
+            source = _router(router.rstrip("/"))
+        elif (state := target.stack()) is None:
+            source = _cluster(target)
+        else:
+            source = _stack(state)
         records = asyncio.run(_collect(source, request_id))
     if not records.decisions and not records.sidecar_records:
         fail(not_found_message(request_id, records))
@@ -99,12 +110,16 @@ async def _collect(
 async def _ask(endpoint: TraceEndpoint, request_id: str) -> Records:
     pod = endpoint.pod
     try:
-        answer = await _get(endpoint.get, trace_path(request_id))
+        path = trace_path(request_id)
+        if endpoint.is_router and endpoint.is_epp:
+            path = f"{DEBUG_DECISIONS}?request_id={quote(request_id, safe='')}"
+        answer = await _get(endpoint.get, path)
         if endpoint.is_epp:
             decisions = tuple(EppRecord(pod, trace) for trace in _decisions.decode(answer))
             return Records(decisions=decisions, components=(pod,))
         sidecar_records = tuple(
-            SidecarRecord(pod, trace) for trace in _sidecar_traces.decode(answer)
+            SidecarRecord(_decode_name(trace) if endpoint.is_router else pod, trace)
+            for trace in _sidecar_traces.decode(answer)
         )
         return Records(sidecar_records=sidecar_records, components=(pod,))
     except NoAnswer as err:
@@ -112,6 +127,12 @@ async def _ask(endpoint: TraceEndpoint, request_id: str) -> Records:
     # Another version's record is reported like a missing one: the others are still shown.
     except msgspec.MsgspecError as err:
         return Records(no_replies=(NoReply(pod, f"unreadable answer: {err}"),), components=(pod,))
+
+
+def _decode_name(trace: SidecarTrace) -> str:
+    """The backend that decoded, by which the record is joined with its decision."""
+    names = [leg.backend for leg in trace.legs if leg.phase == "decode"]
+    return names[-1] if names else ""
 
 
 async def _get(get: Get, path: str) -> bytes:
@@ -122,6 +143,13 @@ async def _get(get: Get, path: str) -> bytes:
         if err.is_not_found:
             return b"[]"
         raise
+
+
+@asynccontextmanager
+async def _router(url: str) -> AsyncIterator[Sequence[TraceEndpoint]]:
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as http:
+        get = direct(http, url)
+        yield [TraceEndpoint(url, is_epp, get, is_router=True) for is_epp in (True, False)]
 
 
 @asynccontextmanager

@@ -106,6 +106,17 @@ class HealthChecks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backend that comes and goes stays out for longer."""
 
 
+class BackendCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an engine asks of its clients. `repr` does not show it."""
+
+    api_key: str
+    """vLLM's `--api-key`. `tandem-router` sends it as a bearer token, instead of what the client
+    sent; Envoy and the sidecars, which the EPP only directs, pass on the client's."""
+
+    def __repr__(self) -> str:
+        return "BackendCredentials(redacted)"
+
+
 class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine, or sidecar in front of an engine, that the router may choose."""
 
@@ -115,6 +126,7 @@ class Backend(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: int = 1
     """Share of the load among the backends of its role; at least 1."""
     external_storage: ExternalStorage | None = None
+    credentials: BackendCredentials | None = None
     models: tuple[str, ...] = ()
     """Names of the models it serves; empty: any model."""
     compat: str | None = None

@@ -14,7 +14,7 @@ from tandem_contract import endpoints
 from tandem_epp.debug import routes as decision_routes
 from tandem_epp.decisions import Decisions
 from tandem_sidecar.process.admin import ProcessAdmin
-from tandem_sidecar.process.aggregate import format_page, parse_page, sum_pages
+from tandem_sidecar.process.aggregate import format_page, parse_page
 
 
 class RouterAdmin(ProcessAdmin):
@@ -32,10 +32,15 @@ class RouterAdmin(ProcessAdmin):
         return [*super().routes(), web.get(endpoints.HEALTH, self.readyz), *debug]
 
     async def metrics_page(self) -> bytes:
-        """Both halves' metrics; a family that both have is added up."""
-        own = await super().metrics_page()
-        pages = own, generate_latest(self.decisions.metrics.registry)
-        return format_page(sum_pages(parse_page(page.decode()) for page in pages))
+        """Both halves' metrics. A family that both have is the data path's: it serves every
+        request, and an EPP counts there what no sidecar serves."""
+        own = parse_page((await super().metrics_page()).decode())
+        decisions = parse_page(generate_latest(self.decisions.metrics.registry).decode())
+        types = {_type_line(header) for header in own}
+        added = {
+            header: page for header, page in decisions.items() if _type_line(header) not in types
+        }
+        return format_page({**own, **added})
 
     async def current_state(self) -> dict[str, Any]:
         """The sidecar's state, and every backend."""
@@ -53,3 +58,8 @@ class RouterAdmin(ProcessAdmin):
             for pod in self.decisions.fleet
         ]
         return {**state, "backends": backends}
+
+
+def _type_line(header: str) -> str:
+    """The line of a family's header that names it and its type."""
+    return header.rpartition("\n")[2]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.paths import Role
 from tandem_epp.configuration import Configuration
 from tandem_epp.decisions import Decisions
 from tandem_epp.settings import Settings as EppSettings
@@ -15,7 +16,7 @@ from tandem_sidecar.security.credentials import EngineTls, listen_tls
 from tandem_sidecar.settings import Settings
 
 from .admin import RouterAdmin
-from .configuration import handoff_settings, tls_addresses
+from .configuration import address_of, authorizations, handoff_settings, tls_addresses
 from .placed import Parts
 from .placements import Placements
 from .requests import RoutedRequests
@@ -47,6 +48,7 @@ class Components:
         self._flags, self._is_worker = settings, is_worker
         self._engine_tls = EngineTls(settings.tls, _NO_ENGINE)
         self._tls_addresses = tls_addresses(configuration)
+        self._authorizations = authorizations(configuration)
         self.decisions = Decisions(epp, configuration, {})
         self.decisions.picker.cleans_requests = True
         self.preparer = self.decisions.preparer(None)
@@ -62,6 +64,9 @@ class Components:
         placements = Placements(path.observer)
         path.context.observer = placements
         health = BackendHealth(decisions)
+        path.context.other_decode = self._other_decode
+        # A reload replaces the table.
+        path.context.authorization = lambda engine: self._authorizations.get(engine, [])
         parts = Parts(path.context, decisions.picker, decisions.fleet, placements)
         handler = RoutedRequests(parts, self.preparer.prepare, lambda: health.healthy)
         self.server = path.serve(handler, tls)
@@ -88,9 +93,19 @@ class Components:
     def apply(self, configuration: Configuration) -> None:
         """Use a new configuration from the next request on."""
         self._tls_addresses = tls_addresses(configuration)
+        self._authorizations = authorizations(configuration)
         self.decisions.configuration = configuration
         self.decisions.apply(self.decisions.listed_backends())
         self._path.apply(handoff_settings(configuration, self._flags))
+
+    def _other_decode(self, engine: HostPort) -> HostPort | None:
+        """A backend that may decode, passes its checks and is not at `engine`; None: there is
+        none."""
+        for pod in self.decisions.fleet.ready_pods(None):
+            address = address_of(pod.backend)
+            if address != engine and pod.backend.role.serves(Role.DECODE):
+                return address
+        return None
 
     def _tls_for(self, address: HostPort) -> ssl.SSLContext | None:
         """The context for a connection to a backend; None: plain TCP."""

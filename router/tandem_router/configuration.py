@@ -17,6 +17,7 @@ from tandem_contract.config import Backend
 from tandem_contract.documents import load_documents
 from tandem_epp.configuration import Configuration, read
 from tandem_epp.scheduling.config import load_routing
+from tandem_sidecar.http.messages import Headers
 from tandem_sidecar.settings import Policy, Settings
 
 _SCORERS: Final = (
@@ -70,6 +71,15 @@ def handoff_settings(configuration: Configuration, flags: Settings) -> Settings:
 def address_of(backend: Backend) -> HostPort:
     """Where the engine of `backend` is connected to; its host may be a name, which TLS verifies."""
     return parse_host_port(backend.address)
+
+
+def authorizations(configuration: Configuration) -> dict[HostPort, Headers]:
+    """The Authorization header of each backend that has an API key, by its address."""
+    return {
+        address_of(backend): [(b"authorization", f"Bearer {backend.credentials.api_key}".encode())]
+        for backend in configuration.router.backends
+        if backend.credentials is not None
+    }
 
 
 def tls_addresses(configuration: Configuration) -> frozenset[HostPort]:

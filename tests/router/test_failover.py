@@ -1,10 +1,11 @@
 """A decode backend fails before the client got a byte: another one serves the request."""
 
+import asyncio
 import json
 
 import pytest
 
-from ..sidecar.peers import Script, Turn
+from ..sidecar.peers import FakeDecode, Script, Turn
 from .conftest import DECODE, PATH, PROMPT, Harness
 
 
@@ -89,3 +90,30 @@ async def test_the_only_backend_is_not_asked_twice(harness: Harness) -> None:
     response, _ = await harness.ask()
     assert response.status == 500
     assert len(decode.requests) == 1
+
+
+async def test_kv_is_released_through_another_backend_if_its_reader_died(harness: Harness) -> None:
+    await harness.prefill("p")
+    decodes = [await harness.decode(f"d-{number}") for number in range(2)]
+
+    died: list[FakeDecode] = []
+
+    def dies_if_first(decode: FakeDecode) -> Script:
+        async def script(turn: Turn) -> None:
+            if died:
+                await decode.complete(turn)
+                return
+            died.append(decode)
+            decode.close_port()
+            turn.die()
+
+        return script
+
+    for decode in decodes:
+        decode.generate = dies_if_first(decode)
+    await harness.start()
+    response, _ = await harness.ask()
+    assert response.status == 200
+    (other,) = [decode for decode in decodes if decode not in died]
+    await asyncio.wait_for(other.released.wait(), 10)
+    assert other.releases[0].json["kv_transfer_params"]["remote_engine_id"] == "engine-p"

@@ -5,7 +5,7 @@ it refuses new work, waits for the rest, and ends what is left when the drain ti
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -18,7 +18,7 @@ from tandem_contract.request_kinds import RequestKind
 
 from ..bodies.parse import Body
 from ..connectors import ResolvedConnector
-from ..http.messages import Request, ResponseHead
+from ..http.messages import Headers, Request, ResponseHead
 from ..http.upstream import Pool
 from ..observability.record import Leg, Record
 from ..security.route import Candidate, Route
@@ -130,6 +130,11 @@ class SidecarContext:
     transfers: TransferMonitor
     overlaps: Overlaps = field(default_factory=Overlaps)
     """The prompts that engines compute for this process, by engine address and rank."""
+    other_decode: Callable[[HostPort], HostPort | None] = lambda _engine: None
+    """Another decode engine than the one given, which may release KV when that one cannot be
+    reached; None: there is none, as in a sidecar."""
+    authorization: Callable[[HostPort], Headers] = lambda _engine: []
+    """The Authorization header for an engine, instead of the client's; empty: the client's."""
     stream_readers: set[HostPort] = field(default_factory=set)
     """Decode engines whose last answer said that they can read KV while it is computed."""
 

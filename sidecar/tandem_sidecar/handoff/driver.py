@@ -218,7 +218,8 @@ class HandoffDriver:
         )
         self._decode.cached = cached
         rank = generation.route.decode_rank
-        request = engine_request(generation.request, self._engine, leg, body, rank=rank)
+        added = self._context.authorization(self._engine)
+        request = engine_request(generation.request, self._engine, leg, body, added, rank=rank)
         reads_kv = kv_hold is not None
         may_wait = reads_kv and connector.core.decode_may_wait_forever
         timeout = generation.settings.push_timeout if may_wait else None

@@ -76,10 +76,11 @@ class Forward(ABC):
         context.observer.on_request_start(record)
         self.leg = record.leg(self.phase, backend, self.attempt_id(), record.received)
         self._liveness = context.liveness.watch(engine, self)
+        added = context.authorization(engine)
         self._call = context.pool.send(
             engine,
             request.method,
-            engine_request(request, engine, self.leg, body, rank=rank),
+            engine_request(request, engine, self.leg, body, added, rank=rank),
             self,
             switching=bool(request.upgrade),
         )

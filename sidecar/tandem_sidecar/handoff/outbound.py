@@ -69,7 +69,8 @@ def engine_request(
     prefill: bool = False,
 ) -> bytes:
     """Encode the client's request for an engine as `leg`, with `body` instead of its own and the
-    headers `added`. `rank`: the data-parallel rank that serves it; None: the engine chooses."""
+    headers `added`, which replace the client's. `rank`: the data-parallel rank that serves it;
+    None: the engine chooses."""
     skip = _NOT_TO_PREFILL if prefill else _NOT_FORWARDED
     # RFC 9110 §7.6.1: headers that Connection names are for this hop only.
     if _CONNECTION in request.values:
@@ -77,6 +78,8 @@ def engine_request(
     if leg.traceparent:
         skip |= _TRACED
     sent: Headers = [_host(engine), *leg_headers(leg), *added]
+    if added:
+        skip |= {name for name, _ in added}
     if rank is not None:
         sent.append((_RANK, b"%d" % rank))
     sent += [pair for pair in request.headers if pair[0] not in skip]
@@ -136,21 +139,22 @@ class ReleaseCall:
         self._loop = asyncio.get_running_loop()
         record = generation.record
         self._leg = record.leg(Phase.RELEASE, str(engine), attempt_id, self._loop.time())
-        self._expected_status = 0
+        self._release: ReleaseRequest
+        self._is_last = False
         self._call: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def send(self, release: ReleaseRequest) -> None:
-        """POST the release."""
+    def send(self, release: ReleaseRequest, *, is_last: bool = False) -> None:
+        """POST the release. `is_last`: try no other engine if this one cannot be reached."""
         self._context.lifecycle.add(self)
-        self._expected_status = release.expected_status
+        self._release, self._is_last = release, is_last
         generation = self._generation
         sent = [
             _host(self._engine),
             (b"content-type", b"application/json"),
             *leg_headers(self._leg),
             # An engine with an API key asks for it here, too.
-            *(pair for pair in generation.request.headers if pair[0] == _AUTHORIZATION),
+            *self._authorization(),
         ]
         request = request_bytes(b"POST", release.target, sent, release.body)
         timeout = generation.kv_transfer_timeout
@@ -158,6 +162,11 @@ class ReleaseCall:
         self._call = self._context.pool.send(
             self._engine, b"POST", request, Collector(self._take_answer)
         )
+
+    def _authorization(self) -> Headers:
+        if own := self._context.authorization(self._engine):
+            return own
+        return [pair for pair in self._generation.request.headers if pair[0] == _AUTHORIZATION]
 
     def drain_expired(self) -> None:
         """Stop waiting for the answer; also called when the release's own timeout passes."""
@@ -170,15 +179,24 @@ class ReleaseCall:
 
     def _take_answer(self, answer: Answer | NoAnswer) -> None:
         match answer:
-            case Answer(head) if head.status == self._expected_status:
+            case Answer(head) if head.status == self._release.expected_status:
                 self._end(Result.ANSWERED, "", head.status)
             case Answer(head):
                 # Another status does not prove that the producer was notified, so the release
                 # counts as failed.
-                detail = f"the engine answered {head.status}, expected {self._expected_status}"
+                expected = self._release.expected_status
+                detail = f"the engine answered {head.status}, expected {expected}"
                 self._end(Result.ERROR, detail, head.status)
             case NoAnswer(failure, detail):
+                self._try_another()
                 self._end(result_of_failure(failure), detail)
+
+    def _try_another(self) -> None:
+        """Release through another decode engine: the KV is read by none, so any of them may."""
+        other = None if self._is_last else self._context.other_decode(self._engine)
+        if other is not None:
+            call = ReleaseCall(self._context, self._generation, other, self._attempt_id)
+            call.send(self._release, is_last=True)
 
     def _end(self, result: Result, problem: str, status: int | None = None) -> None:
         if self._timer is not None:

@@ -80,8 +80,7 @@ class PrefillAttempts:
             self.deadline = self._loop.call_later(generation.prefill_timeout, self._expire)
         candidate = generation.route.candidates[index]
         self.backend = candidate.name
-        # A request that is admitted may be the probe of a half-open circuit, so each way in which
-        # the leg ends below reports to the breaker, or cancels.
+        # It may be the probe of a half-open circuit: each end of the leg reports, or cancels.
         wait = self.context.breakers.admit(candidate.address, now)
         if wait > 0:
             leg = generation.record.leg(Phase.PREFILL, candidate.name, "", now)
@@ -261,22 +260,23 @@ class PrefillLeg:
 
     def _send(self, connect_timeout: float) -> PrefillEvent | None:
         generation, connector = self._attempts.generation, self._context.connector
-        body = connector.core.prefill_body(generation.kind, generation.body, self.attempt)
         address, leg, rank = self.attempt.prefill, self._leg_record, self._candidate.rank
-        proof = prefill_proof(generation, self._candidate, self.attempt.attempt_id)
+        body = connector.core.prefill_body(generation.kind, generation.body, self.attempt)
+        added = prefill_proof(generation, self._candidate, self.attempt.attempt_id)
+        added += self._context.authorization(address)
         self._overlap = self._context.overlaps.begin((address, rank))
         self._call = self._context.pool.send(
             address,
             generation.request.method,
-            engine_request(generation.request, address, leg, body, proof, rank=rank, prefill=True),
+            engine_request(generation.request, address, leg, body, added, rank=rank, prefill=True),
             Collector(self._take_answer),
             connect_timeout=connect_timeout,
             # A second prefill would hold KV that has been read already, for its whole lease.
             once=self.attempt.source is not None,
         )
         # Else only the prefill's answer names the KV, so the decode leg waits for it.
-        concurrent = connector.concurrent
-        kv_hold = None if concurrent is None else concurrent.expected_kv_hold(self.attempt)
+        paired = connector.concurrent
+        kv_hold = None if paired is None else paired.expected_kv_hold(self.attempt)
         self.is_concurrent = kv_hold is not None
         return PrefillSent(kv_hold) if kv_hold is not None else None
 

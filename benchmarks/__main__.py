@@ -35,6 +35,7 @@ SUPPORT = {
     "programs",
     "proxies",
     "rawcopy",
+    "router_stacks",
     "stall_probe",
 }
 """Modules that are no benchmark of their own."""

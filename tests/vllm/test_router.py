@@ -1,0 +1,89 @@
+"""`tandem-router` between real vLLM engines with NIXL, for HTTP clients and for OpenAI's SDK."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+from tandem_contract import headers, metrics
+from tandem_contract.paths import RoutingPath
+
+from ..router.processes import router
+from ..sidecar.processes import Sidecar
+from .api_requests import KINDS, ask
+from .engines import MODEL_NAME, VENV
+from .pairs import Moved, Pair, until
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+TIMES = ("--silence-timeout", "30s")
+"""An engine on a busy machine may send nothing for seconds."""
+SDK = """
+import json, sys
+from openai import OpenAI
+
+client = OpenAI(base_url=sys.argv[1] + "/v1", api_key="unused", max_retries=0)
+asked = dict(model=sys.argv[2], messages=[{"role": "user", "content": sys.argv[3]}], max_tokens=8)
+whole = client.chat.completions.with_raw_response.create(**asked, temperature=0)
+path = whole.headers["x-continuum-routing-path"]
+text = whole.parse().choices[0].message.content
+stream = client.chat.completions.create(**asked, temperature=0, stream=True)
+pieces = [event.choices[0].delta.content or "" for event in stream if event.choices]
+models = [model.id for model in client.models.list()]
+print(json.dumps({"path": path, "text": text, "streamed": "".join(pieces), "models": models}))
+"""
+
+
+@asynccontextmanager
+async def routed(pair: Pair, http: aiohttp.ClientSession, file: Path) -> AsyncIterator[Sidecar]:
+    """A router of the two engines, without their sidecar; ready."""
+    backends = [
+        {"name": "prefill-0", "url": f"http://{pair.prefill.address}", "role": "prefill"},
+        {"name": "decode-0", "url": f"http://{pair.decode.address}", "role": "decode"},
+    ]
+    serving = {"enabled": True, "prefill_timeout": "120s"}
+    file.write_text(yaml.safe_dump({"disaggregated_serving": serving, "backends": backends}))
+    async with router(file, *TIMES) as process:
+
+        async def is_ready() -> bool:
+            async with http.get(process.admin_url("/state")) as answer:
+                return all(each["ready"] for each in (await answer.json())["backends"])
+
+        await until(is_ready, 60)
+        yield process
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+async def test_a_hand_off_answers_as_one_engine_does(
+    pair: Pair, http: aiohttp.ClientSession, tmp_path: Path, name: str
+) -> None:
+    kind = KINDS[name]
+    body = kind.body(f"{name}: " + "who lives in the lighthouse? " * 20)
+    async with routed(pair, http, tmp_path / "router.yaml") as process:
+        moved = await Moved(http, pair.decode.url("/metrics")).begin()
+        handed = await ask(http, process.url(kind.path), body)
+        alone = await pair.alone(http, kind, body)
+        assert kind.text(handed) == kind.text(alone) != ""
+        assert handed.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
+        assert handed.headers[headers.PREFILL_BACKEND] == "prefill-0"
+        assert await moved.by(metrics.ENGINE_PROMPT_BY_SOURCE, source="external_kv_transfer") > 100
+
+
+async def test_openais_sdk(pair: Pair, http: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async with routed(pair, http, tmp_path / "router.yaml") as process:
+        prompt = "Tell me about the tides. " * 10
+        ran = await asyncio.create_subprocess_exec(
+            *(str(VENV / "bin/python"), "-c", SDK, process.url(""), MODEL_NAME, prompt),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await ran.communicate()
+        assert ran.returncode == 0
+        seen = json.loads(output)
+        assert seen["path"] == RoutingPath.PREFILL_THEN_DECODE
+        assert seen["text"] == seen["streamed"] != ""
+        assert MODEL_NAME in seen["models"]

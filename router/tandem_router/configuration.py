@@ -6,6 +6,7 @@ fewest requests in flight, divided by its weight, and every prompt is split that
 Errors: `DocumentError`, with file, line and field.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from tandem_epp.scheduling.config import load_routing
 from tandem_sidecar.http.messages import Headers
 from tandem_sidecar.settings import Policy, Settings
 
+_log: Final = logging.getLogger(__name__)
 _SCORERS: Final = (
     {"pluginRef": "active-request-scorer"},
     # It decides between backends with equal loads only: among fewer than a thousand requests in
@@ -54,6 +56,15 @@ def load(file: Path, environ: Mapping[str, str]) -> Configuration:
     serving = configuration.router.disaggregated_serving
     routing = load_routing(documents[0], LEAST_IN_FLIGHT, serving)
     return replace(configuration, routing=routing)
+
+
+def log_ignored_storage(configuration: Configuration) -> None:
+    """Warn of an external store, which its user would expect to have an effect."""
+    router = configuration.router
+    stores = [router.disaggregated_serving.default_external_storage]
+    stores += [backend.external_storage for backend in router.backends]
+    if any(store is not None for store in stores):
+        _log.warning("external_storage has no effect: KV moves between the engines, by --connector")
 
 
 def handoff_settings(configuration: Configuration, flags: Settings) -> Settings:

@@ -10,7 +10,6 @@ import uvloop
 from tandem_contract import ports
 from tandem_contract.commandline import HOST_PORT, HostPort, command, fail
 from tandem_contract.documents import DocumentError
-from tandem_epp import logs as epp_logs
 from tandem_epp.configuration import log_notices
 from tandem_epp.garbage import collect_seldom
 from tandem_epp.scheduling.explain import explain
@@ -18,11 +17,10 @@ from tandem_epp.settings import Settings as EppSettings
 from tandem_sidecar.main import main as sidecar_command
 from tandem_sidecar.main import settings_from
 from tandem_sidecar.observability import logs
-from tandem_sidecar.observability.logs import LogFormat
 from tandem_sidecar.process.listen import CannotListen, raise_descriptor_limit
 from tandem_sidecar.settings import Settings
 
-from .configuration import load
+from .configuration import load, log_ignored_storage
 from .run import run
 
 SHARED_FLAGS: Final = (
@@ -98,12 +96,12 @@ def main(
     own = {"listen": listen, "admin": admin, "secure_proxy": bool(tls_dir), "cert_path": tls_dir}
     settings = _settings({**flags, **own})
     logs.configure(settings.log_format, settings.log_level)
-    epp_logs.configure(settings.log_level, as_json=settings.log_format is LogFormat.JSON)
     try:
         configuration = load(config, os.environ)
     except DocumentError as err:
         fail(str(err), status=2)
     log_notices(configuration)
+    log_ignored_storage(configuration)
     raise_descriptor_limit()
     collect_seldom()
     try:

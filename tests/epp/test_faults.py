@@ -229,7 +229,7 @@ def test_a_placement_that_is_not_told_or_traced_is_served_and_ends() -> None:
     setup.picker.observer = setup.picker.tracer = BrokenParts()
     placement, _ = setup.place()
     placement.sessions = (BrokenSession("x-session"),)
-    placement.on_response_headers(ResponseHeaders("", 200), NOW)
+    placement.on_response_headers(ResponseHeaders("", 200, path="unified"), NOW)
     assert placement.response_headers == ()
     placement.end(NOW)
     assert counts(setup) == [(0, 0, 0, 0)]

@@ -45,7 +45,8 @@ def test_the_token_names_the_pod_that_envoy_used() -> None:
     setup = PickerSetup(SESSIONS, d1="decode", d2="decode")
     placement = place(setup, {})
     other = next(pod for pod in setup.fleet if pod is not placement.decode)
-    placement.on_response_headers(ResponseHeaders(None, 200, served=other.address), NOW)
+    response = ResponseHeaders(None, 200, path="unified", served=other.address)
+    placement.on_response_headers(response, NOW)
     token = b64encode(other.name.encode()).decode()
     assert placement.response_headers == (("x-session-token", token),)
 

@@ -130,11 +130,13 @@ class LargeBodies:
         return _decoder.decode(await process.stdout.readexactly(size))
 
     async def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        if (process := self._process) is None:
+            return
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        # Only now: if `close` cancels this task meanwhile, `_run` comes here again and waits.
+        self._process = None
 
 
 class _Job:

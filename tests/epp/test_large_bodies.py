@@ -111,6 +111,26 @@ async def test_the_process_ends_when_it_has_no_work(monkeypatch: pytest.MonkeyPa
     await bodies.close()
 
 
+async def test_closed_while_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has ended when `close` returns: its pipes do not outlive the event loop."""
+    monkeypatch.setattr(large_bodies, "IDLE_SECONDS", 0.01)
+    bodies, ending = LargeBodies(), asyncio.Event()
+    await bodies.read(None, b"{}")
+    process = bodies._process
+    assert process is not None
+    wait = process.wait
+
+    async def wait_and_tell() -> int:
+        ending.set()
+        return await wait()
+
+    monkeypatch.setattr(process, "wait", wait_and_tell)
+    await ending.wait()
+    await bodies.close()
+    assert process.returncode is not None
+    assert not bodies.is_running
+
+
 async def test_a_body_that_comes_while_the_process_ends_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

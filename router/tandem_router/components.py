@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tandem_contract.commandline import HostPort
@@ -46,7 +46,8 @@ class Components:
         """`settings`: of the data path, from flags. `is_worker`: other processes send requests to
         the same engines."""
         self._flags, self._is_worker = settings, is_worker
-        self._engine_tls = EngineTls(settings.tls, _NO_ENGINE)
+        # Which backends speak TLS, their URLs tell, also those of a later configuration.
+        self._engine_tls = EngineTls(replace(settings.tls, prefill=True), _NO_ENGINE)
         self._tls_addresses = tls_addresses(configuration)
         self._authorizations = authorizations(configuration)
         self.decisions = Decisions(epp, configuration, {})
@@ -84,7 +85,7 @@ class Components:
         self.admin.decisions = decisions
         decisions.close_with(stack)
         stack.push_async_callback(self.preparer.close)
-        decisions.apply(decisions.listed_backends())
+        self._apply_to_decisions()
 
     def background_tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Nothing: the scraper follows the backends by itself."""
@@ -95,8 +96,17 @@ class Components:
         self._tls_addresses = tls_addresses(configuration)
         self._authorizations = authorizations(configuration)
         self.decisions.configuration = configuration
-        self.decisions.apply(self.decisions.listed_backends())
+        self._apply_to_decisions()
         self._path.apply(handoff_settings(configuration, self._flags))
+
+    def _apply_to_decisions(self) -> None:
+        decisions = self.decisions
+        decisions.apply(decisions.listed_backends())
+        scraping = decisions.scraper.settings
+        if scraping.tls is None:
+            # Checks trust the same authorities as requests.
+            tls = self._engine_tls.for_address(_NO_ENGINE._replace(port=1))
+            decisions.scraper.settings = replace(scraping, tls=tls)
 
     def _other_decode(self, engine: HostPort) -> HostPort | None:
         """A backend that may decode, passes its checks and is not at `engine`; None: there is

@@ -31,7 +31,8 @@ class FakeUnified(FakeDecode):
     """Answers prefill legs as a NIXL producer does, and others as a decode engine does."""
 
     async def default(self, turn: Turn) -> None:
-        params = turn.request.json.get("kv_transfer_params") or {}
+        body = turn.request.json if turn.request.body else {}
+        params = body.get("kv_transfer_params") or {}
         if params.get("do_remote_decode"):
             await FakePrefill.default(FakePrefill(), turn)
         else:

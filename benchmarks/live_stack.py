@@ -71,6 +71,10 @@ class Pools:
     decodes: int
     is_paced: bool = False
     """Whether the engines' steps last as on accelerators of their own: `paced_engine`."""
+    layers: int = 4
+    """Of the model, unless the engines are paced."""
+    hidden: int = 128
+    """Its hidden size."""
 
     @property
     def run_dir(self) -> Path:
@@ -83,7 +87,8 @@ class Pools:
         if self.is_paced:
             make_tiny_model(directory, layers=1, hidden=32, heads=2, max_position=CONTEXT)
         else:
-            make_tiny_model(directory, max_position=CONTEXT)
+            sizes = {"layers": self.layers, "hidden": self.hidden}
+            make_tiny_model(directory, max_position=CONTEXT, **sizes)
 
     def write(self, config: PickerConfig) -> Path:
         """Write the pools with this EndpointPickerConfig; returns their file."""

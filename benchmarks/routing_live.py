@@ -72,6 +72,8 @@ class Options:
     prompt: int
     output: int
     engine: str
+    layers: int
+    hidden: int
     arrivals: str
     load: float
     rounds: int
@@ -160,7 +162,8 @@ async def _learned(
     """A stack whose EPP has learned, its sender, and the requests per second that it answers."""
     progress(f"{prefills} prefill and {decodes} decode pods: starting")
     with tempfile.TemporaryDirectory(prefix="tandem-live-") as name:
-        pools = Pools(Path(name), prefills, decodes, is_paced=options.engine == "paced")
+        is_paced, sizes = options.engine == "paced", (options.layers, options.hidden)
+        pools = Pools(Path(name), prefills, decodes, is_paced, *sizes)
         async with tandem_up(pools) as stack:
             sender = Sender(stack, options)
             capacity = await sender.capacity(options.learn)
@@ -284,6 +287,8 @@ _PARTS: Final = {"prediction": prediction, "comparison": comparison}
     "--engine", type=click.Choice(["torch", "paced"]), default="torch", show_default=True,
     help="torch, or torch with steps that last as on an accelerator of its own for each pod",
 )  # fmt: skip
+@click.option("--layers", default=4, show_default=True, help="of torch's model; more: slower")
+@click.option("--hidden", default=128, show_default=True, help="hidden size of that model")
 @click.option(
     "--arrivals", type=click.Choice(["trace", "poisson"]), default="trace", show_default=True,
     help="the trace's times, in which up to 15 requests come at once every 3 s; or Poisson",

@@ -19,9 +19,11 @@ from tandem_doctor.checks import run_checks
 from tandem_doctor.facts import Facts, Gpu
 from tandem_doctor.findings import Finding, Severity, worst
 from tandem_doctor.gather import Targets, gather_estimates, gather_facts
+from tandem_kvstore.location import StoreLocation
 from tandem_local.state import State
 
 from .options import command
+from .storage_options import storage_from, storage_options
 from .target import Target, target_options
 
 _COLOURS: Final = {
@@ -36,6 +38,7 @@ _SERVICE_ACCOUNT_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceacco
 
 @command("doctor")
 @target_options
+@storage_options
 @click.option("--all", "show_all", is_flag=True, help="Print passed checks, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
@@ -58,22 +61,38 @@ def doctor(
     the cluster it connects to pods directly: that takes the right to list pods only, and side
     channels are checked too.
 
+    With --storage, also writes, reads and deletes an object in an external store for KV; without
+    -n, --kubeconfig, --context and --run-dir, nothing else is checked then.
+
     Exit status: 0 if nothing is broken, 1 if something is broken or cannot be asked, 2 for wrong
     usage.
     """
-    target = Target(**options)
+    location = storage_from(options)
+    findings = _storage(location) if location is not None else ()
+    if location is None or any(options.values()):
+        findings += _engines(Target(**options))
+    if as_json:
+        click.echo(msgspec.json.encode({"findings": findings}))
+    else:
+        _print(findings, show_all=show_all)
+    sys.exit(1 if worst(findings) is Severity.BROKEN else 0)
+
+
+def _storage(location: StoreLocation) -> tuple[Finding, ...]:
+    # Imported here, because the S3 library takes a tenth of a second.
+    from tandem_doctor.storage import storage_finding  # noqa: PLC0415
+
+    return (asyncio.run(storage_finding(location)),)
+
+
+def _engines(target: Target) -> tuple[Finding, ...]:
     with target.exit_on_error():
         state = target.stack()
         facts = asyncio.run(_cluster(target) if state is None else _stack(state))
     # Without engines no check applies, and an empty list would read as success.
     if not facts.engines:
         fail("no pod with an engine is running: see tandem status")
-    findings = run_checks(facts)
-    if as_json:
-        click.echo(msgspec.json.encode({"findings": findings}))
-    else:
-        _print(findings, show_all=show_all)
-    sys.exit(1 if worst(findings) is Severity.BROKEN else 0)
+    return run_checks(facts)
 
 
 async def _stack(state: State) -> Facts:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -55,8 +55,11 @@ class ExternalStorage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A store outside the pods for KV tensors."""
 
     endpoint: str
+    """URL: http://, https://, or file:/// for a directory that all backends mount."""
     kv_namespace: str = "inference/kv-cache"
     credentials: Credentials | None = None
+    protocol: Literal["s3", "http", "file"] | None = None
+    """None: file for file:///, s3 with credentials, else http."""
 
 
 class DisaggregatedServing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -298,8 +301,15 @@ def _check_api_paths(document: Document, paths: tuple[str, ...]) -> None:
 
 
 def _check_storage(document: Document, path: str, storage: ExternalStorage | None) -> None:
-    if storage is not None:
+    if storage is None:
+        return
+    is_file = storage.endpoint.startswith("file:///")
+    if not is_file:
         _check_url(document, f"{path}.endpoint", storage.endpoint)
+    if storage.protocol is not None and (storage.protocol == "file") != is_file:
+        raise document.error(
+            f"{path}.protocol", f"{storage.protocol} does not fit the endpoint {storage.endpoint!r}"
+        )
 
 
 def _check_url(document: Document, path: str, url: str) -> None:

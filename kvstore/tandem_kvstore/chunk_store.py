@@ -31,7 +31,7 @@ from .format.manifest import (
     decode_manifest,
     encode_manifest,
 )
-from .format.tensors import LayerGroup, TensorSpec, content_hash, header_bytes, tensor_views
+from .format.tensors import Buffer, LayerGroup, TensorSpec, content_hash, header_bytes, tensor_views
 from .location import StoreLocation
 from .stores import ObjectStore
 
@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 LOOKUPS: Final = 32
 """Manifests that one look-up asks for at once. More: a prompt of few stored chunks wastes requests.
 Fewer: a long prompt takes more round trips."""
+
+_INLINE_BYTES: Final = 1 << 20
 
 Deliver = Callable[[int, str, list[memoryview]], Awaitable[None]]
 """Takes the verified tensors of a layer group: index of the chunk, name of the group, tensors in
@@ -202,7 +204,7 @@ class ChunkStore:
         async with self._slots:
             header = header_bytes(group.name, group.specs, key, self._identity)
             parts = (header, *group.parts)
-            content = await asyncio.to_thread(content_hash, parts)
+            content = await _hashed(parts)
             await self._objects.put(data_name(key, group.name, content), parts)
             return DataObject(group.name, sum(memoryview(p).nbytes for p in parts), content)
 
@@ -248,8 +250,7 @@ class ChunkStore:
             found = await self._objects.get(manifest.name_of(item), size)
             if memoryview(found.data).nbytes < size:
                 raise KvRejected(Reason.TRUNCATED, f"data object {group} of {key} is truncated")
-            # In a thread, which releases the interpreter lock while it hashes.
-            if await asyncio.to_thread(content_hash, (found.data,)) != item.content:
+            if await _hashed((found.data,)) != item.content:
                 raise KvRejected(Reason.CORRUPT, f"data object {group} of {key} is damaged")
             views = tensor_views(found.data, group, specs, key, self._identity)
             await deliver(group, views)
@@ -275,6 +276,14 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         with suppress(asyncio.CancelledError, StoreError, KvRejected):
             await task
+
+
+async def _hashed(parts: Sequence[Buffer]) -> str:
+    """The parts' checksum. Of more than a little in a thread: hashing releases the interpreter
+    lock, so that the event loop goes on. Less is hashed sooner than a thread starts."""
+    if sum(memoryview(part).nbytes for part in parts) <= _INLINE_BYTES:
+        return content_hash(parts)
+    return await asyncio.to_thread(content_hash, parts)
 
 
 def _log_rejected(err: StoreError | KvRejected) -> None:

@@ -266,3 +266,22 @@ def test_credentials_of_another_shape_are_an_error_that_shows_none(
     with pytest.raises(DocumentError, match="credentials") as caught:
         loaded(tmp_path, text)
     assert "hush" not in str(caught.value)
+
+
+def test_external_storage_may_be_a_directory(tmp_path: Path) -> None:
+    text = "disaggregated_serving: {default_external_storage: {endpoint: 'file:///mnt/kv'}}"
+    config = loaded(tmp_path, text)
+    storage = config.disaggregated_serving.default_external_storage
+    assert storage is not None
+    assert (storage.endpoint, storage.protocol) == ("file:///mnt/kv", None)
+
+
+@pytest.mark.parametrize(
+    "storage",
+    ["{endpoint: 'file:///mnt', protocol: s3}", "{endpoint: 'http://s', protocol: file}",
+     "{endpoint: 'file://host/mnt'}"],
+)  # fmt: skip
+def test_a_protocol_must_fit_the_endpoint(tmp_path: Path, storage: str) -> None:
+    text = f"disaggregated_serving: {{default_external_storage: {storage}}}"
+    with pytest.raises(DocumentError, match="default_external_storage"):
+        loaded(tmp_path, text)

@@ -47,7 +47,7 @@ _SHARED: dict[str, Any] = {
         "connector": "multi", "backends": ["UCX"], "bufferDevice": "cuda", "sideChannelPort": 5600,
         "leaseDuration": "30s", "rdma": {"resource": "rdma/ib", "count": 2}, "requireRdma": True,
         "dataPorts": {"first": 21000, "last": 21063},
-        "storage": {"endpoint": "http://store", "kvNamespace": "kv",
+        "storage": {"endpoint": "http://store", "protocol": "s3", "kvNamespace": "kv",
                     "credentialsSecretRef": {"name": "store"}},
         "connectors": [{"connector": "nixl"},
                        {"connector": "offloading", "extraConfig": {"block_size": 64}}],

@@ -1,0 +1,268 @@
+"""KV to and from an S3 store, beside obstore alone with the same bytes: speed, checksums, memory.
+
+Runs versitygw over a directory in memory. `write` is from blocks of the engine's cache to a visible
+manifest, `read` from the look-up to verified blocks in the cache; obstore puts or gets one object
+of the same bytes. Rounds alternate, so that both see the same machine.
+"""
+
+import asyncio
+import gc
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+import aiohttp
+import click
+import obstore
+import torch
+from tests.cluster import tools
+
+from tandem_engine.tiers.chunk_memory import LAYOUT, ChunkMemory
+from tandem_engine.types import KvLayout
+from tandem_kvstore import chunk_store
+from tandem_kvstore.chunk_store import Chunk, ChunkStore, chunks_of
+from tandem_kvstore.format.identity import KvIdentity, Prompt, chunk_keys
+from tandem_kvstore.location import Secret, StoreCredentials, StoreLocation, store_location
+from tandem_kvstore.stores.s3 import S3Store
+from tandem_local.ports import free_port
+
+from . import programs
+from .figures import Figure, at_least, at_most, progress, report
+
+_SHARED: Final = Path("/dev/shm")
+"""A file system in memory, on Linux."""
+MIB: Final = 1 << 20
+KEYS: Final = ("BENCHMARK", "benchmark-secret")
+_BLOCK, _LAYERS, _HEADS, _DIM = 16, 4, 8, 128
+_TOKEN_BYTES: Final = _LAYERS * 2 * _HEADS * _DIM * 2
+_SIZES: Final = {1: 15, 16: 9, 64: 5, 256: 3}
+"""MiB → rounds."""
+
+
+@asynccontextmanager
+async def s3_server() -> AsyncIterator[str]:
+    """versitygw over a directory in memory; yields its URL."""
+    with tempfile.TemporaryDirectory(dir=_SHARED if _SHARED.is_dir() else None) as directory:
+        (Path(directory) / "bucket").mkdir()
+        port = free_port("127.0.0.1")
+        process = await asyncio.create_subprocess_exec(
+            *(str(tools.path("versitygw")), "--port", f"127.0.0.1:{port}"),
+            *("--health", "/healthz", "--quiet", "posix", directory),
+            env={"ROOT_ACCESS_KEY": KEYS[0], "ROOT_SECRET_KEY": KEYS[1], "HOME": directory},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            async with aiohttp.ClientSession() as http, asyncio.timeout(20):
+                while True:
+                    with suppress(aiohttp.ClientError):
+                        async with http.get(f"http://127.0.0.1:{port}/healthz"):
+                            break
+                    await asyncio.sleep(0.02)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+def location(url: str) -> StoreLocation:
+    """The store's namespace."""
+    return store_location(
+        url, "bucket/kv", credentials=StoreCredentials(Secret(KEYS[0]), Secret(KEYS[1]))
+    )
+
+
+@dataclass
+class Bench:
+    """One size: a cache with random KV, and the store's clients."""
+
+    url: str
+    size: int
+    """Bytes of KV."""
+
+    def __post_init__(self) -> None:
+        tokens = self.size // _TOKEN_BYTES
+        chunk_tokens = min(tokens, 1024)
+        blocks = tokens // _BLOCK
+        shape = (blocks, 2, _BLOCK, _HEADS, _DIM)
+        layers = [torch.randn(shape).to(torch.bfloat16) for _ in range(_LAYERS)]
+        layout = KvLayout("bench", "bfloat16", _LAYERS, _HEADS, _DIM, _BLOCK)
+        self.memory = ChunkMemory(layers, layout, chunk_tokens)
+        self.target = ChunkMemory([torch.zeros_like(x) for x in layers], layout, chunk_tokens)
+        self.identity = KvIdentity(
+            weights="bench", dtype="bfloat16", layers=_LAYERS, kv_heads=_HEADS, head_dim=_DIM,
+            block_size=_BLOCK, chunk_tokens=chunk_tokens, layout=LAYOUT,
+        )  # fmt: skip
+        self.per_chunk = chunk_tokens // _BLOCK
+        self.objects = S3Store(location(self.url))
+        self.store = ChunkStore(self.objects, location(self.url), self.identity)
+        self.plain = layers[0].view(torch.uint8).view(-1).numpy().tobytes() * _LAYERS
+
+    def chunks(self, number: int) -> list[Chunk]:
+        """The chunks of a prompt that no round used before."""
+        tokens = self.size // _TOKEN_BYTES
+        return chunks_of(
+            chunk_keys(self.identity, Prompt([number + 10_000 * (self.size // MIB)] * tokens)),
+            self.identity.chunk_tokens,
+        )
+
+    def blocks(self, index: int) -> range:
+        return range(index * self.per_chunk, (index + 1) * self.per_chunk)
+
+    async def write(self, chunks: list[Chunk]) -> None:
+        """From the cache's blocks to visible manifests, four chunks at once."""
+        slots = asyncio.Semaphore(4)
+
+        async def one(index: int, chunk: Chunk) -> None:
+            async with slots:
+                groups = await asyncio.to_thread(self.memory.read, self.blocks(index))
+                assert await self.store.put(chunk, groups)
+
+        await asyncio.gather(*(one(i, chunk) for i, chunk in enumerate(chunks)))
+
+    async def read(self, chunks: list[Chunk]) -> None:
+        """From the look-up to verified blocks."""
+        manifests, _ = await self.store.find(chunks)
+        outcome = await self.store.load(manifests, self.target.groups, self._deliver)
+        assert outcome.chunks == len(chunks), outcome
+
+    async def _deliver(self, index: int, group: str, tensors: list[memoryview]) -> None:
+        await asyncio.to_thread(self.target.write, group, tensors, self.blocks(index), 0)
+
+    async def plain_write(self, number: int) -> None:
+        await obstore.put_async(self.objects._store(), f"plain-{number}", self.plain)
+
+    async def plain_read(self, number: int) -> None:
+        answer = await obstore.get_async(self.objects._store(), f"plain-{number}")
+        assert len(await answer.bytes_async()) == len(self.plain)
+
+
+def missing_programs() -> list[str]:
+    """What `benchmarks` prints before it measures anything."""
+    return programs.missing([lambda: tools.path("versitygw")])
+
+
+async def timed(work: Awaitable[Any]) -> float:
+    """Seconds that `work` took."""
+    begin = time.perf_counter()
+    await work
+    return time.perf_counter() - begin
+
+
+async def speeds(url: str, mib: int, rounds: int) -> list[Figure]:
+    """Speed of writing and reading, as shares of obstore's alone."""
+    bench = Bench(url, mib * MIB)
+    ratios: dict[str, list[float]] = {"write": [], "read": []}
+    rates: dict[str, list[float]] = {"write": [], "read": []}
+    # Two rounds to connect and to fill caches.
+    for number in range(-2, rounds):
+        chunks = bench.chunks(number + 2)
+        plain_write = await timed(bench.plain_write(number))
+        write = await timed(bench.write(chunks))
+        plain_read = await timed(bench.plain_read(number))
+        read = await timed(bench.read(chunks))
+        if number >= 0:
+            ratios["write"].append(plain_write / write)
+            ratios["read"].append(plain_read / read)
+            rates["write"].append(mib / write)
+            rates["read"].append(mib / read)
+    return [
+        at_least(
+            f"storage {way} {mib} MiB ({statistics.median(rates[way]):.0f} MiB/s) vs obstore",
+            ratios[way], "x", 0.7,
+        )
+        for way in ("write", "read")
+    ]  # fmt: skip
+
+
+class _Anything:
+    """Equal to every checksum."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+async def checksum_cost(url: str) -> Figure:
+    """What verification adds to a load's time; with and without alternate."""
+    bench = Bench(url, 64 * MIB)
+    chunks = bench.chunks(900)
+    await bench.write(chunks)
+    shares = []
+    for number in range(8):
+        with_hash = await timed(bench.read(chunks))
+        skip: Callable[[object], object] = lambda parts: _Anything()  # noqa: E731
+        with mock.patch.object(chunk_store, "content_hash", skip):
+            without = await timed(bench.read(chunks))
+        if number >= 2:
+            shares.append(100 * (with_hash / without - 1))
+    return at_most("storage checksum, share of a 64 MiB load", shares, "%", 10)
+
+
+async def memory_of_loads(url: str) -> None:
+    """For a process of its own: print by how many MiB 64 loads at once raise the peak memory."""
+    bench = Bench(url, 64 * MIB)
+    chunks = bench.chunks(1000)
+    await bench.read(chunks)
+    gc.collect()
+    # Resets the peak to what is resident now, which preparing the benchmark had exceeded.
+    _reset_peak()
+    before = _peak_kib()
+    await asyncio.gather(*(bench.read(chunks) for _ in range(64)))
+    print((_peak_kib() - before) / 1024)
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])
+
+
+async def measure() -> list[Figure]:
+    """All figures."""
+    figures = []
+    async with s3_server() as url:
+        for mib, rounds in _SIZES.items():
+            progress(f"storage: {mib} MiB")
+            figures += await speeds(url, mib, rounds)
+        progress("storage: checksum, memory")
+        figures.append(await checksum_cost(url))
+        bench = Bench(url, 64 * MIB)
+        await bench.write(bench.chunks(1000))
+        command = (sys.executable, "-m", "benchmarks.storage", "--loads-of", url)
+        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        output, _ = await process.communicate()
+        limit = 64 * 16 + 256
+        name = "storage memory of 64 loads at once (16 MiB groups)"
+        figures.append(at_most(name, float(output), "MiB", limit))
+    return figures
+
+
+@click.command()
+@click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
+@click.option("--loads-of", "url", hidden=True)
+def main(file: Path | None, url: str | None) -> None:
+    """Measure external storage against obstore alone."""
+    if url is not None:
+        asyncio.run(memory_of_loads(url))
+        return
+    report(asyncio.run(measure()), file)
+
+
+if __name__ == "__main__":
+    main()

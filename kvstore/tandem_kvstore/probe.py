@@ -1,0 +1,201 @@
+"""Reads and writes a small object, and says in words what is wrong with a store and how to mend it.
+
+For `tandem doctor` and for a start of an engine by hand. No text has a key.
+"""
+
+import asyncio
+import socket
+import ssl
+import uuid
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from .errors import (
+    LocationError,
+    ObjectExists,
+    ObjectMissing,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnsupported,
+)
+from .location import Protocol, StoreLocation
+from .stores import ObjectStore, open_store
+
+_SKEW: Final = 300.0
+"""Seconds of difference that S3 stores accept between their clock and the signature's is 900."""
+_SECONDS: Final = 10.0
+_PAYLOAD: Final = b"tandem doctor"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What the probe saw."""
+
+    works: bool
+    detail: str
+    fix: str = ""
+    is_limited: bool = False
+    """It works, but without conditional writes or a listing: the namespace is not collected."""
+
+
+async def probe_store(location: StoreLocation) -> ProbeResult:
+    """Write, read, compare, list and delete one object in the namespace."""
+    try:
+        objects = open_store(location)
+    except LocationError as err:
+        return ProbeResult(False, str(err), "correct the credentials' directory or ca_file")
+    try:
+        async with asyncio.timeout(_SECONDS):
+            return await _exercise(objects, location)
+    except TimeoutError:
+        return ProbeResult(
+            False,
+            f"no answer from {location.endpoint} within {_SECONDS:.0f} s",
+            "check the network between the engines and the store, and the store's load",
+        )
+    except StoreError as err:
+        return await _explain(err, location)
+    finally:
+        await objects.close()
+
+
+async def _exercise(objects: ObjectStore, location: StoreLocation) -> ProbeResult:
+    name = f"probe.{uuid.uuid4().hex}"
+    lacks = []
+    await objects.put(name, (_PAYLOAD,))
+    try:
+        if bytes((await objects.get(name, 1 << 10)).data) != _PAYLOAD:
+            return ProbeResult(
+                False,
+                "the store returned other bytes than were written",
+                "do not use a cache or a proxy that changes bodies before the store",
+            )
+        try:
+            await objects.put_if(name, (_PAYLOAD,), None)
+            lacks.append("conditional writes: it ignores If-None-Match")
+        except ObjectExists:
+            pass
+        except StoreUnsupported:
+            lacks.append("conditional writes")
+        try:
+            if name not in [info.name async for info in objects.scan()]:
+                lacks.append("a listing of what was just written")
+        except StoreUnsupported:
+            lacks.append("a listing")
+    finally:
+        await objects.delete(name)
+    if lacks:
+        return ProbeResult(
+            True,
+            f"reads and writes, but lacks {' and '.join(lacks)}",
+            "bound the namespace in the store itself, for instance by a lifecycle rule",
+            is_limited=True,
+        )
+    return ProbeResult(True, f"reads, writes and lists {location.namespace}")
+
+
+async def _explain(err: StoreError, location: StoreLocation) -> ProbeResult:
+    if isinstance(err, StoreFull):
+        return ProbeResult(
+            False,
+            "the store takes no more bytes",
+            "give it more space, or set capacity_bytes so that unused chunks leave",
+        )
+    if isinstance(err, StoreDenied):
+        return await _explain_denial(location)
+    if isinstance(err, ObjectMissing):
+        if location.protocol is Protocol.S3:
+            return ProbeResult(
+                False,
+                f"the bucket {location.bucket!r} does not exist",
+                "create it, or change the first segment of kv_namespace",
+            )
+        return ProbeResult(
+            False,
+            f"the store has no path {location.namespace}",
+            "create it, or change kv_namespace",
+        )
+    if isinstance(err, StoreUnavailable) and location.protocol is not Protocol.FILE:
+        return await _explain_connection(location)
+    return ProbeResult(False, str(err), "see docs/kv-storage.md for what a store must support")
+
+
+async def _explain_denial(location: StoreLocation) -> ProbeResult:
+    if location.protocol is Protocol.FILE:
+        return ProbeResult(
+            False,
+            f"{location.directory} cannot be written",
+            "give the engines' user the right to write there",
+        )
+    skew = await _clock_skew(location)
+    if skew is not None and abs(skew) > _SKEW:
+        return ProbeResult(
+            False,
+            f"the store refused the signature, and its clock differs by {skew:+.0f} s",
+            "set both clocks by NTP: S3 refuses signatures that are 15 minutes off",
+        )
+    return ProbeResult(
+        False,
+        "the store refused the credentials",
+        f"check the keys, and that they may get, put, list and delete in {location.namespace}",
+    )
+
+
+async def _explain_connection(location: StoreLocation) -> ProbeResult:
+    """Connect by hand, step by step, to name the step that fails."""
+    parts = urlsplit(location.endpoint)
+    host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    context = None
+    try:
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cafile=location.ca_file)
+        async with asyncio.timeout(_SECONDS / 2):
+            _, writer = await asyncio.open_connection(host, port, ssl=context)
+        writer.close()
+    except ssl.SSLCertVerificationError as err:
+        return ProbeResult(
+            False,
+            f"the certificate of {host} is not trusted: {err.verify_message}",
+            "give the authority's certificate as ca_file, or use the name in the certificate",
+        )
+    except ssl.SSLError as err:
+        return ProbeResult(
+            False,
+            f"no TLS with {host}:{port}: {err.reason}",
+            "use http:// if the store has no TLS, or correct the port",
+        )
+    except socket.gaierror:
+        return ProbeResult(False, f"the name {host} is not known", "correct the endpoint, or DNS")
+    except (TimeoutError, OSError) as err:
+        return ProbeResult(
+            False,
+            f"no connection to {host}:{port}: {type(err).__name__}",
+            "start the store, or open the network path to it",
+        )
+    return ProbeResult(
+        False,
+        f"{host}:{port} accepts connections, but does not answer as {location.protocol} store",
+        "check the endpoint, the protocol, and the store's log",
+    )
+
+
+async def _clock_skew(location: StoreLocation) -> float | None:
+    """Seconds by which the store's clock is ahead, from the header Date; None: not known."""
+    # Unverified: no secret is sent, and the header only words a message.
+    try:
+        timeout = aiohttp.ClientTimeout(total=_SECONDS / 2)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as http,
+            http.get(location.endpoint, allow_redirects=False, ssl=False) as answer,
+        ):
+            return parsedate_to_datetime(answer.headers["Date"]).timestamp() - time()
+    except (aiohttp.ClientError, OSError, KeyError, ValueError):
+        return None

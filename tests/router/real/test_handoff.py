@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tandem_contract import endpoints, metrics
+from tandem_contract.pod_reports import TRANSFER_EXPOSED
+from tandem_planner.cost import STREAMED_SHARE
+
 from ...sidecar.real.engine import Engine
 from ...sidecar.real.pair import call, expected_tokens
 from .conftest import routed
@@ -29,3 +33,10 @@ async def test_a_hand_off_answers_as_one_engine_does(
         await router.wait_until_idle(prefill, decode)
         assert await router.figure("disaggregated_kv_transfer_duration_seconds_count") == 2
         assert await router.figure("disaggregated_requests_total", routing_path="fast_decode") == 2
+        # The second hand-off was streamed, and the cost of the next ones knows it.
+        assert await router.figure(metrics.STREAMED_HANDOFFS) == 1
+        async with router.http.get(router.process.admin_url(endpoints.DEBUG_PODS)) as answer:
+            [transfer] = [
+                pod["estimates"]["transfer"] for pod in await answer.json() if pod["name"] == "d"
+            ]
+        assert STREAMED_SHARE < transfer["figures"][TRANSFER_EXPOSED] < 1.0

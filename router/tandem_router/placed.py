@@ -70,7 +70,7 @@ class PlacedRequest:
         if kind is None or self._body is None:
             # A websocket may have begun something at its engine.
             failover = None if request.upgrade else self
-            return start_passthrough(
+            active = start_passthrough(
                 context,
                 self._client,
                 request,
@@ -79,6 +79,10 @@ class PlacedRequest:
                 record=record,
                 failover=failover,
             )
+            if active is None:
+                # Refused before it was sent: the data path reports nothing of it.
+                self._parts.placements.drop(record)
+            return active
         generation = GenerationRequest(
             request,
             record.request_id,

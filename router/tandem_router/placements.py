@@ -34,6 +34,10 @@ class Placements:
         failed.end(now)
         self._running[record] = placement
 
+    def drop(self, record: Record) -> None:
+        """The request was placed and is not sent."""
+        self._running.pop(record).end(time())
+
     def on_request_start(self, record: Record) -> None:
         """Pass it on, once."""
         # A request that was placed anew has legs already.

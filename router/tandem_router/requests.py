@@ -8,6 +8,7 @@ one, or with a precise index) is waited for, by `PreparedRequest`.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from time import time
@@ -27,6 +28,8 @@ from tandem_sidecar.http.server import ActiveRequest, ClientConnection
 from tandem_sidecar.observability.record import PASSTHROUGH, Record
 
 from .placed import Parts, PlacedRequest
+
+log = logging.getLogger(__name__)
 
 DRAINING: Final = "the router is shutting down: send the request again"
 UNHEALTHY: Final = "no backend passes its health check"
@@ -125,8 +128,14 @@ class PreparedRequest:
         http: HttpRequest,
         serve: Callable[[HttpRequest], ActiveRequest | None],
     ) -> None:
-        async with preparing as preparation:
-            active = serve(msgspec.structs.replace(http, preparation=preparation))
+        try:
+            async with preparing as preparation:
+                active = serve(msgspec.structs.replace(http, preparation=preparation))
+        except Exception:
+            # The top of this task: nothing else would tell the client.
+            log.exception("a request was not served because of a bug")
+            self._client.abort()
+            return
         if active is not None:
             self._client.continue_with(active)
 

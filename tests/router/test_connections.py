@@ -114,3 +114,29 @@ async def test_other_requests_of_the_api_pass_through(harness: Harness) -> None:
         "/rerank",
         "/v1/models",
     ]
+
+
+async def test_a_request_that_is_refused_after_its_choice_counts_on_no_backend(
+    harness: Harness,
+) -> None:
+    engine = await harness.unified("u")
+    await harness.start()
+    async with wire(harness.router.listen) as client:
+        client.send(
+            b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+        )
+        answer = await client.response()
+    assert answer.status == 400
+    assert not engine.requests
+    (pod,) = harness.router.components.decisions.fleet
+    assert pod.in_flight == 0
+
+
+async def test_a_large_prompt_is_read_by_another_process(harness: Harness) -> None:
+    await harness.prefill("p")
+    await harness.decode("d")
+    await harness.start()
+    response, _ = await harness.ask({"model": "m", "prompt": "word " * 200_000})
+    assert (response.status, response.headers[PATH]) == (200, "prefill_then_decode")
+    assert await harness.metric("tandem_epp_decisions_total") == 1

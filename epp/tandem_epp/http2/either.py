@@ -22,7 +22,7 @@ log: Final = logging.getLogger(__name__)
 
 
 class EitherListener:
-    """The listening socket, and connections that have not begun."""
+    """Accepts connections, and keeps those that have not begun."""
 
     def __init__(
         self,
@@ -36,17 +36,18 @@ class EitherListener:
         `seconds`."""
         self._protocol, self._tls = protocol, tls
         self._limit, self._seconds = limit, seconds
-        self._socket: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._beginning: set[asyncio.Task[None]] = set()
 
     def listen(self, host: str, port: int) -> int:
         """Accept connections; returns the port. Raises OSError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        self._socket.setblocking(False)
-        self._accepting = asyncio.create_task(self._accept(self._socket))
-        bound: int = self._socket.getsockname()[1]
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listening.setblocking(False)
+        bound: int = listening.getsockname()[1]
+        self._accepting = asyncio.create_task(self._accept(listening))
+        # Not before the event loop has ceased to wait for it.
+        self._accepting.add_done_callback(lambda _: listening.close())
         return bound
 
     def close(self) -> None:
@@ -54,8 +55,6 @@ class EitherListener:
         for task in (self._accepting, *self._beginning):
             if task is not None:
                 task.cancel()
-        if self._socket is not None:
-            self._socket.close()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -69,12 +68,22 @@ class EitherListener:
                 log.warning("cannot accept a connection: %s", err)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            if len(self._beginning) >= self._limit:
+            self._start(client)
+
+    def _start(self, client: socket.socket) -> None:
+        if len(self._beginning) >= self._limit:
+            client.close()
+            return
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._beginning.discard(task)
+            # Here, because it may be cancelled before it has run.
+            if task.cancelled():
                 client.close()
-                continue
-            task = asyncio.create_task(self._begin(client))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+
+        task = asyncio.create_task(self._begin(client))
+        self._beginning.add(task)
+        task.add_done_callback(end)
 
     async def _begin(self, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -88,9 +97,6 @@ class EitherListener:
         except OSError as err:
             log.debug("a connection has not begun: %s", err)
             client.close()
-        except asyncio.CancelledError:
-            client.close()
-            raise
 
 
 async def _first_byte(client: socket.socket) -> bytes:

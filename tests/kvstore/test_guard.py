@@ -1,0 +1,101 @@
+"""The circuit breaker, the fits and the decision to load: pure."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem_kvstore.errors import Reason
+from tandem_kvstore.guard.breaker import Breaker, BreakerSettings, BreakerState
+from tandem_kvstore.guard.load_guard import LoadGuard, MissingKeys
+from tandem_kvstore.guard.rates import TwoTermFit
+
+CHUNK, SIZE = 256, 32 << 20
+
+
+@given(st.lists(st.tuples(st.sampled_from(["success", "failure", "probe"]), st.floats(0, 40))))
+def test_the_breaker_never_stays_open(events: list[tuple[str, float]]) -> None:
+    settings = BreakerSettings(failures=3, cool_down=1.0, longest=30.0, probe_timeout=5.0)
+    breaker, now, in_a_row = Breaker(settings), 0.0, 0
+    for kind, wait in events:
+        now += wait
+        was = breaker.state
+        if kind == "probe":
+            breaker.start_probe(now)
+        elif kind == "success":
+            breaker.record_success()
+        else:
+            breaker.record_failure(now)
+        in_a_row = in_a_row + 1 if kind == "failure" else 0 if kind == "success" else in_a_row
+        # It opens for failures in a row only.
+        if was is BreakerState.CLOSED and breaker.state is BreakerState.OPEN:
+            assert in_a_row >= 3
+    # Whatever happened, after the longest cool-down a probe may start, and its success closes it.
+    assert breaker.allows or breaker.start_probe(now + 30.0)
+    breaker.record_success()
+    assert breaker.allows
+
+
+def test_a_fit_finds_delay_and_bandwidth() -> None:
+    fit = TwoTermFit(0.005, 1 / 500e6)
+    for size in (1e6, 4e6, 16e6, 64e6, 256e6) * 3:
+        fit.observe(1, size, 0.02 + size / 1e9)
+    assert abs(fit.predict(1, 32e6) / (0.02 + 0.032) - 1) < 0.05
+
+
+def test_one_stall_does_not_make_a_store_look_slow() -> None:
+    fit = TwoTermFit(0.005, 1 / 500e6)
+    for size in (1e6, 4e6, 16e6) * 5:
+        fit.observe(1, size, 0.01 + size / 1e9)
+    before = fit.predict(1, 8e6)
+    fit.observe(1, 8e6, 30.0)
+    assert fit.predict(1, 8e6) < 2 * before
+
+
+def guard(tokens_per_second: float, bytes_per_second: float) -> LoadGuard:
+    learned = LoadGuard()
+    for count in (1, 2, 4, 8) * 4:
+        learned.observe_compute(count * CHUNK, 0, count * CHUNK / tokens_per_second)
+        learned.observe_load(count * SIZE, 0.005 + count * SIZE / bytes_per_second, now=0.0)
+    return learned
+
+
+def test_a_fast_store_is_used_whole_and_a_slow_one_not_at_all() -> None:
+    fast = guard(2_000, 5e9).decide(16, CHUNK, SIZE, 0, now=1.0)
+    assert (fast.chunks, fast.reason) == (16, None)
+    assert abs(fast.deadline / (0.5 * 16 * CHUNK / 2_000) - 1) < 0.1
+    slow = guard(100_000, 1e9).decide(16, CHUNK, SIZE, 0, now=1.0)
+    assert (slow.chunks, slow.reason) == (0, Reason.UNPROFITABLE)
+    # After a while one request tries again, and the next ones wait for what it learns.
+    learned = guard(100_000, 1e9)
+    assert learned.decide(16, CHUNK, SIZE, 0, now=11.0).chunks == 16
+    assert learned.decide(16, CHUNK, SIZE, 0, now=11.1).chunks == 0
+
+
+def test_what_does_not_fit_into_the_deadline_is_computed() -> None:
+    # Loading takes 0.7 of computing: about half of it fits into the deadline of 0.5.
+    decision = guard(CHUNK / 0.1, SIZE / 0.07).decide(16, CHUNK, SIZE, 0, now=1.0)
+    assert 7 <= decision.chunks <= 11
+
+
+@given(st.floats(100, 1e6), st.floats(1e6, 1e11), st.integers(1, 200), st.integers(0, 100_000))
+def test_a_decision_keeps_its_promises(
+    tokens: float, bytes_: float, chunks: int, context: int
+) -> None:
+    learned = guard(tokens, bytes_)
+    decision = learned.decide(chunks, CHUNK, SIZE, context, now=1.0)
+    compute = learned.compute_seconds(chunks * CHUNK, context)
+    assert decision.deadline <= 0.5 * compute
+    if decision.chunks:
+        assert learned.loading.predict(1, decision.chunks * SIZE) <= decision.deadline
+    else:
+        assert decision.reason is Reason.UNPROFITABLE
+
+
+def test_misses_are_bounded_and_forgotten() -> None:
+    missing = MissingKeys(capacity=3, seconds=5.0)
+    for i in range(5):
+        missing.add(str(i), now=float(i))
+    assert len(missing) == 3
+    assert [missing.has(str(i), now=5.0) for i in range(5)] == [False, False, True, True, True]
+    assert not missing.has("4", now=9.5)
+    missing.discard("3")
+    assert not missing.has("3", now=5.0)

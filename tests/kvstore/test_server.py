@@ -1,0 +1,93 @@
+"""`tandem store` over HTTP: what plain clients see, and its bounds."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
+
+from tandem_kvstore.server.app import StoreServer, StoreSettings
+
+pytestmark = pytest.mark.component
+
+
+@pytest.fixture
+async def http(tmp_path: Path) -> AsyncIterator[TestClient]:  # type: ignore[type-arg]
+    settings = StoreSettings(tmp_path / "objects", max_object=600, capacity=1000)
+    async with TestClient(TestServer(StoreServer(settings).app())) as client:
+        yield client
+
+
+async def put(http: TestClient, path: str, data: bytes, **headers: str) -> int:  # type: ignore[type-arg]
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with http.put(path, data=data, headers=named) as answer:
+        return answer.status
+
+
+async def test_objects_ranges_and_conditions(http: TestClient) -> None:  # type: ignore[type-arg]
+    assert await put(http, "/ns/a", b"0123456789") == 201
+    assert await put(http, "/ns/a", b"9876543210") == 204
+    async with http.get("/ns/a", headers={"Range": "bytes=2-4"}) as answer:
+        assert (answer.status, await answer.read()) == (206, b"765")
+        tag = answer.headers["ETag"]
+    assert await put(http, "/ns/a", b"other", If_None_Match="*") == 412
+    assert await put(http, "/ns/b", b"first", If_None_Match="*") == 201
+    assert await put(http, "/ns/a", b"changed!", If_Match=tag) == 204
+    assert await put(http, "/ns/a", b"again", If_Match=tag) == 412
+    async with http.head("/ns/a") as answer:
+        assert answer.content_length == len(b"changed!")
+    for expected in (204, 204):
+        async with http.delete("/ns/a") as answer:
+            assert answer.status == expected
+    async with http.get("/ns/a") as answer:
+        assert answer.status == 404
+
+
+@pytest.mark.parametrize(
+    "path", ["/ns/%2e%2e/%2e%2e/x", "/%2e%2e/x", "/ns/.tmp-x", "/a//b", "/x", "/ns/a%2fb%00",
+             "/" + "d/" * 17 + "x", "/ns/" + "n" * 300],
+)  # fmt: skip
+async def test_paths_outside_of_the_directory_are_refused(
+    http: TestClient,
+    path: str,
+    tmp_path: Path,  # type: ignore[type-arg]
+) -> None:
+    async with http.put(URL(path, encoded=True), data=b"x") as answer:
+        assert answer.status in (400, 404)
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+async def test_an_object_that_is_too_large_is_refused(http: TestClient) -> None:  # type: ignore[type-arg]
+    assert await put(http, "/ns/a", bytes(601)) == 413
+    async with http.get("/ns/a") as answer:
+        assert answer.status == 404
+
+
+async def test_the_least_recently_used_chunks_leave(http: TestClient) -> None:  # type: ignore[type-arg]
+    first, second, third = (f"{i:064x}" for i in range(3))
+    for key in (first, second):
+        assert await put(http, f"/ns/{key}-00-aa", bytes(300)) == 201
+        assert await put(http, f"/ns/{key}", bytes(100)) == 201
+    async with http.get(f"/ns/{first}") as answer:
+        assert answer.status == 200
+    assert await put(http, f"/ns/{third}-00-aa", bytes(300)) == 201
+    found = []
+    for name in (first, f"{first}-00-aa", second, f"{second}-00-aa"):
+        async with http.get(f"/ns/{name}") as answer:
+            found.append(answer.status)
+    assert found == [200, 200, 404, 404]
+
+
+async def test_a_body_that_breaks_off_leaves_nothing(http: TestClient, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    async def half() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise ConnectionResetError
+
+    with pytest.raises((aiohttp.ClientError, ConnectionResetError)):
+        await http.put("/ns/a", data=half(), headers={"Content-Length": "100"})
+    async with http.get("/ns/a") as answer:
+        assert answer.status == 404
+    async with http.get("/ns/?list") as answer:
+        assert await answer.read() == b""

@@ -13,6 +13,9 @@ Response chunks (FULL_DUPLEX_STREAMED) come from a client of this benchmark (`ep
 Envoy combines chunks as it likes. What they cost Envoy is the difference of two Envoys that pass on
 the same streams, of an event every 4 ms, with and without sending them to the EPP.
 
+`--python` has the EPPs run with another interpreter, which needs the project and its libraries:
+images have one that is built with optimizations, unlike many of those that developers build.
+
 Last come the EPP at rest with 100 pods (`scrape`), and the memory of a full index (`prefix_index`).
 """
 
@@ -144,12 +147,12 @@ def schedule(number: int, *, grpcio: bool) -> Iterator[tuple[str, Case]]:
             yield name, case
 
 
-async def measure(rounds: int, *, grpcio: bool) -> list[Figure]:
+async def measure(rounds: int, python: str, *, grpcio: bool) -> list[Figure]:
     """The figures of everything that runs behind Envoy."""
     variants = VARIANTS | ({GRPCIO: Variant(server="grpcio")} if grpcio else {})
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        async with running(scratch, variants) as stacks:
+        async with running(scratch, variants, python) as stacks:
             bench = Bench(stacks, scratch)
             # Not measured: the first requests fill caches and fits.
             for name in variants:
@@ -234,11 +237,14 @@ def missing_programs() -> list[str]:
 @click.option("--rounds", default=3, show_default=True, help="rounds; a figure is their median")
 @click.option("--grpcio", is_flag=True, help="compare with grpcio's server, too")
 @click.option("--requests-only", is_flag=True, help="leave out the EPP at rest and the index")
-def main(file: Path | None, rounds: int, grpcio: bool, requests_only: bool) -> None:
+@click.option(
+    "--python", default=sys.executable, help="interpreter of the EPPs [default: this one]"
+)
+def main(file: Path | None, rounds: int, grpcio: bool, requests_only: bool, python: str) -> None:
     """Measure the EPP; exit status 2 when h2load or Envoy is missing."""
     try:
         h2load.find()
-        results = asyncio.run(measure(rounds, grpcio=grpcio))
+        results = asyncio.run(measure(rounds, python, grpcio=grpcio))
     except (h2load.NotInstalled, SetupError) as err:
         click.echo(f"benchmarks.epp: {err}", err=True)
         sys.exit(2)

@@ -58,12 +58,15 @@ class Stacks:
 
 
 @asynccontextmanager
-async def running(scratch: Path, variants: Mapping[str, Variant]) -> AsyncIterator[Stacks]:
-    """Start the servers, and end them afterwards. Raises SetupError, RuntimeError."""
+async def running(
+    scratch: Path, variants: Mapping[str, Variant], python: str = sys.executable
+) -> AsyncIterator[Stacks]:
+    """Start the servers, the EPPs with the interpreter `python`, and end them afterwards. Raises
+    SetupError, RuntimeError."""
     find_envoy()
     write_plan_key(scratch / "keys")
     async with AsyncExitStack() as stack:
-        starter = _Starter(stack, scratch)
+        starter = _Starter(stack, scratch, python)
         addresses = await starter.engines(max(variant.pods for variant in variants.values()))
         port = free_port(HOST)
         bare = await starter.envoy("bare", port, bare_proxy(port, int(addresses[-1].split(":")[1])))
@@ -76,8 +79,8 @@ async def running(scratch: Path, variants: Mapping[str, Variant]) -> AsyncIterat
 class _Starter:
     """Starts processes that end with `stack`."""
 
-    def __init__(self, stack: AsyncExitStack, scratch: Path) -> None:
-        self._stack, self._scratch = stack, scratch
+    def __init__(self, stack: AsyncExitStack, scratch: Path, python: str) -> None:
+        self._stack, self._scratch, self._python = stack, scratch, python
 
     async def engines(self, pods: int) -> list[str]:
         """Start the fake engines; returns the addresses of `pods` pods."""
@@ -104,11 +107,12 @@ class _Starter:
         tls = self._certificate(file) if variant.tls else ()
         if variant.server == "transport":
             module = "benchmarks.epp_transport"
-            command = (sys.executable, "-m", module, str(port), addresses[-1], *tls)
+            command = (self._python, "-m", module, str(port), addresses[-1], *tls)
         else:
             config = self._scratch / f"{file}.yaml"
             config.write_text(json.dumps(router(addresses)))
-            command = (*_epp(variant.server, port, config, self._scratch / "keys"), *tls)
+            flags = _epp(variant.server, port, config, self._scratch / "keys")
+            command = (self._python, "-m", "tandem_epp", *flags, *tls)
         epp = await self._start(file, port, *command)
         settings = EnvoySettings(
             epp_address=HOST,
@@ -156,7 +160,7 @@ def router(addresses: Sequence[str]) -> dict[str, object]:
 
 def _epp(kind: str, port: int, config: Path, keys: Path) -> tuple[str, ...]:
     return (
-        *(sys.executable, "-m", "tandem_epp", "--ext-proc-server", kind),
+        *("--ext-proc-server", kind),
         *("--config", str(config), "--plan-key-dir", str(keys)),
         *("--listen", f"{HOST}:{port}", "--health", f"{HOST}:{free_port(HOST)}"),
         *("--metrics", f"{HOST}:{free_port(HOST)}", "--max-body", str(BODY_LIMIT)),

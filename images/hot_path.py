@@ -140,6 +140,13 @@ MODULES: Final = (
 """The modules through which each request passes (`python -m benchmarks.epp_parts`), and those that
 contain classes derived from theirs."""
 
+_COLD: Final = """\
+struct _object;
+void CPy_AddTraceback(const char *, const char *, int, struct _object *) __attribute__((cold));
+"""
+"""Each operation has a branch for its exception, which calls this function of mypyc's. As it is
+said to be cold, the compiler moves these branches away from the code that runs."""
+
 
 class CannotCompile(Exception):
     """The modules could not be compiled: the message says why and what to do."""
@@ -174,9 +181,19 @@ def compile_modules(site: Path, python: str = sys.executable) -> None:
         try:
             # Without the symbols of debuggers, so that equal sources give equal files.
             modules = mypycify([*flags, *paths], opt_level="2", debug_level="0", target_dir=scratch)
+            for module in modules:
+                module.extra_compile_args += _compiler_flags(Path(scratch))
             setuptools.setup(name="hot-path", packages=[], ext_modules=modules, script_args=command)
         except SystemExit as err:
             raise CannotCompile(f"mypyc or the C compiler failed, see above: {err}") from err
+
+
+def _compiler_flags(scratch: Path) -> list[str]:
+    """What makes the code smaller and its calls direct: together an eighth of a request's time.
+    `scratch`: an empty folder."""
+    header = scratch / "cold.h"
+    header.write_text(_COLD)
+    return ["-include", str(header), "-fno-plt", "-fno-semantic-interposition"]
 
 
 def check_import(site: Path, python: str = sys.executable) -> None:

@@ -33,9 +33,10 @@ _ERROR_PRIOR: Final = 0.2
 _ERROR_PRIOR_SAMPLES: Final = 4.0
 """Relative error of samples before any is known, and its weight, in samples. Too low: a pod with
 one or two samples seems to differ from others by whatever these happen to be."""
-_DEVIATIONS: Final = 2.5
-"""Two standard errors of a mean, as a multiple of the samples' mean absolute error (normally
-distributed errors: 2 × 1.25)."""
+_DEVIATIONS: Final = 3.1
+"""Two standard errors of a fit, as a multiple of the samples' mean absolute error: 2 × 1.25 for the
+mean of normally distributed errors, and 1.25 times that for their median, which a fit is close to
+in which errors above the median count less."""
 
 
 class SampleWindow:

@@ -98,7 +98,7 @@ def test_a_class_that_is_not_chosen_any_more_is_tried_again() -> None:
     assert all(rates(pod)[ELSEWHERE] < 2e7 for pod in pods)
     fill_in(alike, is_same_role=True)
     assert not any(pod.fabrics.is_known(ELSEWHERE) for pod in pods)
-    assert all(pod.fabrics.costs[ELSEWHERE] == pod.transfer.cost for pod in pods)
+    assert all(pod.fabrics.costs[ELSEWHERE] == pod.transfer.best for pod in pods)
 
 
 def test_what_pods_of_another_role_know_of_a_class_is_kept() -> None:

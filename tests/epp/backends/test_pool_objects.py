@@ -175,16 +175,17 @@ async def test_priorities_apply_as_objectives_change(
 
 
 async def counts(epp: Epp, url: str, name: str, priority: int) -> bool:
-    """Whether a request that names this objective counts with this priority."""
+    """Whether a request that names this objective is served and counts with this priority."""
     body, headers = {"model": "m", "prompt": "hi"}, {wire.OBJECTIVE: name}
     async with (
         aiohttp.ClientSession() as session,
         session.post(f"{url}/v1/completions", json=body, headers=headers) as response,
     ):
         await response.read()
+        served = response.status == 200
     figures = await epp.figures()
     rows = [(k, v) for k, v in figures.items() if k.startswith("llm_d_epp_request_total{")]
-    return any(f'priority="{priority}"' in key and value for key, value in rows)
+    return served and any(f'priority="{priority}"' in key and value for key, value in rows)
 
 
 @pytest.mark.parametrize("kind", [OBJECTIVES], indirect=True)

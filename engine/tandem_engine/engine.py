@@ -178,17 +178,17 @@ class Engine:
         config, cache, observer = self.config, runner.cache, self._observer
         blocks = BlockManager(cache.num_blocks, config.block_size, observer.record_kv_event)
         self._blocks = blocks
-        self._tiers = await open_tiers(config, runner, blocks, observer, self._on_load_end)
+        self._tiers = await open_tiers(
+            *(config, runner, blocks, observer, self._on_load_end), on_unpin=self._wake.set
+        )
         self._scheduler = Scheduler(
             blocks,
             max_seqs=config.max_num_seqs,
             max_tokens=config.max_num_batched_tokens,
             may_load=self._tiers.may_load,
         )
-        vocab_size = runner.model_config.vocab_size
-        self.limits = RequestLimits(
-            runner.max_model_len, vocab_size, cache.num_blocks, config.block_size
-        )
+        sizes = (runner.model_config.vocab_size, cache.num_blocks, config.block_size)
+        self.limits = RequestLimits(runner.max_model_len, *sizes)
         if (transfer := config.kv_transfer) is None:
             return
         if transfer.role.produces:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .servers import Server, file_store, tandem_store, versitygw
+from .servers import Server, file_store, store_in_this_process, versitygw
 
 
 @pytest.fixture(params=["file", "http", "s3"])
@@ -18,6 +18,6 @@ async def server(
         if request.param == "file":
             yield file_store(tmp_path)
         elif request.param == "http":
-            yield await stack.enter_async_context(tandem_store(tmp_path))
+            yield await stack.enter_async_context(store_in_this_process(tmp_path))
         else:
             yield await stack.enter_async_context(versitygw(tmp_path))

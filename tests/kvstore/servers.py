@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+from aiohttp.test_utils import TestServer
 
 from tandem_kvstore.location import Secret, StoreCredentials, StoreLocation, store_location
+from tandem_kvstore.server.app import StoreServer, StoreSettings
 from tandem_local.ports import free_port
 
 from ..cluster import tools
@@ -41,6 +43,14 @@ def file_store(directory: Path) -> Server:
     """`file://`."""
     location = store_location(f"file://{directory}", NAMESPACE)
     return Server(location, directory / NAMESPACE)
+
+
+@asynccontextmanager
+async def store_in_this_process(directory: Path) -> AsyncIterator[Server]:
+    """The server of `tandem store`, without the second that a process takes to start."""
+    async with TestServer(StoreServer(StoreSettings(directory)).app()) as server:
+        location = store_location(str(server.make_url("")), NAMESPACE)
+        yield Server(location, directory / NAMESPACE)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 
 from tandem_kvstore.chunk_store import ChunkStore
@@ -50,6 +51,8 @@ async def open_tiers(
     blocks: BlockManager,
     observer: EngineObserver,
     on_end: OnLoadEnd,
+    *,
+    on_unpin: Callable[[], None],
 ) -> Tiers:
     """The tiers, started; NO_TIERS without a configuration.
 
@@ -67,6 +70,7 @@ async def open_tiers(
         blocks,
         observer,
         on_end,
+        on_unpin=on_unpin,
         host_bytes=storage.host_bytes,
         pending_bytes=storage.pending_bytes,
         client=_client(storage, identity, memory, observer),

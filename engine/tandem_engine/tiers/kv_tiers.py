@@ -59,12 +59,14 @@ class KvTiers:
         observer: EngineObserver,
         on_end: OnLoadEnd,
         *,
+        on_unpin: Callable[[], None],
         host_bytes: int,
         pending_bytes: int,
         client: StoreClient | None,
     ) -> None:
         self._memory, self._identity, self._blocks = memory, identity, blocks
         self._observer, self._on_end, self._client = observer, on_end, client
+        self._on_unpin = on_unpin
         self._size = identity.chunk_tokens
         self._host = HostTier(host_bytes)
         self._pending_bytes = pending_bytes
@@ -222,6 +224,8 @@ class KvTiers:
             groups = await self._in_copier(partial(self._memory.read, blocks))
         finally:
             self._blocks.unpin(chunk.key)
+            # A queued sequence may fit now.
+            self._on_unpin()
         copy = HostChunk(groups, event, self._memory.chunk_bytes)
         self._add_to_host(chunk.key, copy)
         if self._client is None:

@@ -2,12 +2,15 @@
 
 import asyncio
 import random
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tandem_engine.blocks import BlocksRemoved, BlocksStored
 from tandem_engine.engine import Engine
+from tandem_engine.tiers.chunk_memory import ChunkMemory
 from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_engine.types import Request
 
@@ -173,3 +176,24 @@ async def test_short_prompts(tmp_path: Path, length: int) -> None:
     for _ in range(2):
         async with running(kv_storage=storage(tmp_path)) as engine:
             await ask(engine, prompt(length))
+
+
+async def test_a_request_that_waits_for_pinned_blocks_is_woken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    release = threading.Event()
+    read = ChunkMemory.read
+
+    def slow_read(memory: ChunkMemory, blocks: Sequence[int]) -> object:
+        release.wait(20)
+        return read(memory, blocks)
+
+    monkeypatch.setattr(ChunkMemory, "read", slow_read)
+    # All blocks for one prompt, and the copies of its chunks keep them after its end.
+    async with running(kv_storage=host(1 << 30), num_blocks=14) as engine:
+        await ask(engine, prompt(LENGTH))
+        generation = engine.submit(Request("b", prompt(LENGTH, 1), GREEDY(max_tokens=8)))
+        await until(lambda: engine.stats().waiting == 1)
+        release.set()
+        answer, _ = await finish(generation)
+        assert answer == expected(prompt(LENGTH, 1), 8)

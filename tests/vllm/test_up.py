@@ -94,4 +94,6 @@ async def test_your_own_vllm_hands_off_and_passes_doctor(tmp_path: Path, model: 
         assert [f["seen"] for f in findings if f["check"] == "compatible"] == [
             "everything that a hand-off compares is equal"
         ]
-        assert [f["severity"] for f in findings if f["check"] == "side channel"] == ["ok", "ok"]
+        for check in ("side channel", "data ports"):
+            assert [f["severity"] for f in findings if f["check"] == check] == ["ok", "ok"]
+        assert all("listens at 20" in f["seen"] for f in findings if f["check"] == "data ports")

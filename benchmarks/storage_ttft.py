@@ -85,11 +85,13 @@ async def ttft(engine: Engine, length: int, seed: int | None = None) -> float:
     return time.perf_counter() - begin
 
 
-async def healthy(bench: Bench) -> list[Figure]:
+async def healthy(bench: Bench, longest: int) -> list[Figure]:
     """TTFT from storage and computed, at each length."""
     figures = []
     offered = loaded = 0
     for length, rounds in LENGTHS.items():
+        if length > longest:
+            continue
         progress(f"storage_ttft: {length} tokens")
         computed, stored = [], []
         async with bench.engine(stores=True) as writer:
@@ -138,13 +140,13 @@ async def down(bench: Bench) -> Figure:
     return at_most("p99 TTFT with the store down vs without storage", ratio, "x", 1.05)
 
 
-async def measure() -> list[Figure]:
+async def measure(longest: int) -> list[Figure]:
     """All figures."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         async with s3_server() as url:
             bench = Bench(Path(directory), url)
-            figures = await healthy(bench)
+            figures = await healthy(bench, longest)
             progress("storage_ttft: crossover")
             figures.append(await crossover(bench))
         progress("storage_ttft: store down")
@@ -155,9 +157,12 @@ async def measure() -> list[Figure]:
 
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
-def main(file: Path | None) -> None:
+@click.option(
+    "--longest", default=max(LENGTHS), show_default=True, help="longest prompt, in tokens"
+)
+def main(file: Path | None, longest: int) -> None:
     """Measure TTFT from storage and with the storage down."""
-    report(asyncio.run(measure()), file)
+    report(asyncio.run(measure(longest)), file)
 
 
 if __name__ == "__main__":

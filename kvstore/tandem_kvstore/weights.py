@@ -26,26 +26,31 @@ def weights_hash(files: Sequence[Path], cache: Path | None = None) -> str:
     return total.hexdigest()
 
 
-def _file_digest(file: Path, cache: Path) -> bytes:
+def _file_digest(file: Path, cache: Path | None) -> bytes:
     status = file.stat()
     what = (str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
-    entry = cache / hashlib.sha256(repr((_SCHEME, what)).encode()).hexdigest()
-    with suppress(OSError, ValueError):
-        if len(digest := bytes.fromhex(entry.read_text())) == 32:
-            return digest
+    name = hashlib.sha256(repr((_SCHEME, what)).encode()).hexdigest()
+    if cache is not None:
+        with suppress(OSError, ValueError):
+            if len(digest := bytes.fromhex((cache / name).read_text())) == 32:
+                return digest
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, _SCHEME).digest()
     # A file that changes while it is read must not leave a digest.
-    if file.stat().st_mtime_ns == status.st_mtime_ns:
+    if cache is not None and file.stat().st_mtime_ns == status.st_mtime_ns:
         # A cache that cannot be written costs time at the next start, no more.
         with suppress(OSError):
             cache.mkdir(parents=True, exist_ok=True)
-            temporary = entry.with_suffix(f".{os.getpid()}")
+            temporary = cache / f"{name}.{os.getpid()}"
             temporary.write_text(digest.hex())
-            temporary.rename(entry)
+            temporary.rename(cache / name)
     return digest
 
 
-def _default_cache() -> Path:
+def _default_cache() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tandem" / "weights"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "tandem" / "weights"
+    # A user without a home, as in many containers: digests are computed at each start.
+    except RuntimeError:
+        return None

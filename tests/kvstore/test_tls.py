@@ -1,0 +1,64 @@
+"""Stores behind TLS with a private authority: named without `ca_file`, used with it."""
+
+import asyncio
+import ssl
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trustme
+from aiohttp.test_utils import TestServer
+
+from tandem_kvstore.location import store_location
+from tandem_kvstore.probe import probe_store
+from tandem_kvstore.server.app import StoreServer, StoreSettings
+from tandem_local.ports import free_port
+
+from ..cluster import tools
+from ..epp.real import process
+from .servers import ACCESS_KEY, BUCKET, NAMESPACE, SECRET_KEY, s3_location
+
+pytestmark = pytest.mark.component
+
+
+async def test_plain_http_with_a_private_authority(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    app = StoreServer(StoreSettings(tmp_path / "objects")).app()
+    server = TestServer(app, scheme="https")
+    await server.start_server(ssl=context)
+    try:
+        location = store_location(f"https://127.0.0.1:{server.port}", NAMESPACE)
+        untrusted = await probe_store(location)
+        assert untrusted.detail.startswith("the certificate of 127.0.0.1 is not trusted")
+        assert "ca_file" in untrusted.fix
+        assert (await probe_store(replace(location, ca_file=tmp_path / "ca.pem"))).works
+    finally:
+        await server.close()
+
+
+async def test_s3_with_a_private_authority(tmp_path: Path, versitygw_program: None) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    (tmp_path / "objects" / BUCKET).mkdir(parents=True)
+    port = free_port("127.0.0.1")
+    keys = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    command = (
+        *(tools.path("versitygw"), "--port", f"127.0.0.1:{port}", "--quiet"),
+        *("--cert", tmp_path / "cert.pem", "--key", tmp_path / "key.pem"),
+        *("posix", tmp_path / "objects"),
+    )
+    async with process(*command, **keys) as server:
+        location = s3_location(f"https://127.0.0.1:{port}")
+        trusted = replace(location, ca_file=tmp_path / "ca.pem")
+        async with asyncio.timeout(20):
+            while not (result := await probe_store(trusted)).works:
+                assert server.returncode is None, result
+                await asyncio.sleep(0.05)
+        untrusted = await probe_store(location)
+    assert untrusted.detail.startswith("the certificate of 127.0.0.1 is not trusted")

@@ -1,0 +1,41 @@
+"""The hash of a model's weights, and its cache."""
+
+import os
+from pathlib import Path
+
+from tandem_kvstore.weights import weights_hash
+
+
+def test_every_byte_counts_and_digests_are_cached(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    for i, file in enumerate(files):
+        file.write_bytes(bytes([i]) * 100_000)
+    cache = tmp_path / "cache"
+    first = weights_hash(files, cache)
+    assert weights_hash(list(reversed(files)), cache) == first
+    assert len(list(cache.iterdir())) == 2
+    # A copy elsewhere has the same hash; one byte in its middle gives another.
+    data = bytearray(files[1].read_bytes())
+    data[50_000] ^= 1
+    files[1].write_bytes(data)
+    assert weights_hash(files, cache) != first
+
+
+def test_a_digest_is_read_from_the_cache_while_the_file_is_the_same(tmp_path: Path) -> None:
+    file, cache = tmp_path / "a.safetensors", tmp_path / "cache"
+    file.write_bytes(b"weights")
+    first = weights_hash([file], cache)
+    (entry,) = cache.iterdir()
+    entry.write_text("ab" * 32)
+    assert weights_hash([file], cache) != first
+    # Written again, with the same size and content: another time, so the digest is computed again.
+    os.utime(file, ns=(1, 1))
+    assert weights_hash([file], cache) == first
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(b"weights")
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file, not a directory")
+    assert weights_hash([file], blocked) == weights_hash([file], tmp_path / "cache")

@@ -32,7 +32,7 @@ from .storage import KEYS, s3_server
 
 LENGTHS: Final = {512: 5, 2048: 5, 8192: 3, 32_000: 1}
 """Tokens → rounds."""
-_DOWN: Final = 40
+_DOWN: Final = 100
 _CHUNK: Final = 256
 
 

@@ -24,7 +24,7 @@ class HostTier:
     """At most `capacity` bytes of chunks. For the engine's event loop."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._chunks: OrderedDict[str, HostChunk] = OrderedDict()
         self.size = 0
 
@@ -44,7 +44,7 @@ class HostTier:
             self.size -= previous.size
         self._chunks[key] = chunk
         removed = []
-        while self.size > self._capacity:
+        while self.size > self.capacity:
             _, oldest = self._chunks.popitem(last=False)
             self.size -= oldest.size
             removed.append(oldest)

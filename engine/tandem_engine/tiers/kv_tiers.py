@@ -128,8 +128,8 @@ class KvTiers:
         for index, chunk in enumerate(self._chunks(seq, end * self._size)[first:], first):
             if chunk.key in self._known or chunk.key in self._host:
                 continue
-            if self._queued_bytes + self._memory.chunk_bytes > self._pending_bytes:
-                self._observer.record_not_stored(Reason.BUSY)
+            if (reason := self._refusal()) is not None:
+                self._observer.record_not_stored(reason)
                 continue
             self._remember(chunk.key)
             self._queued_bytes += self._memory.chunk_bytes
@@ -279,6 +279,14 @@ class KvTiers:
         """The blocks of the chunk `index` of a sequence, and the position of the first."""
         count = self._size // self._blocks.block_size
         return table[index * count : (index + 1) * count], index * count
+
+    def _refusal(self) -> Reason | None:
+        """Why a chunk is not even copied now; None: it is."""
+        if self._queued_bytes + self._memory.chunk_bytes > self._pending_bytes:
+            return Reason.BUSY
+        # A copy that can be kept nowhere would only slow the requests.
+        is_open = self._client is not None and not self._client.guard.breaker.allows
+        return Reason.BREAKER_OPEN if is_open and not self._host.capacity else None
 
     def _forget_lost(self, chunks: Sequence[Chunk], reason: Reason | None) -> None:
         """Save those chunks again that the store lost since they were stored, or damaged."""

@@ -37,6 +37,8 @@ class Proxy:
         self._watches: set[asyncio.Task[None]] = set()
         self._connected = asyncio.Event()
         self._connected.set()
+        self._audible = asyncio.Event()
+        self._audible.set()
         self._forgetful = False
         self._expired_paths: set[str] = set()
 
@@ -45,6 +47,10 @@ class Proxy:
         self._connected.clear()
         for watch in self._watches:
             watch.cancel()
+
+    def silence_watches(self) -> None:
+        """Keep every watch open, and deliver no event any more."""
+        self._audible.clear()
 
     def go_down(self) -> None:
         """Break every connection until `come_back`."""
@@ -105,6 +111,7 @@ class Proxy:
             url = self._url + request.raw_path
             async with self._session.get(url, headers=headers) as answer:
                 async for chunk in answer.content.iter_any():
+                    await self._audible.wait()
                     await response.write(chunk)
 
         watch = asyncio.create_task(copy())

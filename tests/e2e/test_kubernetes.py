@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
-from tandem_contract import labels
+from tandem_contract import labels, ports
 from tandem_contract.paths import RoutingPath
 from tests.cluster.node import Node
 
 from .client import Stream, chat
+from .enforcing import enforced
+from .stranger import listening, reachable, stranger
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -211,6 +213,49 @@ def test_drains_while_the_operator_is_away(site: Site) -> None:
     site.scale_operator(1)
     until(lambda: len(site.pods(f"{labels.ROLE}=decode")) == 2, "the pod's replacement")
     site.ready()
+
+
+def test_a_changed_setting_reaches_running_sidecars(site: Site) -> None:
+    """The kubelet writes the pod's annotation into the sidecar's file when it synchronizes the pod;
+    how soon is printed."""
+    before, started = site.engines, time.monotonic()
+    patch = {"spec": {"sidecar": {"retries": 1}}}
+    site.kubectl("patch", "decodepool/quickstart", "--type=merge", f"--patch={json.dumps(patch)}")
+    decodes = site.pods(f"{labels.ROLE}=decode")
+
+    def have_reloaded() -> bool:
+        logs = [site.kubectl("logs", pod, "--container=sidecar") for pod in decodes]
+        return all("settings reloaded: --retries 2 -> 1" in log for log in logs)
+
+    until(have_reloaded, "every sidecar to have the new setting")
+    print(f"after {time.monotonic() - started:.1f} s {len(decodes)} sidecars had the new setting")
+    assert site.engines == before
+
+
+def test_policies_let_another_team_reach_envoy_only_and_let_hand_offs_pass(site: Site) -> None:
+    pods = site.get("pods", f"--selector={labels.POOL}")["items"]
+    places = listening(site.node, pods)
+    print("pools' pods listen on", places)
+    # The sidecar with /drain, raw engines, the side channel and KV events are among them.
+    assert {port for _, port in places} >= {
+        ports.SIDECAR, ports.SIDECAR_ADMIN, ports.ENGINE_DECODE, ports.SIDE_CHANNEL,
+        ports.KV_EVENTS,
+    }  # fmt: skip
+    host, port = site.address.split(":")
+    envoy = (host, int(port))
+    image = next(pod["spec"]["initContainers"] for pod in pods if "initContainers" in pod["spec"])
+    policies = site.get("networkpolicies")["items"]
+    with stranger(site.node, image[0]["image"]):
+        # Without enforcement everything is open: what follows is due to the policies.
+        assert reachable(site.node, [*places, envoy]) == [*places, envoy]
+        everywhere = json.loads(site.node.kubectl("get", "pods", "-A", "--output=json"))["items"]
+        with enforced(site.node, policies, everywhere):
+            assert reachable(site.node, [*places, envoy]) == [envoy]
+            question = prompt(2400)
+            answer = chat(site.address, question)
+            assert answer.status == 200, answer.text
+            assert answer.path == RoutingPath.PREFILL_THEN_DECODE
+    assert answer.text == chat(site.prefill_address(), question).text
 
 
 def test_helm_test(site: Site) -> None:

@@ -30,7 +30,7 @@ def may_connect(
         policy["spec"]
         for policy in policies
         if policy["metadata"]["namespace"] == target.namespace
-        and _selects(policy["spec"]["podSelector"], target.labels)
+        and selects(policy["spec"]["podSelector"], target.labels)
         and "Ingress" in policy["spec"]["policyTypes"]
     ]
     # A pod that no policy selects takes every connection.
@@ -46,12 +46,13 @@ def _allows(
 ) -> bool:
     # No peers: every peer. No ports: every port.
     peers, ports = rule.get("from"), rule.get("ports")
-    return (not peers or any(_is_peer(peer, namespace, source) for peer in peers)) and (
+    return (not peers or any(is_peer(peer, namespace, source) for peer in peers)) and (
         not ports or any(_has_port(item, port, protocol) for item in ports)
     )
 
 
-def _is_peer(peer: Mapping[str, Any], namespace: str, source: Source) -> bool:
+def is_peer(peer: Mapping[str, Any], namespace: str, source: Source) -> bool:
+    """Whether a peer of a rule in a policy of `namespace` names the source."""
     if "ipBlock" in peer:
         address, block = ipaddress.ip_address(source.address), peer["ipBlock"]
         excluded = any(address in ipaddress.ip_network(n) for n in block.get("except", ()))
@@ -60,10 +61,10 @@ def _is_peer(peer: Mapping[str, Any], namespace: str, source: Source) -> bool:
         return False
     if (selector := peer.get("namespaceSelector")) is not None:
         labels = {"kubernetes.io/metadata.name": source.namespace}
-        in_namespace = _selects(selector, labels)
+        in_namespace = selects(selector, labels)
     else:
         in_namespace = source.namespace == namespace
-    return in_namespace and _selects(peer.get("podSelector", {}), source.labels)
+    return in_namespace and selects(peer.get("podSelector", {}), source.labels)
 
 
 def _has_port(item: Mapping[str, Any], port: int, protocol: str) -> bool:
@@ -72,7 +73,8 @@ def _has_port(item: Mapping[str, Any], port: int, protocol: str) -> bool:
     return bool(item["port"] <= port <= item.get("endPort", item["port"]))
 
 
-def _selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """Whether a label selector selects an object with these labels."""
     wanted = selector.get("matchLabels", {})
     if any(labels.get(key) != value for key, value in wanted.items()):
         return False

@@ -88,6 +88,7 @@ def test_every_metric_of_llm_d_is_in_the_table_once() -> None:
     assert {each.names.older for each in EXPORTED} - {""} == OLDER
 
 
+@pytest.mark.interpreted
 def test_the_metrics_that_the_table_names_instead_are_documented() -> None:
     ours = " ".join(each.ours for each in (*EXPORTED, *MISSING))
     names = set(re.findall(r"\btandem_epp_\w+", ours))

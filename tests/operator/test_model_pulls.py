@@ -191,6 +191,18 @@ def test_a_failure_is_reported_in_the_jobs_words_with_the_fix() -> None:
     assert set(cluster.jobs) == {name}
 
 
+def test_a_job_that_gets_no_pod_stalls_after_the_deadline() -> None:
+    cluster = pulling()
+    cluster.now += 3600
+    cluster.reconcile()
+    stalled = cluster.condition("d", "Stalled")
+    assert stalled["status"] == "True"
+    assert "has no pod yet" in stalled["message"]
+    pod_of(cluster)
+    cluster.reconcile()
+    assert cluster.condition("d", "Stalled")["status"] == "False"
+
+
 def test_present_pods_stay_while_a_new_model_is_downloaded() -> None:
     cluster = pulling()
     finish(cluster)

@@ -111,6 +111,8 @@ class Pull:
     """Fields of `status.modelPull`; empty until the Job knows the model's size."""
     failure: Failure | None = None
     """Set while the Job does not get on."""
+    has_pod: bool = True
+    """False before the Job has one, which a quota or an admission rule may refuse for good."""
 
 
 class Mode(Enum):

@@ -141,7 +141,8 @@ def _pull(name: str, download: ModelDownload, job: PullJob | None, pods: Sequenc
         text = f"Job {name}: {trouble}"
         return Pull(name, text, failure=Failure(Reason.MODEL_PULL_FAILS, text))
     if last is None:
-        return Pull(name, f"Job {name} has no pod yet: kubectl describe job {name} says why")
+        text = f"Job {name} has no pod yet: kubectl describe job {name} says why"
+        return Pull(name, text, has_pod=False)
     reports = last.reports
     model = reports.get(_RESOLVE)
     if model is None:

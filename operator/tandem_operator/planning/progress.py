@@ -74,7 +74,8 @@ def last_progress(
     if reason is Reason.COMPLETE and is_refused:
         reason = Reason.HELD
     # A download may take longer than the deadline; one that does not get on is HELD.
-    if reason in (Reason.COMPLETE, Reason.PAUSED, Reason.WAITING_FOR_PEER, Reason.MODEL_PULLS):
+    is_downloading = reason is Reason.MODEL_PULLS and plan.pull is not None and plan.pull.has_pod
+    if is_downloading or reason in (Reason.COMPLETE, Reason.PAUSED, Reason.WAITING_FOR_PEER):
         return None
     present = Progress(plan.generation, plan.update or "", _available(plan, counting), now)
     before = _stored_progress(resource.status)

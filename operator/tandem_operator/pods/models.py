@@ -67,8 +67,10 @@ def with_pulled_model(template: Mapping[str, Any], pulled: PulledModel) -> dict[
 def pulled_model(template: Mapping[str, Any]) -> PulledModel | None:
     """The annotation of a pod template; None without one that can be read."""
     annotations = template.get("metadata", {}).get("annotations") or {}
+    if (text := annotations.get(labels.PULLED_MODEL)) is None:
+        return None
     try:
-        return msgspec.json.decode(annotations.get(labels.PULLED_MODEL, ""), type=PulledModel)
+        return msgspec.json.decode(text, type=PulledModel)
     except (msgspec.DecodeError, TypeError):
         return None
 

@@ -21,7 +21,8 @@ from typing import Final
 
 import click
 
-from tandem_contract.prefix import Chain, covered_tokens, text_chain, whole_blocks
+from tandem_contract.chains import Chain
+from tandem_contract.prefix import covered_tokens, text_chain, whole_blocks
 from tandem_epp.backends.block_keys import TokenizedPrompt
 from tandem_epp.backends.blocks import StoredBlocks, Tier
 from tandem_epp.backends.pod_blocks import PodBlocks

@@ -16,7 +16,7 @@ What mypyc cannot compile, or compiles to something else, stays out of `MODULES`
 - classes of exceptions (`body_fields`, `http2.errors`): where two handlers in a function name their
   exceptions alike, that of the second is expected to be of the first one's class;
 - a class to which something holds weak references;
-- an alias that differs between type checkers and run time (`tandem_contract.prefix`).
+- an alias that differs between type checkers and run time (`tandem_contract.chains`).
 
 A compiled function checks the types of its arguments, so it takes no other class that merely looks
 the same.
@@ -44,6 +44,7 @@ MODULES: Final = (
     "tandem_contract.fast_metrics",
     "tandem_contract.overlaps",
     "tandem_contract.plan_mac",
+    "tandem_contract.prefix",
     "tandem_contract.request_ids",
     "tandem_contract.request_kinds",
     "tandem_contract.single_engine",

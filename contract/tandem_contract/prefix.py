@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, repeat
 from struct import Struct
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final
 
 import xxhash
+
+from .chains import Chain
 
 BYTES_PER_TOKEN: Final = 4
 """Assumed bytes of text per token, where a prompt is not tokenized: English averages about four."""
@@ -35,13 +37,6 @@ _ENDS: Final = tuple(
 
 _GROUP: Final = 64
 """Blocks after those of `_LEVELS` that are cut out of a prompt at once: a copy of 64 KiB."""
-
-if TYPE_CHECKING:
-    Chain: TypeAlias = array[int]
-else:
-    # Python 3.11's array takes no parameter at run time.
-    Chain = array
-"""The hashes of a prompt's whole blocks, the first block first: an `array('Q')`."""
 
 
 def covered_tokens(blocks: int) -> int:

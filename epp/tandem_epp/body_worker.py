@@ -14,7 +14,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from tandem_contract.prefix import Chain
+from tandem_contract.chains import Chain
 from tandem_contract.request_kinds import BodyKind, PooledKind, RequestKind
 
 from .bodies import parse_body

@@ -4,9 +4,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
-from tandem_contract.prefix import Chain
+from tandem_contract.chains import Chain
 from tandem_contract.timing import UNKNOWN, Timing
 
 from .backends.fleet import Fleet
@@ -225,7 +223,7 @@ class CountedRequest:
             self._count(self.decode, -1)
             self._count(pod, 1)
             self.decode = pod
-            self._pods = replace(self._pods, decode=pod)
+            self._pods = PlacedPods(pod, self.prefill, self.placed, self.can_fall_back, self.is_own)
             if self._hand_over is not None:
                 self._hand_over.settle(0)
                 self._hand_over = pod.hits.hand_over(self.size.prompt)

@@ -15,7 +15,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from tandem_contract.prefix import BYTES_PER_TOKEN, Chain
+from tandem_contract.chains import Chain
+from tandem_contract.prefix import BYTES_PER_TOKEN
 from tandem_contract.request_kinds import PooledKind
 
 from .body_fields import UNREADABLE, Members, decode_members, unreadable_body

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tandem_contract.prefix import Chain
+from tandem_contract.chains import Chain
 
 from .backends.placed_prefixes import PrefixEntry
 from .backends.pods import Pod

@@ -12,13 +12,8 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from tandem_contract.prefix import (
-    BYTES_PER_TOKEN,
-    FINE_TOKENS,
-    Chain,
-    block_tokens_at,
-    text_chain,
-)
+from tandem_contract.chains import Chain
+from tandem_contract.prefix import BYTES_PER_TOKEN, FINE_TOKENS, block_tokens_at, text_chain
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind
 from tandem_contract.single_engine import single_engine_reason
 from tandem_contract.transfer_params import CLIENT_FORBIDDEN

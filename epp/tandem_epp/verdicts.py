@@ -15,8 +15,6 @@ judged at the end, if its metrics tell whether tokens flowed.
 
 from collections.abc import Sequence
 
-from msgspec import Struct
-
 from .backends.fleet import Fleet
 from .backends.pods import Pod
 from .ext_proc.access_log import BrokenAnswer
@@ -32,19 +30,28 @@ from .outcomes import (
 )
 
 
-class PlacedPods(Struct, frozen=True):
+class PlacedPods:
     """The pods of one request."""
 
-    decode: Pod
-    prefill: Sequence[Pod]
-    """The candidates; empty without a split."""
-    placed: float
-    """When the request was placed; Unix seconds."""
-    can_fall_back: bool = True
-    """Whether the sidecar may serve a split request alone when the prefill fails."""
+    __slots__ = ("can_fall_back", "decode", "is_own", "placed", "prefill")
 
-    is_own: bool = True
-    """Whether this EPP placed the request, and not another replica."""
+    def __init__(
+        self,
+        decode: Pod,
+        prefill: Sequence[Pod],
+        placed: float,
+        can_fall_back: bool = True,
+        is_own: bool = True,
+    ) -> None:
+        self.decode = decode
+        self.prefill = prefill
+        """The candidates; empty without a split."""
+        self.placed = placed
+        """When the request was placed; Unix seconds."""
+        self.can_fall_back = can_fall_back
+        """Whether the sidecar may serve a split request alone when the prefill fails."""
+        self.is_own = is_own
+        """Whether this EPP placed the request, and not another replica."""
 
     def start(self, fleet: Fleet) -> None:
         """The request goes to its pods: it is the probe of one that is due for a probe."""

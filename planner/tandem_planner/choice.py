@@ -30,42 +30,70 @@ PREFILL_CANDIDATES: Final = 3
 """Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
 
 
-class Candidates(NamedTuple):
+class Candidates:
     """The pods to choose from. `cached` and `cached_if_computing` have one
     entry per row of `pods`."""
 
-    pods: FigureTable
-    cached: Sequence[int]
-    """Tokens of the request's prompt that are on the pod, or will be when its turn comes."""
-    cached_if_computing: Sequence[int]
-    """The same, if the pod computes the prompt. Less than `cached` where other requests' KV is
-    still to be transferred to the pod."""
-    decodes: Sequence[int]
-    """Rows of the pods that may decode, and so serve the request alone."""
-    groups: Sequence[Group] = ()
-    """Which pairs may share the request; empty: none."""
-    max_unsplit_tokens: int = 32
-    """Uncached tokens up to which no request is split, whatever else it costs: the end of a prompt
-    whose KV is there is not worth a hand-off."""
+    __slots__ = ("cached", "cached_if_computing", "decodes", "groups", "max_unsplit_tokens", "pods")
+
+    def __init__(  # noqa: PLR0917 - what there is, then the rules
+        self,
+        pods: FigureTable,
+        cached: Sequence[int],
+        cached_if_computing: Sequence[int],
+        decodes: Sequence[int],
+        groups: Sequence[Group] = (),
+        max_unsplit_tokens: int = 32,
+    ) -> None:
+        self.pods = pods
+        self.cached = cached
+        """Tokens of the request's prompt that are on the pod, or will be when its turn comes."""
+        self.cached_if_computing = cached_if_computing
+        """The same, if the pod computes the prompt. Less than `cached` where other requests' KV is
+        still to be transferred to the pod."""
+        self.decodes = decodes
+        """Rows of the pods that may decode, and so serve the request alone."""
+        self.groups = groups
+        """Which pairs may share the request; empty: none."""
+        self.max_unsplit_tokens = max_unsplit_tokens
+        """Uncached tokens up to which no request is split, whatever else it costs: the end of a
+        prompt whose KV is there is not worth a hand-off."""
 
 
-class Choice(NamedTuple):
+class Choice:
     """The cheapest way to serve a request."""
 
-    decodes: Sequence[int]
-    """The pod to decode, then its alternates; empty: no pod may decode."""
-    prefills: Sequence[int] = ()
-    """The pod to prefill, then the retries; empty: the decode pod serves the request alone."""
-    cost: float = inf
-    """Seconds."""
-    other_path_cost: float = inf
-    """Seconds of the cheapest way with the other answer to the question of a split; inf: none."""
-    is_transfer_too_long: bool = False
-    """Whether the transfer to the chosen pod rules a split out that would be cheaper without it."""
-    fabric: FabricClass = FabricClass.ELSEWHERE
-    """The class of the chosen pair; of no meaning without one."""
-    ready: float = inf
-    """Seconds of the cheapest prefill pod; inf: there is none."""
+    __slots__ = (
+        *("cost", "decodes", "fabric", "is_transfer_too_long", "other_path_cost", "prefills"),
+        "ready",
+    )
+
+    def __init__(  # noqa: PLR0917 - what was chosen, then what is known of it
+        self,
+        decodes: Sequence[int],
+        prefills: Sequence[int] = (),
+        cost: float = inf,
+        other_path_cost: float = inf,
+        is_transfer_too_long: bool = False,
+        fabric: FabricClass = FabricClass.ELSEWHERE,
+        ready: float = inf,
+    ) -> None:
+        self.decodes = decodes
+        """The pod to decode, then its alternates; empty: no pod may decode."""
+        self.prefills = prefills
+        """The pod to prefill, then the retries; empty: the decode pod serves the request alone."""
+        self.cost = cost
+        """Seconds."""
+        self.other_path_cost = other_path_cost
+        """Seconds of the cheapest way with the other answer to the question of a split; inf:
+        none."""
+        self.is_transfer_too_long = is_transfer_too_long
+        """Whether the transfer to the chosen pod rules a split out that would be cheaper without
+        it."""
+        self.fabric = fabric
+        """The class of the chosen pair; of no meaning without one."""
+        self.ready = ready
+        """Seconds of the cheapest prefill pod; inf: there is none."""
 
 
 def choose(

@@ -100,16 +100,21 @@ class PodFigures(NamedTuple):
     """Share of the transfer, beyond its latency, that a first token waits for."""
 
 
-class RequestFigures(NamedTuple):
+class RequestFigures:
     """What the cost of a request depends on, beside the pod."""
 
-    prompt: int
-    """Tokens."""
-    output: float
-    """Tokens expected."""
-    now: float
-    handoff: float = HANDOFF_SECONDS
-    """Seconds of a hand-off without its transfer."""
+    __slots__ = ("handoff", "now", "output", "prompt")
+
+    def __init__(
+        self, prompt: int, output: float, now: float, handoff: float = HANDOFF_SECONDS
+    ) -> None:
+        self.prompt = prompt
+        """Tokens."""
+        self.output = output
+        """Tokens expected."""
+        self.now = now
+        self.handoff = handoff
+        """Seconds of a hand-off without its transfer."""
 
 
 class CostTerms(NamedTuple):

@@ -8,11 +8,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem_contract.chains import Chain
 from tandem_contract.prefix import (
     BYTES_PER_TOKEN,
     COARSE_TOKENS,
     FINE_TOKENS,
-    Chain,
     block_tokens_at,
     covered_tokens,
     prompt_hash,

@@ -221,7 +221,7 @@ def test_a_hand_off_that_takes_long_is_no_split() -> None:
     request = RequestFigures(1000, 10.0, NOW)
     pods = some([PodFigures(), PodFigures(stall=1.0)], [0, 0], (1,), [((0,), (1,))])
     assert choice(request, pods).prefills
-    assert not choice(request._replace(handoff=0.2), pods).prefills
+    assert not choice(RequestFigures(1000, 10.0, NOW, handoff=0.2), pods).prefills
 
 
 PREFILL, DECODE = PodFigures(), PodFigures(stall=1.0)

@@ -16,7 +16,8 @@ from collections.abc import Hashable, Iterator
 from itertools import zip_longest
 from typing import Final, Generic, TypeVar
 
-from tandem_contract.prefix import Chain, covered_tokens, whole_blocks
+from tandem_contract.chains import Chain
+from tandem_contract.prefix import covered_tokens, whole_blocks
 
 from .radix_tree import Node, RadixTree
 

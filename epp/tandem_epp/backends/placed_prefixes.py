@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from tandem_contract.prefix import Chain, covered_tokens
+from tandem_contract.chains import Chain
+from tandem_contract.prefix import covered_tokens
 
 from .radix_tree import Node, RadixTree
 

@@ -13,7 +13,7 @@ Memory is bounded over all pods. At the limit the pod that holds most forgets fi
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
-from tandem_contract.prefix import Chain
+from tandem_contract.chains import Chain
 
 from .cached_prefixes import ENTRY_BYTES, CachedPrefixes
 from .placed_prefixes import PlacedPrefixes, PrefixEntry

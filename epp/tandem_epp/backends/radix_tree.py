@@ -13,7 +13,8 @@ from array import array
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from tandem_contract.prefix import Chain, covered_tokens
+from tandem_contract.chains import Chain
+from tandem_contract.prefix import covered_tokens
 
 H = TypeVar("H")
 

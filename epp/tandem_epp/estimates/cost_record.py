@@ -28,6 +28,7 @@ _TERMS: Final[Mapping[str, Callable[[RequestFigures, PodFigures, int], CostTerms
     "prefill": prefill_terms,
 }
 """Part of a cost, for which no other pod matters → its terms."""
+_NO_FABRICS: Final[Mapping[int, tuple[FabricClass, ...]]] = MappingProxyType({})
 
 
 class Prediction(NamedTuple):
@@ -40,32 +41,50 @@ class Prediction(NamedTuple):
     """The part of it that passes on the decode pod after a hand-off."""
 
 
-class CostRecord(NamedTuple):
+class CostRecord:
     """A decision by cost. `names`, `pods`, `cached` and `cached_if_computing` have one entry per
     pod of the fleet; pods are meant by their row."""
 
-    request: RequestFigures
-    names: Sequence[str]
-    pods: Sequence[PodFigures]
-    cached: Sequence[int]
-    cached_if_computing: Sequence[int]
-    """As in `tandem_planner.choice.Candidates`."""
-    decodes: Sequence[int]
-    """The pods that could decode."""
-    prefills: Sequence[int]
-    """The pods that could prefill for others; empty: a split was out of the question."""
-    decode: int
-    """The chosen pod."""
-    prefill: int | None
-    """The chosen prefill pod; None: no split."""
-    fabric: FabricClass = FabricClass.ELSEWHERE
-    """The class of the chosen pair; of no meaning without a split."""
-    fabrics: Mapping[int, tuple[FabricClass, ...]] = MappingProxyType({})
-    """Decode pod → the classes of its pairs; empty if no pair is nearer than others."""
-    grouped: AbstractSet[int] = frozenset()
-    """Those of `decodes` for which one of `prefills` could prefill."""
-    ready: float = inf
-    """As in `tandem_planner.choice.Choice`."""
+    __slots__ = (
+        *("cached", "cached_if_computing", "decode", "decodes", "fabric", "fabrics", "grouped"),
+        *("names", "pods", "prefill", "prefills", "ready", "request"),
+    )
+
+    def __init__(  # noqa: PLR0917 - what was known, in the order of the decision
+        self,
+        request: RequestFigures,
+        names: Sequence[str],
+        pods: Sequence[PodFigures],
+        cached: Sequence[int],
+        cached_if_computing: Sequence[int],
+        decodes: Sequence[int],
+        prefills: Sequence[int],
+        decode: int,
+        prefill: int | None,
+        fabric: FabricClass = FabricClass.ELSEWHERE,
+        fabrics: Mapping[int, tuple[FabricClass, ...]] = _NO_FABRICS,
+        grouped: AbstractSet[int] = frozenset(),
+        ready: float = inf,
+    ) -> None:
+        self.request, self.names, self.pods = request, names, pods
+        self.cached, self.cached_if_computing = cached, cached_if_computing
+        """As in `tandem_planner.choice.Candidates`."""
+        self.decodes = decodes
+        """The pods that could decode."""
+        self.prefills = prefills
+        """The pods that could prefill for others; empty: a split was out of the question."""
+        self.decode = decode
+        """The chosen pod."""
+        self.prefill = prefill
+        """The chosen prefill pod; None: no split."""
+        self.fabric = fabric
+        """The class of the chosen pair; of no meaning without a split."""
+        self.fabrics = fabrics
+        """Decode pod → the classes of its pairs; empty if no pair is nearer than others."""
+        self.grouped = grouped
+        """Those of `decodes` for which one of `prefills` could prefill."""
+        self.ready = ready
+        """As in `tandem_planner.choice.Choice`."""
 
     def predict(self) -> Prediction:
         """What is expected of the chosen pods."""

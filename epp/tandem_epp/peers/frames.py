@@ -34,7 +34,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from tandem_contract.prefix import Chain
+from tandem_contract.chains import Chain
 
 from ..outcomes import Ending
 

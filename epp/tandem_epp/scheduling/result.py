@@ -1,7 +1,7 @@
 """What scheduling one request results in."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from ..backends.pods import Pod
 from ..estimates.cost_record import CostRecord
@@ -11,17 +11,28 @@ from .decider import PathDecision
 _UNKNOWN_SIZE: Final = PlacedPrompt()
 
 
-class SchedulingResult(NamedTuple):
+class SchedulingResult:
     """The chosen pods and the path."""
 
-    decision: PathDecision
-    decode: Sequence[Pod]
-    """The choice, then its alternates."""
-    prefill: Sequence[Pod] = ()
-    """The choice, then the retries; empty without a split."""
-    cached_tokens: int = 0
-    """Prompt tokens believed to be cached on the decode pod."""
-    costs: CostRecord | None = None
-    """What a choice by cost was made from; None: scorers chose."""
-    size: PlacedPrompt = _UNKNOWN_SIZE
-    """What the request is predicted to take."""
+    __slots__ = ("cached_tokens", "costs", "decision", "decode", "prefill", "size")
+
+    def __init__(  # noqa: PLR0917 - what was chosen, then what is known of it
+        self,
+        decision: PathDecision,
+        decode: Sequence[Pod],
+        prefill: Sequence[Pod] = (),
+        cached_tokens: int = 0,
+        costs: CostRecord | None = None,
+        size: PlacedPrompt = _UNKNOWN_SIZE,
+    ) -> None:
+        self.decision = decision
+        self.decode = decode
+        """The choice, then its alternates."""
+        self.prefill = prefill
+        """The choice, then the retries; empty without a split."""
+        self.cached_tokens = cached_tokens
+        """Prompt tokens believed to be cached on the decode pod."""
+        self.costs = costs
+        """What a choice by cost was made from; None: scorers chose."""
+        self.size = size
+        """What the request is predicted to take."""

@@ -66,7 +66,8 @@ class Scheduler:
             prefill = result.prefill[0] if result.prefill else None
             for learner in self.routing.scheduling.learners:
                 learner.on_placed(context, result.decode[0], prefill)
-        return result._replace(size=self._cost.size(context, result.decode[0], result.prefill))
+        result.size = self._cost.size(context, result.decode[0], result.prefill)
+        return result
 
     def _schedule_by_scores(
         self,
@@ -132,7 +133,9 @@ class Scheduler:
                 can_split=False,
                 can_fall_back=True,
             )
-            return (alone or choice)._replace(decision=choice.decision)
+            result = alone or choice
+            result.decision = choice.decision
+            return result
         return choice
 
     def _choose_decode(self, pods: Sequence[Pod], context: ScoringContext) -> Sequence[Pod]:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_contract.prefix import FINE_TOKENS, Chain, covered_tokens
+from tandem_contract.chains import Chain
+from tandem_contract.prefix import FINE_TOKENS, covered_tokens
 from tandem_epp.backends.cached_prefixes import MAX_DROPS
 from tandem_epp.backends.prefix_tree import PrefixTree
 

@@ -1,5 +1,7 @@
 """The costs of a decision: complete, sorted, and those of the choice."""
 
+from typing import Any
+
 import pytest
 
 from tandem_contract.fabric_classes import FabricClass
@@ -16,12 +18,13 @@ DECODE = PodFigures(stall=5.0, itl_harm=0.001)
 PODS = (PodFigures(), PodFigures(queued=2.0), DECODE, DECODE)
 
 
-def record(decode: int, prefill: int | None) -> CostRecord:
-    cached = (0, 0, 0, 4_000)
-    return CostRecord(
-        REQUEST, NAMES, PODS, cached, cached, (2, 3), (0, 1), decode, prefill,
-        grouped=frozenset({2, 3}),
-    )  # fmt: skip
+def record(decode: int, prefill: int | None, **changes: Any) -> CostRecord:
+    parts: dict[str, Any] = {
+        "request": REQUEST, "names": NAMES, "pods": PODS, "cached": (0, 0, 0, 4_000),
+        "cached_if_computing": (0, 0, 0, 4_000), "decodes": (2, 3), "prefills": (0, 1),
+        "grouped": frozenset({2, 3}),
+    }  # fmt: skip
+    return CostRecord(**(parts | changes), decode=decode, prefill=prefill)
 
 
 def named(record: CostRecord) -> dict[tuple[str, str], CostTrace]:
@@ -60,21 +63,22 @@ def test_a_decode_pod_is_listed_for_each_class_of_its_pairs() -> None:
     fast, slow = TransferCost(0.001, 1e-11), TransferCost(0.002, 1e-10)
     pods = (*PODS[:2], *(DECODE._replace(transfers=(fast, slow, slow)),) * 2)
     fabrics = {2: (node, elsewhere), 3: (elsewhere,)}
-    made = record(2, 0)._replace(pods=pods, cached=(0,) * 4, fabric=node, fabrics=fabrics)
+    changes = {"pods": pods, "cached": (0,) * 4, "fabrics": fabrics}
+    made = record(2, 0, **changes, fabric=node)
     decodes = [trace for trace in made.traces() if trace.part == "decode"]
     assert [(t.pod, t.fabric, t.chosen) for t in decodes] == [
         ("d-0", "same_node", True), ("d-0", "elsewhere", False), ("d-1", "elsewhere", False),
     ]  # fmt: skip
     near, far = (trace.terms["transfer"] for trace in decodes[:2])
     assert made.predict().first_token == pytest.approx(
-        made._replace(fabric=elsewhere).predict().first_token - far + near
+        record(2, 0, **changes, fabric=elsewhere).predict().first_token - far + near
     )
 
 
 def test_the_decode_pods_own_prefills_and_its_step_delay_the_first_token() -> None:
     busy = DECODE._replace(step=0.02, head_ends=REQUEST.now + 5.0, late_share=0.5)
     made = record(2, 0)
-    later = made._replace(pods=(*PODS[:2], busy, DECODE), ready=made.traces()[2].cost)
+    later = record(2, 0, pods=(*PODS[:2], busy, DECODE), ready=made.traces()[2].cost)
     ready = later.traces()[2].cost
     assert ready < 5.0
     assert named(later)["decode", "d-0"].terms["join"] == pytest.approx(5.0 - ready + 0.02)

@@ -7,10 +7,10 @@ from random import Random
 from typing import Final
 
 from tandem_contract import headers as wire
+from tandem_contract.chains import Chain
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role
-from tandem_contract.prefix import Chain
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet

@@ -67,14 +67,18 @@ async def test_the_deletion_of_a_watched_namespace_leaves_the_others_alone(
     crds.kubectl("create", "namespace", other)
     for name in (namespace, other):
         allow(crds, user, name)
-    flags = f"--kubeconfig={crds.kubeconfig_for(user)}", "--no-leader-elect"
     both = f"--namespace={namespace}", f"--namespace={other}"
-    async with api_of(crds.kubeconfig) as api:
+    kubeconfig = crds.kubeconfig_for(user)
+    async with api_of(crds.kubeconfig) as api, proxy(kubeconfig, tmp_path) as between:
+        flags = f"--kubeconfig={between.kubeconfig}", "--no-leader-elect"
         with operating(tmp_path / "operator.log", *flags, *both) as operator:
             await api.create(PREFILL_POOLS, prefill("p", other))
             await until(pod_count(api, other, 1), operator)
 
             crds.kubectl("delete", "namespace", other)
+            # An API server ends watches after minutes; only new ones are forbidden.
+            between.cut_watches()
+            between.forget()
             await until(lambda: "is forbidden" in operator.log, operator)
             await api.create(PREFILL_POOLS, prefill("p", namespace))
             await until(pod_count(api, namespace, 1), operator)

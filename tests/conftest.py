@@ -1,5 +1,7 @@
 """Fixtures and hooks of all tests."""
 
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -49,6 +51,18 @@ __all__ = [
 # No limits on time: how long an example takes, and to generate, depends on the machine's load.
 settings.register_profile("tandem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tandem")
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """For tests that configure the sidecar's log: as before, afterwards."""
+    root, ours = logging.getLogger(), logging.getLogger("tandem_sidecar")
+    handlers, levels = list(root.handlers), (root.level, ours.level)
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        root.removeHandler(handler)
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 class FileScheduling(LoadGroupScheduling):

@@ -59,6 +59,7 @@ async def test_a_release_has_the_key_too(harness: Harness, monkeypatch: pytest.M
     assert decode.releases[0].headers["authorization"] == "Bearer s3same-decode"
 
 
+@pytest.mark.usefixtures("own_logging")
 async def test_keys_are_in_no_log_page_or_error(
     harness: Harness,
     monkeypatch: pytest.MonkeyPatch,

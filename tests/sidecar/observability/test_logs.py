@@ -3,7 +3,6 @@
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
@@ -13,18 +12,9 @@ from tandem_sidecar.observability import logs
 from tandem_sidecar.observability.logs import LogFormat
 from tandem_sidecar.observability.record import Phase, Record, Result
 
+pytestmark = pytest.mark.usefixtures("own_logging")
+
 log = logging.getLogger("tandem_sidecar.test")
-
-
-@pytest.fixture(autouse=True)
-def own_logging() -> Iterator[None]:
-    root, ours = logging.getLogger(), logging.getLogger("tandem_sidecar")
-    handlers, levels = list(root.handlers), (root.level, ours.level)
-    yield
-    for handler in set(root.handlers) - set(handlers):
-        root.removeHandler(handler)
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
 
 
 def ended_record() -> Record:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from aiohttp.test_utils import TestServer
+from aiohttp import web
 
 from tandem_kvstore.location import Secret, StoreCredentials, StoreLocation, store_location
 from tandem_kvstore.server.app import StoreServer, StoreSettings
@@ -48,9 +48,16 @@ def file_store(directory: Path) -> Server:
 @asynccontextmanager
 async def store_in_this_process(directory: Path) -> AsyncIterator[Server]:
     """The server of `tandem store`, without the second that a process takes to start."""
-    async with TestServer(StoreServer(StoreSettings(directory)).app()) as server:
-        location = store_location(str(server.make_url("")), NAMESPACE)
+    # As the command runs it: aiohttp's TestServer cancels the handler of a client that leaves,
+    # which loses the file that a thread is opening for it.
+    runner = web.AppRunner(StoreServer(StoreSettings(directory)).app(), access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        location = store_location(f"http://127.0.0.1:{runner.addresses[0][1]}", NAMESPACE)
         yield Server(location, directory / NAMESPACE)
+    finally:
+        await runner.cleanup()
 
 
 @asynccontextmanager

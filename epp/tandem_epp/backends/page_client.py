@@ -136,9 +136,13 @@ class PageClient:
     async def _get_by_library(self, url: str, tls: SSLContext | None) -> bytes:
         with _failures():
             async with self._session.get(url, ssl=tls or True) as response:
-                body = await response.read()
                 response.raise_for_status()
-                return body
+                body = bytearray()
+                async for piece in response.content.iter_any():
+                    body += piece
+                    if len(body) > MAX_PAGE:
+                        raise _too_large()
+                return bytes(body)
 
 
 class _Connection(asyncio.Protocol):
@@ -216,7 +220,7 @@ class _Connection(asyncio.Protocol):
         """Called by the parser."""
         self._size += len(data)
         if self._size > MAX_PAGE:
-            self._fail(PageUnavailable(f"a page of more than {MAX_PAGE} bytes"))
+            self._fail(_too_large())
         elif self._answer is not None:
             self._parts.append(data)
 
@@ -238,6 +242,10 @@ class _Connection(asyncio.Protocol):
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
             answer.set_exception(err)
+
+
+def _too_large() -> PageUnavailable:
+    return PageUnavailable(f"a page of more than {MAX_PAGE} bytes")
 
 
 @contextmanager

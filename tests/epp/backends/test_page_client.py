@@ -153,6 +153,22 @@ async def test_redirects_are_followed() -> None:
     await with_client(app, lambda client, url: has_page(client, f"{url}/metrics"))
 
 
+async def test_a_page_that_the_library_requests_is_bounded_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def page(_: web.Request) -> web.Response:
+        return web.Response(text="large pages")
+
+    async def is_refused(client: PageClient, url: str) -> None:
+        with pytest.raises(PageUnavailable, match="more than 8 bytes"):
+            await client.get(f"{url}/säge", SECONDS)
+
+    monkeypatch.setattr(page_client, "MAX_PAGE", 8)
+    app = web.Application()
+    app.router.add_get("/{path:.*}", page)
+    await with_client(app, is_refused)
+
+
 async def test_urls_that_need_encoding() -> None:
     async def page(request: web.Request) -> web.Response:
         return web.Response(text="page" if request.path == "/säge blatt" else "")

@@ -40,12 +40,9 @@ class BackendHealth:
 class Components:
     """The components of a router process; nothing listens and no task runs yet."""
 
-    def __init__(
-        self, settings: Settings, epp: EppSettings, configuration: Configuration, is_worker: bool
-    ) -> None:
-        """`settings`: of the data path, from flags. `is_worker`: other processes send requests to
-        the same engines."""
-        self._flags, self._is_worker = settings, is_worker
+    def __init__(self, settings: Settings, epp: EppSettings, configuration: Configuration) -> None:
+        """`settings`: of the data path, from flags."""
+        self._flags = settings
         # Which backends speak TLS, their URLs tell, also those of a later configuration.
         self._engine_tls = EngineTls(replace(settings.tls, prefill=True), _NO_ENGINE)
         self._tls_addresses = tls_addresses(configuration)
@@ -59,9 +56,7 @@ class Components:
         decisions, configuration = self.decisions, self.decisions.configuration
         settings = handoff_settings(configuration, self._flags)
         tls = listen_tls(settings.listen_tls)
-        self._path = path = DataPath(
-            settings, self._tls_for, stack, watches_transfers=not self._is_worker
-        )
+        self._path = path = DataPath(settings, self._tls_for, stack, watches_transfers=True)
         placements = Placements(path.observer)
         path.context.observer = placements
         health = BackendHealth(decisions)

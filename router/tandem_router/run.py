@@ -41,7 +41,7 @@ async def start(
 ) -> AsyncIterator[RunningRouter]:
     """A router that listens, stopped on exit. Raises CannotListen, with nothing left started."""
     async with AsyncExitStack() as stack:
-        components = Components(settings, epp, configuration, is_worker=False)
+        components = Components(settings, epp, configuration)
         components.open(stack)
         listen, admin = await serve(components, settings, None, stack)
         yield RunningRouter(listen, admin, components)

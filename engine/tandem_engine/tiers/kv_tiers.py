@@ -85,7 +85,8 @@ class KvTiers:
         # The last token is computed in any case: a prompt's last full chunk may be of use still.
         if (len(seq.tokens) - 1) // self._size <= first and len(seq.tokens) % self._size:
             return False
-        chunks = self._chunks(seq, len(seq.tokens))
+        # Only the first chunk's key: a load makes those of the others.
+        chunks = self._chunks(seq, (first + 1) * self._size)
         if len(chunks) <= first:
             return False
         chunk = chunks[first]

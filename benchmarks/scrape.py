@@ -37,8 +37,9 @@ _HISTOGRAMS: Final = (
     names.ENGINE_E2E_SECONDS,
     names.ENGINE_QUEUE_SECONDS,
     names.ENGINE_PREFILL_SECONDS,
+    names.ENGINE_DECODE_SECONDS,
     names.ENGINE_PREFILL_TOKENS,
-    *(f"vllm:request_example_{number}" for number in range(8)),
+    *(f"vllm:request_example_{number}" for number in range(7)),
 )
 _BUCKETS: Final = 20
 _LABELS: Final = 'engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"'

@@ -127,6 +127,11 @@ class EngineMetrics(TierMetrics):
             "Seconds from a sequence's first step to its first token",
             _E2E_BUCKETS,
         )
+        self._decode = self._histogram(
+            names.ENGINE_DECODE_SECONDS,
+            "Seconds from a sequence's first token to its last one",
+            _E2E_BUCKETS,
+        )
         self._prefill_tokens = self._histogram(
             names.ENGINE_PREFILL_TOKENS,
             "Prompt tokens computed for a sequence, neither cached nor pulled",
@@ -240,14 +245,17 @@ class EngineMetrics(TierMetrics):
         """Observe the seconds between two deliveries of one sequence."""
         self._itl.observe(seconds)
 
-    def finished(self, reason: FinishReason, seconds: float, timing: Timing | None) -> None:
-        """Count a sequence that ended `seconds` after its arrival; `timing` is that of its first
-        token. vLLM observes the prefill at the end, too."""
+    def finished(
+        self, reason: FinishReason, seconds: float, decoding: float, timing: Timing | None
+    ) -> None:
+        """Count a sequence that ended `seconds` after its arrival and decoded for `decoding`
+        seconds; `timing` is that of its first token. vLLM observes the prefill at the end, too."""
         self._success.labels(*self._labels, reason).inc()
         self._e2e.observe(seconds)
         if timing is not None:
             self._queue.observe(timing.queue or 0.0)
             self._prefill.observe(timing.compute or 0.0)
+            self._decode.observe(decoding)
             self._prefill_tokens.observe(timing.computed or 0)
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -263,17 +271,19 @@ class EngineMetrics(TierMetrics):
 
 
 class SequenceTimes:
-    """Times one sequence: its arrival and its last delivery."""
+    """Times one sequence: its arrival, and its first and last delivery."""
 
     def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics
         self._arrived = time.perf_counter()
+        self._first: float | None = None
         self._last: float | None = None
 
     def tokens(self) -> None:
         """Observe a delivery of tokens."""
         now = time.perf_counter()
         if self._last is None:
+            self._first = now
             self._metrics.first_token(now - self._arrived)
         else:
             self._metrics.next_token(now - self._last)
@@ -281,4 +291,6 @@ class SequenceTimes:
 
     def finished(self, reason: FinishReason, timing: Timing | None = None) -> None:
         """Observe the end of the sequence; `timing` is that of its first token, if it got one."""
-        self._metrics.finished(reason, time.perf_counter() - self._arrived, timing)
+        first, last = self._first, self._last
+        decoding = last - first if first is not None and last is not None else 0.0
+        self._metrics.finished(reason, time.perf_counter() - self._arrived, decoding, timing)

@@ -102,6 +102,7 @@ def test_the_prefill_of_a_sequence_is_observed_at_its_end() -> None:
     metrics = EngineMetrics("tiny")
     times = metrics.sequence()
     times.tokens()
+    times.tokens()
     assert _samples(metrics)[(names.ENGINE_PREFILL_SECONDS + "_count",)] == 0
     times.finished("length", Timing(queue=0.25, compute=0.5, cached=16, computed=48))
     metrics.sequence().finished("abort")
@@ -113,3 +114,5 @@ def test_the_prefill_of_a_sequence_is_observed_at_its_end() -> None:
         (names.ENGINE_PREFILL_TOKENS + "_sum",): 48,
     }
     assert {key: samples[key] for key in expected} == expected
+    decoding = samples[(names.ENGINE_DECODE_SECONDS + "_sum",)]
+    assert 0 < decoding == samples[(names.ENGINE_ITL_SECONDS + "_sum",)]

@@ -23,9 +23,10 @@ class Gauges:
 class EngineCounters:
     """What the engine counted since it started; None where the page does not report it.
 
-    vLLM observes `prefill_seconds`, `prefill_tokens` and `queue_seconds` when a request ends, and
-    counts prompt tokens when a prompt is complete. So only the former three describe the same
-    requests between two scrapes, except on a prefill pod, whose requests end with their prompt.
+    vLLM observes `prefill_seconds`, `prefill_tokens`, `decode_seconds` and `queue_seconds` when a
+    request ends, and counts prompt tokens when a prompt is complete. So only the former four
+    describe the same requests between two scrapes, except on a prefill pod, whose requests end with
+    their prompt.
     """
 
     prefill_seconds: float | None = None
@@ -40,6 +41,8 @@ class EngineCounters:
     """Tokens of all prompts that got their first token."""
     external_tokens: float | None = None
     """Those of them whose KV came from elsewhere: another engine, or a cache outside the engine."""
+    decode_seconds: float | None = None
+    """Seconds from the first token to the last one, over all requests that ended."""
     queue_seconds: float | None = None
     """Seconds in the engine's queue, over all requests that ended."""
     queued: float | None = None

@@ -49,6 +49,7 @@ _COUNTERS: Final = {
     f"{names.ENGINE_PREFILL_SECONDS}_count": "prefills",
     f"{names.ENGINE_PREFILL_TOKENS}_sum": "prefill_tokens",
     names.ENGINE_PROMPT_TOKENS: "prompt_tokens",
+    f"{names.ENGINE_DECODE_SECONDS}_sum": "decode_seconds",
     f"{names.ENGINE_QUEUE_SECONDS}_sum": "queue_seconds",
     f"{names.ENGINE_QUEUE_SECONDS}_count": "queued",
     f"{names.ENGINE_ITL_SECONDS}_sum": "itl_seconds",

@@ -5,7 +5,7 @@ requests end, it knows whose seconds these are. From such a batch follow
 
     sample      the engine's own duration, if no two of the requests were under way together, or for
                 a single one: then what others had in its batch is in it, a part of a step or two
-    overhead    what is in a leg beyond the engine's queue and prefill: HTTP, tokenization
+    overhead    what is in a leg beyond the engine's own times: HTTP, tokenization
 
 Requests of other routers, and those that one side counts before a scrape and the other one after
 it, keep the numbers apart. Then nothing is learned until they meet, or until the engine is idle.
@@ -39,6 +39,8 @@ class PrefillCounters(Protocol):
     def prefill_tokens(self) -> float | None: ...
     @property
     def queue_seconds(self) -> float | None: ...
+    @property
+    def decode_seconds(self) -> float | None: ...
 
 
 class EndedRequest(Struct, frozen=True):
@@ -49,6 +51,8 @@ class EndedRequest(Struct, frozen=True):
     cached: float
     leg: float | None = None
     """Seconds from sending the request to its first token; None: not known."""
+    decodes: bool = False
+    """Whether `leg` lasts until the last token instead: the answer came as a whole."""
 
 
 def difference(before: float | None, after: float | None) -> float:
@@ -69,7 +73,7 @@ class OwnRequests:
         """None: the engine counts it, but did not compute its prompt."""
         self._overheads: deque[float] = deque(maxlen=_OVERHEADS)
         self.overhead: float | None = None
-        """Seconds by which a leg exceeds the engine's queue and prefill; None: not known. Every
+        """Seconds by which a leg exceeds the engine's own times of it; None: not known. Every
         answer is corrected by it, so it is computed with each batch."""
 
     def begin(self) -> None:
@@ -115,10 +119,9 @@ class OwnRequests:
         seconds = difference(before.prefill_seconds, counters.prefill_seconds)
         if len(requests) < counted or seconds <= 0:
             return None
-        legs = [request.leg for request in requests if request.leg is not None]
-        if len(legs) == counted:
-            queue = difference(before.queue_seconds, counters.queue_seconds)
-            self._overheads.append((sum(legs) - queue - seconds) / counted)
+        excess = _excess(requests, before, counters)
+        if excess is not None:
+            self._overheads.append(excess / counted)
             self.overhead = max(0.0, median(self._overheads))
         tokens = difference(before.prefill_tokens, counters.prefill_tokens)
         return _sample(requests, tokens, seconds) if is_serial or counted == 1 else None
@@ -127,6 +130,25 @@ class OwnRequests:
         self._before = counters
         self._ended.clear()
         self._is_serial = self._open <= 1
+
+
+def _excess(
+    ended: Sequence[EndedRequest], before: PrefillCounters, after: PrefillCounters
+) -> float | None:
+    """Seconds by which the legs of all requests exceed the engine's queue, prefill and, where legs
+    last so long, decoding. None: not known for all legs, or the engine's seconds of decoding are
+    not those of the legs."""
+    legs = [request.leg for request in ended if request.leg is not None]
+    decodes = {request.decodes for request in ended}
+    if len(legs) < len(ended) or len(decodes) > 1:
+        return None
+    engine = difference(before.queue_seconds, after.queue_seconds)
+    engine += difference(before.prefill_seconds, after.prefill_seconds)
+    if True in decodes:
+        if after.decode_seconds is None:
+            return None
+        engine += difference(before.decode_seconds, after.decode_seconds)
+    return sum(legs) - engine
 
 
 def _sample(ended: Sequence[EndedRequest], tokens: float, seconds: float) -> PrefillSample:

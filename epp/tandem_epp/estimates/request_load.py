@@ -19,6 +19,9 @@ from .prefill_queue import QueuedPrefill
 
 _LEAST_SHARE: Final = 0.1
 """Share of a leg that is taken for the prefill at least, whatever overhead others had."""
+_MOST_DECODING: Final = 0.5
+"""Share of a leg that decoding takes at most in one that tells when its first token came: how long
+a decode step takes is known only roughly."""
 
 
 class PlacedPrompt(msgspec.Struct, frozen=True):
@@ -198,9 +201,7 @@ class RequestLoad:
         cached = timing.cached if timing.cached is not None else min(size.cached, prompt)
         computed = timing.computed if timing.computed is not None else max(1, prompt - cached)
         leg = self._leg(timing)
-        # What an answer of many tokens took in all does not tell when its first one came.
-        is_exact = leg is not None and (timing.generated or 1) == 1
-        self._ended = EndedRequest(computed, cached, leg if is_exact else None)
+        self._ended = EndedRequest(computed, cached, timing.leg, (timing.generated or 1) > 1)
         if (interval := self._interval(pod, timing, leg)) is None:
             return
         is_known = self._is_all_known(pod, timing.inflight)
@@ -227,8 +228,8 @@ class RequestLoad:
         """Seconds from sending the request to its first token; None: not known."""
         if timing.leg is None:
             return None
-        step = self._decode.decode.cost.step
-        return max(0.0, timing.leg - max(0, (timing.generated or 1) - 1) * step)
+        decoding = max(0, (timing.generated or 1) - 1) * self._decode.decode.cost.step
+        return timing.leg - decoding if decoding <= _MOST_DECODING * timing.leg else None
 
     def _interval(
         self, pod: PodEstimates, timing: Timing, leg: float | None

@@ -33,6 +33,7 @@ class VllmPage:
         self.itl = self._histogram(names.ENGINE_ITL_SECONDS)
         self.queue = self._histogram(names.ENGINE_QUEUE_SECONDS)
         self.prefill = self._histogram(names.ENGINE_PREFILL_SECONDS)
+        self.decode = self._histogram(names.ENGINE_DECODE_SECONDS)
         self.prefill_tokens = self._histogram(names.ENGINE_PREFILL_TOKENS)
         self.config = self._gauge(
             names.ENGINE_CACHE_CONFIG, "block_size", "cache_dtype", "num_gpu_blocks"
@@ -43,7 +44,9 @@ class VllmPage:
                 gauge.labels(model, engine).set(0)
             for reason in ("capacity", "deferred"):
                 self.by_reason.labels(model, engine, reason).set(0)
-            for histogram in (self.itl, self.queue, self.prefill, self.prefill_tokens):
+            for histogram in (
+                self.itl, self.queue, self.prefill, self.decode, self.prefill_tokens,
+            ):  # fmt: skip
                 histogram.labels(model, engine)
 
     def adapters(self, slots: int, running: str, waiting: str, at: float) -> None:

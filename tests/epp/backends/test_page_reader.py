@@ -52,6 +52,7 @@ def test_the_counters_of_a_page() -> None:
     page.prefill.labels(*labels).observe(0.5)
     page.prefill.labels(*labels).observe(1.5)
     page.prefill_tokens.labels(*labels).observe(900)
+    page.decode.labels(*labels).observe(0.75)
     page.queue.labels(*labels).observe(0.25)
     page.itl.labels(*labels).observe(0.125)
     page.by_source.labels(*labels, names.PromptSource.COMPUTED).inc(1000)
@@ -67,6 +68,7 @@ def test_the_counters_of_a_page() -> None:
         computed_tokens=1000.0,
         prompt_tokens=1200.0,
         external_tokens=150.0,
+        decode_seconds=0.75,
         queue_seconds=0.25,
         queued=1.0,
         itl_seconds=0.125,

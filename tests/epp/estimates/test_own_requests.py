@@ -19,6 +19,7 @@ class CountingEngine:
     seconds: float = 100.0
     queued: float = 7.0
     prefills: float = 50.0
+    decoding: float | None = 30.0
     tokens: float = 9000.0
 
     def __post_init__(self) -> None:
@@ -31,6 +32,7 @@ class CountingEngine:
             prefills=self.prefills,
             prefill_tokens=self.tokens,
             queue_seconds=self.queued,
+            decode_seconds=self.decoding,
         )
 
     def count(self, seconds: float, tokens: float, queue: float = 0.0) -> None:
@@ -95,6 +97,35 @@ def test_an_end_that_only_one_side_has_counted_is_waited_for() -> None:
     engine.own.end(EndedRequest(1000, 0.0, None))
     assert engine.scrape() is not None
     assert engine.own.overhead is None
+
+
+def whole(decoding: float, seconds: float = 0.1) -> EndedRequest:
+    """A request whose answer came as a whole, `decoding` seconds after its first token."""
+    return EndedRequest(1000, 0.0, seconds + decoding + OVERHEAD, decodes=True)
+
+
+def test_the_engines_decoding_is_no_overhead_of_answers_that_come_as_a_whole() -> None:
+    engine = CountingEngine()
+    assert engine.decoding is not None
+    for decoding in (2.0, 3.0):
+        engine.own.begin()
+        engine.count(0.1, 1000)
+        engine.decoding += decoding
+        engine.own.end(whole(decoding))
+    assert engine.scrape() is not None
+    assert engine.own.overhead == pytest.approx(OVERHEAD)
+
+
+def test_whole_answers_tell_no_overhead_where_decoding_is_not_counted_for_them_alone() -> None:
+    uncounted = CountingEngine(decoding=None)
+    mixed = CountingEngine()
+    mixed.serve(1000, 0.1)
+    for engine in (uncounted, mixed):
+        engine.own.begin()
+        engine.count(0.1, 1000)
+        engine.own.end(whole(2.0))
+        assert engine.scrape() is not None
+        assert engine.own.overhead is None
 
 
 def test_many_requests_of_others_end_the_batch() -> None:

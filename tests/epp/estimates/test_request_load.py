@@ -189,9 +189,11 @@ class VllmEngine:
     """An engine that reports nothing in its answers: it counts, and legs take longer."""
 
     OVERHEAD = 0.03
+    ITL = 0.05
 
     def __init__(self) -> None:
         self.pod, self.now, self.seconds, self.tokens, self.count = PodEstimates(), 10.0, 0.0, 0, 0
+        self.decoding = 0.0
         self.scrape()
 
     def scrape(self) -> None:
@@ -200,6 +202,9 @@ class VllmEngine:
             prefills=float(self.count),
             prefill_tokens=float(self.tokens),
             queue_seconds=0.0,
+            decode_seconds=self.decoding,
+            itl_seconds=self.decoding,
+            itls=self.decoding / self.ITL,
         )
         self.pod.on_counters(counters, Gauges(), None, self.now)
 
@@ -211,9 +216,13 @@ class VllmEngine:
         seconds = self.true_seconds(tokens)
         leg = seconds + self.OVERHEAD
         decoding = 0.0 if is_stream else 2.0
-        timing = Timing(leg=leg, prompt=tokens, cached=0, computed=tokens)
+        generated = 1 + round(decoding / self.ITL)
+        timing = Timing(
+            leg=leg + decoding, prompt=tokens, cached=0, computed=tokens, generated=generated
+        )
         load.on_response(self.now + leg + decoding, timing if has_header else UNKNOWN)
         self.now += leg + 2.0
+        self.decoding += decoding
         self.seconds, self.tokens, self.count = (
             self.seconds + seconds, self.tokens + tokens, self.count + 1,
         )  # fmt: skip

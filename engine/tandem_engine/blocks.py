@@ -33,6 +33,8 @@ class BlocksStored:
     block_size: int
     medium: str = GPU
     """Where they lie now: `GPU`, or the medium of a `Tier`."""
+    cache_salt: str = ""
+    """The salt in the first block's hash; set only at the start of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,18 @@ class AllBlocksCleared:
 BlockEvent = BlocksStored | BlocksRemoved | AllBlocksCleared
 
 
-def extend_hash_chain(chain: list[bytes], token_ids: Sequence[int], block_size: int) -> None:
+def extend_hash_chain(
+    chain: list[bytes], token_ids: Sequence[int], block_size: int, cache_salt: str = ""
+) -> None:
     """Append the hashes of those full blocks of `token_ids` that `chain` does not cover yet.
 
-    A block's hash is the SHA-256 of its parent's hash followed by its token ids.
+    A block's hash is the SHA-256 of its parent's hash followed by its token ids. The SHA-256 of a
+    `cache_salt` stands for the first block's parent, so that all hashes of the prompt depend on it.
     """
+    root = hashlib.sha256(cache_salt.encode()).digest() if cache_salt else b""
     for start in range(len(chain) * block_size, len(token_ids) - block_size + 1, block_size):
         block = array("I", token_ids[start : start + block_size]).tobytes()
-        chain.append(hashlib.sha256((chain[-1] if chain else b"") + block).digest())
+        chain.append(hashlib.sha256((chain[-1] if chain else root) + block).digest())
 
 
 @dataclass(slots=True)
@@ -156,7 +162,12 @@ class BlockManager:
         return tuple(self._tables[request_id].ids)
 
     def register(
-        self, request_id: str, chain: Sequence[bytes], token_ids: Sequence[int], computed: int
+        self,
+        request_id: str,
+        chain: Sequence[bytes],
+        token_ids: Sequence[int],
+        computed: int,
+        cache_salt: str = "",
     ) -> None:
         """Add the full blocks among a sequence's first `computed` tokens to the prefix cache.
 
@@ -181,6 +192,7 @@ class BlockManager:
                 parent_hash=chain[first - 1] if first else None,
                 token_ids=tuple(token_ids[first * size : end * size]),
                 block_size=size,
+                cache_salt="" if first else cache_salt,
             )
         )
 

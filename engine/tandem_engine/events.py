@@ -73,7 +73,7 @@ def parse_kv_events_config(text: str) -> KvEventsConfig:
 
 
 class BlockStored(msgspec.Struct, tag=True):
-    """Wire form of `BlocksStored`. No adapters and no multimodal keys here: those are null."""
+    """Wire form of `BlocksStored`. No adapters here: those fields are null."""
 
     block_hashes: tuple[bytes, ...]
     parent_block_hash: bytes | None
@@ -82,6 +82,8 @@ class BlockStored(msgspec.Struct, tag=True):
     lora_id: int | None = None
     medium: str | None = GPU
     lora_name: str | None = None
+    extra_keys: tuple[tuple[str, ...] | None, ...] | None = None
+    """What each block's hash depends on beside the tokens: the cache_salt, in a prompt's first."""
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
@@ -101,8 +103,11 @@ WireEvent = BlockStored | BlockRemoved | AllCleared
 def wire_event(event: BlockEvent) -> WireEvent:
     """The wire form of `event`."""
     match event:
-        case BlocksStored(hashes, parent_hash, token_ids, block_size, medium):
-            return BlockStored(hashes, parent_hash, token_ids, block_size, medium=medium)
+        case BlocksStored(hashes, parent_hash, token_ids, block_size, medium, salt):
+            keys = ((salt,), *(None for _ in hashes[1:])) if salt else None
+            return BlockStored(
+                hashes, parent_hash, token_ids, block_size, medium=medium, extra_keys=keys
+            )
         case BlocksRemoved(hashes, medium):
             return BlockRemoved(hashes, medium)
         case AllBlocksCleared():

@@ -26,6 +26,8 @@ MAX_LOGPROBS: Final = 20
 MAX_SEQUENCES: Final = 256
 """Most sequences of one request: prompts × n. Each has blocks of its own."""
 MAX_STOPS: Final = 64
+MAX_SALT: Final = 1024
+"""Characters of a cache_salt: KV events repeat it."""
 _COMPLETION_MAX_TOKENS: Final = 16
 _SEED_LIMIT: Final = 2**63
 _HIGHEST_TOP_K: Final = 2**31 - 1
@@ -52,6 +54,7 @@ class Call:
     continuous_usage: bool = False
     return_token_ids: bool = False
     kv: KvTransfer = None
+    cache_salt: str = ""
 
 
 class StreamOptions(msgspec.Struct):
@@ -81,6 +84,7 @@ class _Common(msgspec.Struct):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: str | None = None
 
 
 class CompletionBody(_Common):
@@ -194,10 +198,15 @@ class _Shared(TypedDict):
     continuous_usage: bool
     return_token_ids: bool
     kv: KvTransfer
+    cache_salt: str
 
 
 def _shared(body: _Common, kv: KvTransfer) -> _Shared:
     options = body.stream_options or StreamOptions()
+    # As in vLLM: a client that means to have a salt must not share its KV by mistake.
+    if body.cache_salt == "" or len(body.cache_salt or "") > MAX_SALT:
+        problem = f"cache_salt must have 1 to {MAX_SALT} characters"
+        raise ApiError(400, problem, param="cache_salt")
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream: true", param="stream_options")
     return _Shared(
@@ -215,6 +224,7 @@ def _shared(body: _Common, kv: KvTransfer) -> _Shared:
         continuous_usage=options.continuous_usage_stats is True,
         return_token_ids=body.return_token_ids is True,
         kv=kv,
+        cache_salt=body.cache_salt or "",
     )
 
 

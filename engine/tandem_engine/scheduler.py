@@ -135,10 +135,11 @@ class Scheduler:
 
     def _set_computed(self, seq: Sequence, computed: int) -> None:
         seq.computed_tokens = computed
+        salt = seq.request.cache_salt
         if computed // self._blocks.block_size > len(seq.chain):
-            extend_hash_chain(seq.chain, seq.tokens, self._blocks.block_size)
+            extend_hash_chain(seq.chain, seq.tokens, self._blocks.block_size, salt)
         # From now on other prompts find these blocks, also while this sequence runs.
-        self._blocks.register(seq.id, seq.chain, seq.tokens, computed)
+        self._blocks.register(seq.id, seq.chain, seq.tokens, computed, salt)
 
     def _has_slot(self, step: Step) -> bool:
         return step.budget > 0 and len(self._running) < self._max_seqs
@@ -187,7 +188,7 @@ class Scheduler:
 
     def _allocate(self, seq: Sequence, step: Step) -> bool:
         size = self._blocks.block_size
-        extend_hash_chain(seq.chain, seq.tokens, size)
+        extend_hash_chain(seq.chain, seq.tokens, size, seq.request.cache_salt)
         matched = self._blocks.match_prefix(seq.chain)
         # All but the last token, which is computed here in any case: a pull saves nothing.
         is_cached = len(matched) * size >= len(seq.tokens) - 1

@@ -187,7 +187,9 @@ class EngineServer:
                 for copy in range(call.n):
                     # A client may repeat its request id; the engine needs a unique one.
                     engine_id = f"{request_id}-{secrets.token_hex(4)}"
-                    request = Request(engine_id, prompt, _seeded(sampling, copy), call.kv)
+                    request = Request(
+                        *(engine_id, prompt, _seeded(sampling, copy), call.kv, call.cache_salt)
+                    )
                     sequences.append(self._submit(request, call, len(sequences)))
         # All or none: the prompts of one call share one answer.
         except RequestRejected as err:

@@ -84,6 +84,8 @@ class Request:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     kv: RemoteDecode | TransferParams | None = None
+    cache_salt: str = ""
+    """The prompt shares KV only with prompts of the same salt, on every tier."""
 
 
 class Tier(StrEnum):

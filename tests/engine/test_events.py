@@ -10,10 +10,12 @@ import zmq.asyncio
 
 from tandem_engine.blocks import AllBlocksCleared, BlocksRemoved, BlocksStored
 from tandem_engine.events import (
+    BlockStored,
     EventsUnusable,
     KvEventPublisher,
     KvEventsConfig,
     parse_kv_events_config,
+    wire_event,
 )
 
 STORED = BlocksStored((b"h1", b"h2"), b"h0", (1, 2, 3, 4), 2)
@@ -83,10 +85,18 @@ async def test_a_turns_events_are_one_batch_in_vllms_form(
             "lora_id": None,
             "medium": "GPU",
             "lora_name": None,
+            "extra_keys": None,
         },
         {"type": "BlockRemoved", "block_hashes": [b"h9"], "medium": "GPU"},
         {"type": "AllBlocksCleared"},
     ]
+
+
+def test_a_prompts_first_block_names_its_salt() -> None:
+    stored = BlocksStored((b"h1", b"h2"), None, (1, 2, 3, 4), 2, cache_salt="tenant")
+    event = wire_event(stored)
+    assert isinstance(event, BlockStored)
+    assert event.extra_keys == (("tenant",), None)
 
 
 async def _replay(context: zmq.asyncio.Context, endpoint: str, *frames: bytes) -> list[Any]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tandem_engine.body import ApiError, decode_json, parse_kv_transfer, refuse_unsupported
 from tandem_engine.protocol import (
+    Call,
     ChatBody,
     CompletionBody,
     parse_chat,
@@ -53,6 +54,16 @@ def test_any_object_is_a_call_or_a_400(body: dict[str, Any]) -> None:
 def test_any_bytes_are_an_object_or_a_400(body: bytes) -> None:
     outcome = _outcome(lambda: decode_json(body))
     assert isinstance(outcome, dict) or outcome.status == 400
+
+
+@pytest.mark.parametrize("parse", [parse_completion, parse_chat])
+def test_a_cache_salt_is_passed_on_and_never_empty(parse: Callable[..., Call]) -> None:
+    body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}
+    assert parse({**body, "cache_salt": "tenant"}, None).cache_salt == "tenant"
+    for wrong in ("", "x" * 1025, 7):
+        with pytest.raises(ApiError) as error:
+            parse({**body, "cache_salt": wrong}, None)
+        assert (error.value.status, error.value.param) == (400, "cache_salt")
 
 
 def test_null_is_the_same_as_absent() -> None:

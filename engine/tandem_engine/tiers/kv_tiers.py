@@ -159,7 +159,7 @@ class KvTiers:
         self._copier.shutdown()
 
     def _chunks(self, seq: EngineSequence, limit: int) -> list[Chunk]:
-        keys = chunk_keys(self._identity, Prompt(seq.tokens), limit)
+        keys = chunk_keys(self._identity, Prompt(seq.tokens, seq.request.cache_salt), limit)
         return chunks_of(keys, self._size)
 
     async def _load(self, seq: EngineSequence) -> tuple[int, int]:
@@ -274,6 +274,7 @@ class KvTiers:
             token_ids=tuple(seq.tokens[chunk.token_count - self._size : chunk.token_count]),
             block_size=self._blocks.block_size,
             medium=Tier.HOST.medium,
+            cache_salt="" if start else seq.request.cache_salt,
         )
 
     def _blocks_of(self, table: Sequence[int], index: int) -> tuple[Sequence[int], int]:

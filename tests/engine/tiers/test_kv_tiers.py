@@ -29,9 +29,12 @@ def host(size: int) -> KvStorageConfig:
     return KvStorageConfig(host_bytes=size, chunk_tokens=CHUNK)
 
 
-async def ask(engine: Engine, tokens: tuple[int, ...], name: str = "a", count: int = 8) -> None:
+async def ask(
+    engine: Engine, tokens: tuple[int, ...], name: str = "a", count: int = 8, salt: str = ""
+) -> None:
     """Send one request, and compare its answer with the dense reference."""
-    answer, _ = await finish(engine.submit(Request(name, tokens, GREEDY(max_tokens=count))))
+    request = Request(name, tokens, GREEDY(max_tokens=count), cache_salt=salt)
+    answer, _ = await finish(engine.submit(request))
     assert answer == expected(tokens, count)
 
 
@@ -197,3 +200,27 @@ async def test_a_request_that_waits_for_pinned_blocks_is_woken(
         release.set()
         answer, _ = await finish(generation)
         assert answer == expected(prompt(LENGTH, 1), 8)
+
+
+async def test_two_salts_share_no_block_on_any_tier(tmp_path: Path) -> None:
+    settings = storage(tmp_path, host_bytes=1 << 30)
+    first = Tally()
+    async with running(first, kv_storage=settings) as engine:
+        for salt in ("", "tenant-1", "tenant-2"):
+            await ask(engine, prompt(LENGTH), salt=salt)
+        # The device's prefix cache and host memory of one engine.
+        assert first.counts["hits"] == first.counts["host_loaded"] == 0
+        await ask(engine, prompt(LENGTH), salt="tenant-1")
+    assert first.counts["computed"] == 3 * LENGTH + LENGTH - first.counts["hits"]
+    assert first.counts["hits"] > 0
+    other, same = Tally(), Tally()
+    async with running(other, kv_storage=settings) as engine:
+        await ask(engine, prompt(LENGTH), salt="tenant-3")
+    assert other.counts["storage_loaded"] == 0
+    async with running(same, kv_storage=settings) as engine:
+        await ask(engine, prompt(LENGTH), salt="tenant-2")
+    assert same.counts["storage_loaded"] == 6 * CHUNK
+    hashes = [h for e in first.events if isinstance(e, BlocksStored) for h in e.hashes]
+    salts = {e.cache_salt for e in first.events if isinstance(e, BlocksStored)}
+    assert salts == {"", "tenant-1", "tenant-2"}
+    assert len(set(hashes)) == 3 * 12

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 COMPONENTS = (
     "contract", "kube", "planner", "sidecar", "epp", "router", "operator", "engine", "kvstore",
+    "vllm_storage",
     "loadtest", "local", "doctor", "cli",
 )  # fmt: skip
 

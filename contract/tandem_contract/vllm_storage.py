@@ -1,0 +1,41 @@
+"""Names of vLLM's connector for KV in external storage.
+
+The operator writes them into `--kv-transfer-config` and mounts the packages; vLLM imports the
+class from the module. docs/vllm-storage.md documents the configuration.
+"""
+
+from typing import Final
+
+CONNECTOR: Final = "TandemStorageConnector"
+"""`kv_connector`. Written by the operator and by users, read by vLLM."""
+MODULE_PATH: Final = "tandem_vllm_storage.connector"
+"""`kv_connector_module_path`, beside CONNECTOR."""
+LOAD_FAILURE_POLICY: Final = "recompute"
+"""`kv_load_failure_policy` that the connector requires: vLLM's default fails a request whose load
+failed."""
+PACKAGES_PATH: Final = "/opt/tandem/python"
+"""Directory that the init container fills and that `PYTHONPATH` of the engine's container names."""
+
+# Keys of `kv_connector_extra_config`; the operator writes them, the connector reads them.
+ENDPOINT: Final = "endpoint"
+"""URL of the store: http://, https:// or file:///."""
+KV_NAMESPACE: Final = "kv_namespace"
+PROTOCOL: Final = "protocol"
+"""s3, http or file, where endpoint and credentials do not tell."""
+CREDENTIALS_DIR: Final = "credentials_dir"
+"""Mounted Secret with the files access_key, secret_key and, optionally, session_token."""
+CHUNK_TOKENS: Final = "chunk_tokens"
+CAPACITY_BYTES: Final = "capacity_bytes"
+MAX_AGE_SECONDS: Final = "max_age_seconds"
+WEIGHTS: Final = "weights"
+"""Commit or digest of the weights, for models that do not lie in files of the pod."""
+
+# Metrics on the engine's /metrics page. Written by the connector, read by dashboards.
+LOADED_TOKENS: Final = "tandem_vllm_storage_loaded_tokens"
+STORED_TOKENS: Final = "tandem_vllm_storage_stored_tokens"
+LOADED_BYTES: Final = "tandem_vllm_storage_loaded_bytes"
+LOAD_SECONDS: Final = "tandem_vllm_storage_load_seconds"
+NOT_LOADED_CHUNKS: Final = "tandem_vllm_storage_not_loaded_chunks"
+NOT_STORED_CHUNKS: Final = "tandem_vllm_storage_not_stored_chunks"
+BREAKER_STATE: Final = "tandem_vllm_storage_breaker_state"
+"""0 closed, 1 half-open, 2 open."""

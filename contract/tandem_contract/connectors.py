@@ -23,4 +23,4 @@ class ConnectorName(StrEnum):
     P2P_NCCL = "p2p-nccl"
     """The operator refuses it: vLLM removed the connector."""
     STORAGE = "storage"
-    """The operator refuses it: not in this release."""
+    """Tandem's own: the prefill engine stores the KV, the decode engine loads it from the store."""

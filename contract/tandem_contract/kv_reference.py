@@ -1,11 +1,17 @@
 """`KvReference`: where KV of a prompt's prefix lies in external storage.
 
-A prefill engine writes it, the decode engine reads it; between them it travels as one object in
-`kv_transfer_params`, beside the fields of the other connectors.
+A hand-off through storage carries it in `kv_transfer_params`:
+
+    prefill request   sidecar → engine   StoreLeg: "store the KV, and name it in the answer"
+    prefill answer    engine → sidecar   StoreAnswer, once the store shows the KV to other engines
+    decode request    sidecar → engine   LoadLeg: the reference of that answer, and a time limit
+
+Errors: `KvReferenceUnusable`.
 """
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -17,6 +23,16 @@ REFERENCE: Final = "tandem_kv_reference"
 """Key of the object in `kv_transfer_params`."""
 
 _HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+STORE: Final = "tandem_kv_store"
+"""Key of a prefill leg's StoreLeg in `kv_transfer_params`."""
+
+LOAD_TIMEOUT: Final = "tandem_kv_load_timeout"
+"""Key of the seconds, beside the reference, that a decode engine may take to load the KV."""
+
+MAX_TIMEOUT: Final = 3600.0
+"""Longest time limit that an engine accepts, in seconds: it keeps blocks for a load meanwhile."""
 
 
 class KvReferenceUnusable(ValueError):
@@ -55,3 +71,44 @@ def read_reference(data: object) -> KvReference:
     if reference.path.rpartition("/")[2] != reference.prefix_hash:
         raise KvReferenceUnusable(f"{REFERENCE}: path does not end in prefix_hash")
     return reference
+
+
+class StoreLeg(msgspec.Struct, frozen=True, gc=False):
+    """What a prefill leg asks of its engine."""
+
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=MAX_TIMEOUT)]
+    """Seconds after the prefill in which the KV has to be in the store."""
+
+
+class StoreAnswer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The `kv_transfer_params` of a prefill leg's answer. Exactly one field is set."""
+
+    tandem_kv_reference: KvReference | None = None
+    """KV that was in the store when the engine answered."""
+    tandem_kv_not_stored: str | None = None
+    """Why there is none: `short`, when the prompt has not even one chunk, or a reason of
+    `tandem_kvstore.errors.Reason`."""
+
+
+class LoadLeg(msgspec.Struct, frozen=True, gc=False):
+    """The `kv_transfer_params` of a decode leg."""
+
+    tandem_kv_reference: KvReference
+    tandem_kv_load_timeout: Annotated[float, msgspec.Meta(gt=0, le=MAX_TIMEOUT)]
+    """Seconds in which the KV has to be loaded; after them the engine computes the rest."""
+
+
+SHORT: Final = "short"
+"""The prompt has not even one chunk: there is nothing to store, and that is no failure."""
+
+
+def load_leg(value: Mapping[str, Any]) -> LoadLeg:
+    """The decode leg's parameters in a decoded request body.
+
+    Raises KvReferenceUnusable when they are incomplete, or when another release wrote them.
+    """
+    reference = read_reference(value.get(REFERENCE))
+    try:
+        return msgspec.convert({**value, REFERENCE: reference}, LoadLeg)
+    except msgspec.ValidationError as err:
+        raise KvReferenceUnusable(f"{LOAD_TIMEOUT}: {err}") from err

@@ -11,6 +11,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tandem_contract.concurrent_params import STREAM, PrefillStream
+from tandem_contract.kv_reference import (
+    REFERENCE,
+    STORE,
+    KvReferenceUnusable,
+    LoadLeg,
+    StoreLeg,
+    load_leg,
+)
 from tandem_contract.transfer_params import (
     FIELD,
     PROMPT_TOKEN_IDS,
@@ -19,7 +27,7 @@ from tandem_contract.transfer_params import (
     transfer_params_from_object,
 )
 
-from .types import RemoteDecode
+from .types import KvTransfer, RemoteDecode
 
 T = TypeVar("T")
 _HIGHEST_PORT: Final = 65535
@@ -33,9 +41,6 @@ class ApiError(Exception):
         self.status = status
         self.message = message
         self.param = param
-
-
-KvTransfer = RemoteDecode | TransferParams | None
 
 
 def decode_json(body: bytes) -> dict[str, Any]:
@@ -80,15 +85,20 @@ def _position(body: bytes, offset: int) -> str:
 
 
 def parse_kv_transfer(body: Mapping[str, Any]) -> KvTransfer:
-    """The request's part in a hand-off: its KV is kept, pulled, or neither (None).
+    """The request's part in a hand-off: its KV is kept, pulled, stored, loaded, or none of these.
 
-    Raises ApiError when `kv_transfer_params` ask for both, or name no KV that can be pulled.
+    Raises ApiError when `kv_transfer_params` ask to keep and to pull it, or name no KV that can be
+    pulled or loaded.
     """
     value = body.get(FIELD)
     if value is None:
         return None
     if not isinstance(value, dict):
         raise ApiError(400, f"{FIELD} is not an object", param=FIELD)
+    if STORE in value:
+        return convert(value[STORE], StoreLeg, f"{FIELD}.{STORE}")
+    if REFERENCE in value:
+        return _load_leg(value)
     pull, keep = value.get("do_remote_prefill"), value.get("do_remote_decode")
     if pull and keep:
         raise ApiError(
@@ -114,6 +124,13 @@ def parse_kv_transfer(body: Mapping[str, Any]) -> KvTransfer:
     return params
 
 
+def _load_leg(value: Mapping[str, Any]) -> LoadLeg:
+    try:
+        return load_leg(value)
+    except KvReferenceUnusable as err:
+        raise ApiError(400, f"{FIELD}.{err}", param=FIELD) from err
+
+
 def _stream_id(value: Mapping[str, Any]) -> str | None:
     if STREAM not in value:
         return None
@@ -125,7 +142,7 @@ def tokenized(body: Mapping[str, Any], kv: KvTransfer) -> tuple[int, ...]:
 
     Only a decode request may carry them, as in vLLM. Raises ApiError when they are not ids.
     """
-    if not isinstance(kv, TransferParams):
+    if not isinstance(kv, TransferParams | LoadLeg):
         return ()
     ids = body.get(FIELD, {}).get(PROMPT_TOKEN_IDS)
     return tuple(convert(ids or [], list[int], f"{FIELD}.{PROMPT_TOKEN_IDS}"))

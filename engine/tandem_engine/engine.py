@@ -210,8 +210,9 @@ class Engine:
 
     def _new_sequence(self, request: Request) -> Sequence:
         """Without the role that its hand-off needs, a request is computed here as a whole."""
-        is_prefill = isinstance(request.kv, RemoteDecode)
-        if (self._prompt_holds if is_prefill else self._remote_prefills) is None:
+        kv = request.kv
+        role = self._prompt_holds if isinstance(kv, RemoteDecode) else self._remote_prefills
+        if role is None and isinstance(kv, RemoteDecode | TransferParams):
             request = replace(request, kv=None)
         self._order += 1
         eos = self._runner.model_config.eos_token_ids
@@ -289,7 +290,7 @@ class Engine:
             timing=self._first_token_timing(seq) if seq.generated_tokens == 1 else None,
             kv_transfer_params=holds.transfer_params(seq) if holds is not None else None,
         )
-        self._generations[seq.id].put(delta)
+        self._tiers.deliver(seq, delta, self._generations[seq.id].put)
         if is_last:
             self._remove(seq, hold=holds is not None)
 

@@ -17,9 +17,9 @@ import msgspec
 
 from tandem_contract.transfer_params import FIELD
 
-from .body import ApiError, KvTransfer, convert, refuse_unsupported, tokenized
+from .body import ApiError, convert, refuse_unsupported, tokenized
 from .output import TextOptions
-from .types import SamplingParams
+from .types import KvTransfer, SamplingParams
 
 MAX_LOGPROBS: Final = 20
 """vLLM's default `--max-logprobs`."""

@@ -27,7 +27,7 @@ from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import TransferParams
 
 from .answers import DONE, Answer, ChatAnswer, Choice, CompletionAnswer, Head, Usage
-from .body import ApiError, KvTransfer, decode_json, parse_kv_transfer
+from .body import ApiError, decode_json, parse_kv_transfer
 from .info import info_routes
 from .metrics import EngineMetrics
 from .output import OutputText
@@ -35,7 +35,7 @@ from .protocol import Call, parse_chat, parse_completion, resolve
 from .sequences import RunningSequence, ServedEngine, merge_pieces
 from .served_model import ServedModel
 from .settings import DEFAULT_BODY_LIMIT
-from .types import Request, RequestRejected, SamplingParams
+from .types import KvTransfer, Request, RequestRejected, SamplingParams
 
 _LAST_WRITES: Final = 5.0
 """Seconds for the last writes when the server stops; `drain` has waited for the answers."""

@@ -62,6 +62,8 @@ class Sequence:
     """Prompt tokens found in the prefix cache at first admission."""
     pull: PullResult | None = None
     """The pull that loaded its KV; None when none did."""
+    load_limit: float | None = None
+    """Seconds to load the stored KV that its hand-off names; None: it names none."""
     saved_chunks: int = 0
     """Leading chunks that were given to the KV tiers; see `tiers`."""
     start_time: float | None = None

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
+from tandem_contract.kv_reference import LoadLeg, StoreLeg
 from tandem_contract.timing import Timing
 from tandem_contract.transfer_params import TransferParams
 
@@ -73,17 +74,22 @@ class RemoteDecode:
     """Id under which a decode engine reads the KV while it is computed; None: afterwards."""
 
 
+KvTransfer = RemoteDecode | TransferParams | StoreLeg | LoadLeg | None
+"""A request's part in a hand-off."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to run.
 
-    `kv`: RemoteDecode when another engine reads its KV, TransferParams when its KV is pulled.
+    `kv`: RemoteDecode when another engine reads its KV, TransferParams when its KV is pulled,
+    StoreLeg when its KV is to be stored, LoadLeg when stored KV is to be loaded.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    kv: RemoteDecode | TransferParams | None = None
+    kv: KvTransfer = None
     cache_salt: str = ""
     """The prompt shares KV only with prompts of the same salt, on every tier."""
 

@@ -1,6 +1,7 @@
 """An engine's access to a store: `chunk_store` behind `guard`, with a deadline for each load.
 
     result = await client.load(chunks, groups, deliver, context=0)    never raises StoreError
+    found, reason = await client.find(chunks)                         never raises StoreError
     stored = await client.store(chunk, groups)                        never raises StoreError
 
 A load that the deadline ends keeps the chunks that were delivered as a whole. While the circuit
@@ -13,11 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from tandem_contract.kv_reference import KvReference
+
 from .chunk_store import Chunk, ChunkStore, Deliver, Outcome, Progress
 from .errors import ObjectMissing, Reason, StoreDenied, StoreError, StoreUnavailable
 from .format.tensors import LayerGroup, TensorSpec
 from .guard.breaker import BreakerState
-from .guard.load_guard import LoadGuard, MissingKeys
+from .guard.load_guard import Decision, LoadGuard, MissingKeys
 from .maintenance import Maintenance
 from .stores import ObjectStore
 
@@ -94,15 +97,35 @@ class StoreClient:
         """Whether it makes sense to ask for `chunk`; answers at once."""
         return self.guard.breaker.allows and not self._missing.has(chunk.key, _now())
 
+    def reference(self, chunk: Chunk) -> KvReference:
+        """The reference of a prompt's prefix that ends with `chunk`."""
+        return self._store.reference(chunk)
+
+    async def find(self, chunks: Sequence[Chunk]) -> tuple[int, Reason | None]:
+        """How many leading chunks are in the store now, and why not all are."""
+        if not self.guard.breaker.allows:
+            return 0, Reason.BREAKER_OPEN
+        _, outcome = await self._store.find(chunks)
+        self._judge(chunks, outcome)
+        return outcome.chunks, outcome.reason
+
     async def load(
-        self, chunks: Sequence[Chunk], groups: Groups, deliver: Deliver, context: int
+        self,
+        chunks: Sequence[Chunk],
+        groups: Groups,
+        deliver: Deliver,
+        context: int,
+        *,
+        limit: float | None = None,
     ) -> LoadResult:
-        """Load the longest profitable stored prefix of `chunks`, after `context` cached tokens."""
+        """Load the longest profitable stored prefix of `chunks`, after `context` cached tokens.
+
+        `limit`: seconds for KV that another engine has just stored for this request. It is loaded
+        whatever the cost model predicts, and whatever was missing a moment ago.
+        """
         start = _now()
-        decision = self.guard.decide(
-            len(chunks), self._chunk_tokens, self._chunk_bytes, context, start
-        )
-        if decision.chunks == 0 or not self.may_have(chunks[0]):
+        decision = self._decide(len(chunks), context, start, limit)
+        if decision.chunks == 0 or (limit is None and not self.may_have(chunks[0])):
             return self._result(chunks, 0, decision.reason or Reason.MISSING)
         progress = Progress()
         try:
@@ -159,6 +182,14 @@ class StoreClient:
         if self._maintenance is not None:
             await self._maintenance.close()
         await self._store.close()
+
+    def _decide(self, chunks: int, context: int, now: float, limit: float | None) -> Decision:
+        if limit is None:
+            size = self._chunk_bytes
+            return self.guard.decide(chunks, self._chunk_tokens, size, context, now)
+        if not self.guard.breaker.allows:
+            return Decision(0, 0.0, Reason.BREAKER_OPEN)
+        return Decision(chunks, limit)
 
     async def _load(
         self, chunks: Sequence[Chunk], groups: Groups, deliver: Deliver, progress: Progress

@@ -35,7 +35,7 @@ CRD = Path(__file__).parents[2] / "crds" / "decodepools.yaml"
         (("--prefill-allow", "10.0.0.0/99"), "10.0.0.0/99"),
         (("--prefill-timeout", "30"), "30s"),
         (("--prefill-timeout", "-1s"), "-1s"),
-        (("--connector", "storage"), "not supported yet"),
+        (("--connector", "p2p-nccl"), "not supported yet"),
         (("--connector", "nixel"), "no connector"),
         (("--workers", "0"), "1<=x"),
         (("--retries", "-1"), "-1"),

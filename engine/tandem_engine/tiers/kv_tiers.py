@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, TypeVar
 
+from tandem_contract.kv_reference import LoadLeg, StoreLeg
 from tandem_kvstore.chunk_store import Chunk, chunks_of
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.errors import Reason
@@ -26,8 +27,9 @@ from ..observer import EngineObserver
 from ..scheduler import Step
 from ..step import Chunk as StepChunk
 from ..step import Sequence as EngineSequence
-from ..types import PullResult, Tier
+from ..types import Delta, PullResult, Tier
 from .chunk_memory import ChunkMemory
+from .handoff import Put, StorageHandoffs, is_store_answer
 from .host_tier import HostChunk, HostTier
 
 _log = logging.getLogger(__name__)
@@ -67,8 +69,7 @@ class KvTiers:
         self._memory, self._identity, self._blocks = memory, identity, blocks
         self._observer, self._on_end, self._client = observer, on_end, client
         self._on_unpin = on_unpin
-        self._size = identity.chunk_tokens
-        self._host = HostTier(host_bytes)
+        self._size, self._host = identity.chunk_tokens, HostTier(host_bytes)
         self._pending_bytes = pending_bytes
         self._copier = ThreadPoolExecutor(1, "kv-copy")
         self._loads: dict[str, asyncio.Task[tuple[int, int]]] = {}
@@ -78,9 +79,23 @@ class KvTiers:
         self._writers: set[asyncio.Task[None]] = set()
         # Keys that are stored, or are being saved.
         self._known: OrderedDict[str, None] = OrderedDict()
+        # Key of a chunk that is being saved → done when it is in storage, or will not be.
+        self._unwritten: dict[str, asyncio.Future[None]] = {}
+        self._handoffs = StorageHandoffs(client, observer, self._unwritten, self._forget_lost)
+
+    def deliver(self, seq: EngineSequence, delta: Delta, put: Put) -> None:
+        """Put a delta; the last one of a prefill leg through storage once the store has its KV."""
+        if isinstance(leg := seq.request.kv, StoreLeg) and is_store_answer(seq, delta):
+            self._handoffs.deliver(self._chunks(seq, seq.prompt_tokens), leg, delta, put)
+        else:
+            put(delta)
 
     def may_load(self, seq: EngineSequence) -> bool:
         """Whether to try to load KV for an admitted sequence; answers at once."""
+        if isinstance(leg := seq.request.kv, LoadLeg):
+            end = leg.tandem_kv_reference.token_count
+            if self._handoffs.accepts(seq, leg, self._chunks(seq, end)):
+                return seq.computed_tokens < min(end, seq.prompt_tokens - 1)
         first = seq.computed_tokens // self._size
         # The last token is computed in any case: a prompt's last full chunk may be of use still.
         if (len(seq.tokens) - 1) // self._size <= first and len(seq.tokens) % self._size:
@@ -127,13 +142,20 @@ class KvTiers:
             return
         seq.saved_chunks = end
         for index, chunk in enumerate(self._chunks(seq, end * self._size)[first:], first):
-            if chunk.key in self._known or chunk.key in self._host:
+            copy = self._host.get(chunk.key)
+            if chunk.key in self._known or (copy is not None and self._client is None):
                 continue
             if (reason := self._refusal()) is not None:
                 self._observer.record_not_stored(reason)
                 continue
             self._remember(chunk.key)
+            if self._client is not None:
+                self._unwritten[chunk.key] = asyncio.get_running_loop().create_future()
             self._queued_bytes += self._memory.chunk_bytes
+            if copy is not None:
+                # An earlier write failed: the copy in host memory is as good as the blocks.
+                self._queue_write(chunk, copy)
+                continue
             blocks, _ = self._blocks_of(self._blocks.table(seq.id), index)
             # Now, while the sequence still has them.
             self._blocks.pin(chunk.key, blocks)
@@ -147,6 +169,7 @@ class KvTiers:
         for load in loads:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
+        await self._handoffs.close()
         try:
             async with asyncio.timeout(_FLUSH_SECONDS):
                 while self._saves or self._writers:
@@ -190,6 +213,7 @@ class KvTiers:
                 self._memory.groups,
                 lambda index, group, tensors: deliver(base + index, group, tensors),
                 done * self._size,
+                limit=seq.load_limit,
             )
             done += result.chunks
             size += result.bytes
@@ -214,6 +238,7 @@ class KvTiers:
                 _log.error("loading KV for %s failed with an internal error", seq.id, exc_info=err)
         seconds = asyncio.get_running_loop().time() - begin
         loaded = computed - seq.computed_tokens
+        self._handoffs.count_failure(seq, computed)
         if loaded > 0:
             seq.pull = PullResult(loaded, size, seconds)
             uncached = seq.prompt_tokens - seq.cached_tokens
@@ -223,6 +248,9 @@ class KvTiers:
     async def _save(self, chunk: Chunk, blocks: Sequence[int], event: BlocksStored) -> None:
         try:
             groups = await self._in_copier(partial(self._memory.read, blocks))
+        except BaseException:
+            self._end_write(chunk.key)
+            raise
         finally:
             self._blocks.unpin(chunk.key)
             # A queued sequence may fit now.
@@ -233,8 +261,11 @@ class KvTiers:
             self._queued_bytes -= copy.size
             self._known.pop(chunk.key, None)
             return
+        self._queue_write(chunk, copy)
+
+    def _queue_write(self, chunk: Chunk, copy: HostChunk) -> None:
         self._queue.append((chunk, copy))
-        if len(self._writers) < _WRITERS:
+        if self._client is not None and len(self._writers) < _WRITERS:
             task = asyncio.create_task(self._write_queued(self._client))
             self._writers.add(task)
             task.add_done_callback(self._writers.discard)
@@ -246,6 +277,7 @@ class KvTiers:
                 is_stored = await client.store(chunk, copy.groups)
             finally:
                 self._queued_bytes -= copy.size
+                self._end_write(chunk.key)
             if is_stored:
                 self._observer.record_tier_store(Tier.STORAGE, self._size)
                 self._observer.record_kv_event(replace(copy.event, medium=Tier.STORAGE.medium))
@@ -297,6 +329,10 @@ class KvTiers:
                 self._known.pop(chunk.key, None)
         elif reason in _UNUSABLE:
             self._known.pop(chunks[0].key, None)
+
+    def _end_write(self, key: str) -> None:
+        if (write := self._unwritten.pop(key, None)) is not None:
+            write.set_result(None)
 
     def _remember(self, key: str) -> None:
         self._known[key] = None

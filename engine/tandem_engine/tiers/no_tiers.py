@@ -3,14 +3,21 @@
 from collections.abc import Sequence
 from typing import Final, Protocol
 
+from tandem_contract.kv_reference import StoreAnswer
+
 from ..scheduler import Step
 from ..step import Chunk
 from ..step import Sequence as EngineSequence
+from ..types import Delta
+from .handoff import NOT_CONFIGURED, Put, is_store_answer, with_answer
+
+_NOTHING: Final = StoreAnswer(tandem_kv_not_stored=NOT_CONFIGURED)
 
 
 class Tiers(Protocol):
     """`KvTiers`, as the engine's loop uses it."""
 
+    def deliver(self, seq: EngineSequence, delta: Delta, put: Put) -> None: ...
     def may_load(self, seq: EngineSequence) -> bool: ...
     def apply(self, step: Step) -> None: ...
     def is_loading(self, request_id: str) -> bool: ...
@@ -22,6 +29,9 @@ class Tiers(Protocol):
 
 class _NoTiers:
     """KV lies on the device only."""
+
+    def deliver(self, seq: EngineSequence, delta: Delta, put: Put) -> None:
+        put(with_answer(delta, _NOTHING) if is_store_answer(seq, delta) else delta)
 
     def may_load(self, _: EngineSequence) -> bool:
         return False

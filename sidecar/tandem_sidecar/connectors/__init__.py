@@ -37,6 +37,7 @@ from .nixl import Nixl
 from .nixl_push import NixlPush
 from .offloading import Offloading
 from .protocol import Connector, ConnectorOptions, ResolvedConnector, resolve
+from .storage import Storage
 
 _REGISTRY: Final[Mapping[ConnectorName, Callable[[ConnectorOptions], Connector]]] = {
     ConnectorName.NIXL: Nixl,
@@ -49,6 +50,7 @@ _REGISTRY: Final[Mapping[ConnectorName, Callable[[ConnectorOptions], Connector]]
     ConnectorName.OFFLOADING: Offloading,
     ConnectorName.LMCACHE: LmCache,
     ConnectorName.LMCACHE_MP: LmCache,
+    ConnectorName.STORAGE: Storage,
 }
 
 NAMES: Final = tuple(name.value for name in _REGISTRY)

@@ -43,9 +43,9 @@ from .protocol import (
     ConnectorOptions,
     HandoffAttempt,
     KvHold,
-    PrefillAnswer,
     ReleaseRequest,
     read_answer,
+    token_ids_of,
 )
 
 RELEASE_MODEL: Final = "tandem-release-kv"
@@ -88,7 +88,7 @@ class Nixl:
         return KvHold(
             raw,
             cached_tokens=None if reported else read_cached_tokens(answer),
-            prompt_token_ids=_token_ids(fields),
+            prompt_token_ids=token_ids_of(fields),
             attempt_id=attempt.attempt_id,
             is_unexpected=attempt.source not in (None, source),
         )
@@ -157,9 +157,3 @@ def refused_request(kv_hold: KvHold) -> ReleaseRequest:
         FIELD: Raw(kv_hold.transfer_params),
     }
     return ReleaseRequest(_RELEASE_TARGET, msgspec.json.encode(body), expected_status=404)
-
-
-def _token_ids(fields: PrefillAnswer) -> bytes:
-    """The token ids, which an answer contains only if the prefill leg asked for them."""
-    ids = bytes(fields.prompt_token_ids)
-    return ids if ids[:1] == b"[" and ids[1:].lstrip() != b"]" else b""

@@ -28,6 +28,8 @@ class HandoffAttempt(msgspec.Struct, frozen=True, gc=False):
     source: StreamSource | None = None
     """The prefill engine whose KV the decode engine reads while it is computed; None: afterwards,
     or by a connector of its own kind."""
+    transfer_timeout: float = 10.0
+    """Seconds for the transfer: `kv_transfer_timeout` of the request's plan or of the settings."""
 
 
 class KvHold(msgspec.Struct, frozen=True, gc=False):
@@ -187,6 +189,12 @@ def read_answer(answer: bytes) -> PrefillAnswer:
         return _answer.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise ParamsUnusable("the answer is not a JSON object") from err
+
+
+def token_ids_of(fields: PrefillAnswer) -> bytes:
+    """The token ids, which an answer contains only if the prefill leg asked for them."""
+    ids = bytes(fields.prompt_token_ids)
+    return ids if ids[:1] == b"[" and ids[1:].lstrip() != b"]" else b""
 
 
 def check_ended_by_length(answer: bytes) -> None:

@@ -123,8 +123,8 @@ class PrefillLeg:
     def __init__(self, attempts: PrefillAttempts, candidate: Candidate, now: float) -> None:
         generation = attempts.generation
         attempt_id = new_attempt_id(generation.request_id)
-        address = candidate.address
-        self.attempt = HandoffAttempt(attempt_id, address, attempts.stream_source(candidate))
+        source, timeout = attempts.stream_source(candidate), generation.kv_transfer_timeout
+        self.attempt = HandoffAttempt(attempt_id, candidate.address, source, timeout)
         self.is_concurrent = False  # Whether the decode leg does not wait for the answer.
         self._attempts = attempts
         self._context = attempts.context

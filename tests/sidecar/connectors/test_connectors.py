@@ -20,7 +20,7 @@ from .bodies import ATTEMPT, chat
 def test_each_name_makes_a_connector_with_its_optional_protocols(name: str) -> None:
     connector = make_connector(name, ConnectorOptions())
     assert check_name(name) == name
-    assert (connector.concurrent is None) is name.startswith("lmcache")
+    assert (connector.concurrent is None) is name.startswith(("lmcache", "storage"))
     if connector.concurrent is None:
         return
     # Those of NIXL are concurrent only in hand-offs whose prefill engine is known to serve streams.
@@ -32,7 +32,7 @@ def test_each_name_makes_a_connector_with_its_optional_protocols(name: str) -> N
 
 def test_every_name_of_the_contract_is_supported_or_planned() -> None:
     assert sorted(NAMES + PLANNED) == sorted(ConnectorName)
-    assert set(PLANNED) == {"storage", "p2p-nccl"}
+    assert set(PLANNED) == {"p2p-nccl"}
 
 
 @pytest.mark.parametrize("name", PLANNED)

@@ -42,6 +42,8 @@ class Engine:
     lease: float = LEASE
     policy: str = "recompute"
     flags: tuple[str, ...] = ()
+    side_channel: bool = True
+    """False: no engine can read this one's KV, and it reads that of none."""
     prepare: Callable[[], None] | None = None
     """Called in the engine's process before it starts; a function of a module."""
     process: BaseProcess | None = None
@@ -90,8 +92,10 @@ class Engine:
             *("--served-model-name", SERVED, "--dtype", "float64"),
             *("--host", self.host, "--port", str(self.address.port)),
             *("--num-gpu-blocks-override", "512", "--max-model-len", "4096"),
-            *("--kv-transfer-config", json.dumps(transfer), *self.flags),
+            *self.flags,
         ]
+        if self.side_channel:
+            arguments += ("--kv-transfer-config", json.dumps(transfer))
         variables = {environment.SIDE_CHANNEL_HOST: self.host}
         self.process = forked.engine(arguments, variables, self.log, self.prepare)
 

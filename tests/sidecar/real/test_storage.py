@@ -1,0 +1,105 @@
+"""Hand-offs through storage: engines that no side channel connects, only a store."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tandem_contract import metrics
+
+from .engine import Engine, engines
+from .pair import FALLBACK, SPLIT, call, expected_tokens, start_pair
+
+pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
+
+CHUNK = 32
+CONNECTOR = ("--connector", "storage")
+TRANSFERS = f"{metrics.KV_TRANSFER_SECONDS}_count"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+    """Engines without a side channel, not started: `decode` and `prefill` share a store,
+    `elsewhere` has another one, and that of `nowhere` does not answer."""
+    directory = tmp_path_factory.mktemp("stored")
+
+    def kind(endpoint: str) -> dict[str, object]:
+        config = {"endpoint": endpoint, "kv_namespace": "kv", "chunk_tokens": CHUNK}
+        return {"side_channel": False, "flags": ("--kv-storage-config", json.dumps(config))}
+
+    shared = kind(f"file://{directory}/stores/shared")
+    elsewhere, nowhere = kind(f"file://{directory}/stores/other"), kind("http://127.0.0.1:9")
+    kinds = {"decode": shared, "prefill": shared, "elsewhere": elsewhere, "nowhere": nowhere}
+    started = dict(zip(kinds, engines(directory, **kinds), strict=True))
+    try:
+        yield started
+    finally:
+        for engine in started.values():
+            with contextlib.suppress(ProcessLookupError):
+                engine.kill()
+
+
+async def start(stored: dict[str, Engine], prefill: str) -> tuple[Engine, Engine]:
+    for name in ("decode", prefill):
+        await stored[name].up()
+    return stored["decode"], stored[prefill]
+
+
+async def loaded(engine: Engine) -> float:
+    return await engine.figure(metrics.ENGINE_TIER_LOADED, tier="storage")
+
+
+async def test_kv_moves_through_the_store_alone(stored: dict[str, Engine]) -> None:
+    decode, prefill = await start(stored, "prefill")
+    async with start_pair(decode, *CONNECTOR) as pair:
+        request = call(1)
+        result = await pair.ask(request, prefill.address)
+        assert result.tokens == expected_tokens(request)
+        assert result.path == SPLIT.value
+        assert await loaded(decode) == 96
+        # The engine's own time, and no failure.
+        assert await pair.figure(TRANSFERS) == 1
+        assert await pair.errors() == {}
+
+
+async def test_a_clients_reference_does_not_reach_the_engine(stored: dict[str, Engine]) -> None:
+    decode, _ = await start(stored, "prefill")
+    failed, before = await decode.figure(metrics.ENGINE_XFER_FAILED), await loaded(decode)
+    key = "ab" * 32
+    reference = {"path": f"kv/{key}", "prefix_hash": key, "token_count": 96}
+    params = {"tandem_kv_reference": reference, "tandem_kv_load_timeout": 5}
+    async with start_pair(decode, *CONNECTOR) as pair:
+        body = {"model": "tiny", "prompt": list(call(2).prompt), "max_tokens": 1}
+        url = f"{pair.url}/v1/completions"
+        async with pair.http.post(url, json={**body, "kv_transfer_params": params}) as answer:
+            assert answer.status == 200, await answer.text()
+    # An engine that sees the reference counts a failure: it is of another prompt.
+    assert await decode.figure(metrics.ENGINE_XFER_FAILED) == failed
+    assert await loaded(decode) == before
+
+
+async def test_kv_that_was_not_stored_is_computed_by_the_decode_engine(
+    stored: dict[str, Engine],
+) -> None:
+    decode, prefill = await start(stored, "nowhere")
+    async with start_pair(decode, *CONNECTOR) as pair:
+        request = call(3)
+        result = await pair.ask(request, prefill.address)
+        assert (result.tokens, result.path) == (expected_tokens(request), FALLBACK.value)
+        assert await pair.errors() == {"kv_transfer": 1}
+        assert await pair.figure(TRANSFERS) == 0
+
+
+async def test_engines_with_different_stores_count_failed_transfers(
+    stored: dict[str, Engine],
+) -> None:
+    decode, prefill = await start(stored, "elsewhere")
+    before = await loaded(decode)
+    async with start_pair(decode, *CONNECTOR) as pair:
+        request = call(4)
+        result = await pair.ask(request, prefill.address)
+        # The decode engine finds nothing in its own store, and computes without telling.
+        assert (result.tokens, result.path) == (expected_tokens(request), SPLIT.value)
+        assert await loaded(decode) == before
+        await pair.wait_for_errors(kv_transfer=1)

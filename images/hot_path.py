@@ -72,6 +72,7 @@ MODULES: Final = (
     "tandem_epp.estimates.busy_period",
     "tandem_epp.estimates.cost_record",
     "tandem_epp.estimates.engine_counters",
+    "tandem_epp.estimates.exposed_share",
     "tandem_epp.estimates.fabric_fits",
     "tandem_epp.estimates.kinds",
     "tandem_epp.estimates.overheads",

@@ -54,6 +54,11 @@ class Timing(Struct, frozen=True):
     """1 if both legs were sent at once, so that KV moved while the prompt was computed; else left
     out. `transfer` is then the time in which blocks arrived, most of it before the prefill's end.
     Written by the sidecar, read by the EPP."""
+    waited: float | None = None
+    """Seconds from the prefill's answer until the decode engine began to compute with the KV; for
+    streamed hand-offs only. Written by the sidecar, if the decode engine reports `queue` and
+    `transfer`; read by the EPP, which learns from it which share of transfers delays first
+    tokens."""
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -102,6 +107,7 @@ _TYPES: Final[dict[str, type[float] | type[int]]] = {
     "generated": int,
     "inflight": int,
     "streamed": int,
+    "waited": float,
 }
 _LIMITS: Final[dict[str, float]] = {
     name: MAX_SECONDS if kind is float else MAX_TOKENS for name, kind in _TYPES.items()

@@ -25,6 +25,7 @@ from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
 from tandem_planner.transfer import TRANSFER_PRIOR, TransferCost, TransferFit
 
 from .backends.pods import Pod
+from .estimates.exposed_share import ExposedShare
 from .estimates.fabric_fits import FabricFits
 from .estimates.prompt_hits import PromptHits
 
@@ -45,7 +46,7 @@ class Fits(Protocol):
     @property
     def fabrics(self) -> FabricFits: ...
     @property
-    def exposed(self) -> float: ...
+    def exposed(self) -> ExposedShare: ...
 
 
 def pod_report(pod: Pod, now: float) -> PodReport:
@@ -90,7 +91,7 @@ def fit_reports(
         best = fits.best_decode
         reports["decode"] = _estimate(fits.decode, best, _decode, DECODE_PRIOR, now)
     if receives_kv or role is Role.DECODE:
-        reports["transfer"] = _transfer(fits.transfer, now, fits.exposed)
+        reports["transfer"] = _transfer(fits.transfer, now, fits.exposed.value)
         for fabric in filter(fits.fabrics.is_known, FabricClass):
             reports[f"transfer_{fabric.word}"] = _transfer(fits.fabrics.fit(fabric), now)
     return reports

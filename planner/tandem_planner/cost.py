@@ -54,8 +54,8 @@ HANDOFF_SECONDS: Final = 0.01
 FAILURE_SECONDS: Final = 5.0
 """Seconds that a failed request costs its client: it finds out and tries again."""
 STREAMED_SHARE: Final = 0.1
-"""Share of the transfer that a first token waits for in a streamed hand-off: the last layers of the
-last chunk. Measured: 0.0 to 0.25, with transfers of up to half the prefill."""
+"""Share of the transfer that a first token waits for in a streamed hand-off whose sidecar does not
+say how long it waited: the last layers of the last chunk."""
 LATE_SHARE: Final = 0.5
 """The remaining seconds of a prefill that takes longer than predicted, as a share of its delay."""
 TIE: Final = 1e-3

@@ -32,7 +32,7 @@ def test_what_is_written_is_read_back(timing: Timing) -> None:
     read = parse_timing(timing.encode())
     for name in ("cached", "computed", "bytes", "prompt", "generated", "inflight", "streamed"):
         assert getattr(read, name) == getattr(timing, name)
-    for name in ("queue", "compute", "transfer", "leg"):
+    for name in ("queue", "compute", "transfer", "leg", "waited"):
         assert getattr(read, name) == pytest.approx(getattr(timing, name), abs=1e-6)
 
 

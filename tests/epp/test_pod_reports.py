@@ -12,6 +12,7 @@ from tandem_contract.paths import Role
 from tandem_contract.pod_reports import PREFILL_RATE, HitReport, PodReport, Reporter, Source
 from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.estimates.exposed_share import ExposedShare
 from tandem_epp.estimates.fabric_fits import FabricFits
 from tandem_epp.pod_reports import fit_reports, pod_report
 from tandem_planner.decode_fit import DECODE_PRIOR, DecodeCost, DecodeFit
@@ -30,7 +31,7 @@ class Measured:
     transfer: TransferFit = field(default_factory=TransferFit)
     fabrics: FabricFits = field(default_factory=lambda: FabricFits(TransferFit()))
     best_decode: DecodeCost = DECODE_PRIOR
-    exposed: float = 1.0
+    exposed: ExposedShare = field(default_factory=ExposedShare)
 
 
 def test_a_pod_before_and_after_its_first_scrape() -> None:

@@ -8,7 +8,8 @@ answer. Samples come from three sources, the best one that a pod has: the engine
 tell (`own_requests`), and the differences of the engine's counters between two scrapes
 (`own_requests` where they are of the EPP's own requests, else `engine_counters`). `kinds` gives
 pods without samples the figures of alike pods. `fabric_fits` has what transfers from near and from
-far pods take. `cost_record` keeps what a choice was made from.
+far pods take, `exposed_share` how much of that first tokens wait for. `cost_record` keeps what a
+choice was made from.
 
 Not here: which pod is chosen (`scheduling`), I/O, a clock. Times are Unix seconds. Read
 `pod_estimates` first.

@@ -43,8 +43,19 @@ def beyond_terms(measured: float, terms: float, join: float, report: Timing) -> 
     that no engine reports."""
     if report.queue is None or report.compute is None:
         return measured - terms
-    exposed = STREAMED_SHARE if report.streamed else 1.0
-    return measured - report.queue - report.compute - (report.transfer or 0.0) * exposed - join
+    return measured - report.queue - report.compute - waited_seconds(report) - join
+
+
+def waited_seconds(report: Timing) -> float:
+    """The part of the reported transfer that the first token waited for, in seconds: all of it,
+    but in a streamed hand-off only what came after the prefill's answer, STREAMED_SHARE of it where
+    the sidecar does not say."""
+    transfer = report.transfer or 0.0
+    if not report.streamed:
+        return transfer
+    if report.waited is None:
+        return transfer * STREAMED_SHARE
+    return min(report.waited, transfer)
 
 
 class FirstTokenOverheads:

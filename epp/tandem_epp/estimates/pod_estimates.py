@@ -16,7 +16,6 @@ from tandem_planner.cost import (
     DECODE_WEIGHT,
     LATE_SHARE,
     STALL_WEIGHT,
-    STREAMED_SHARE,
     PodFigures,
 )
 from tandem_planner.decode_fit import DecodeCost, DecodeFit
@@ -27,6 +26,7 @@ from tandem_planner.transfer import KV_BYTES_PRIOR, TransferFit, Transfers
 from .answer_lengths import AnswerLengths
 from .busy_period import BusyPeriod
 from .engine_counters import Counters, CounterWindow
+from .exposed_share import ExposedShare
 from .fabric_fits import FabricFits, PlacedTransfers
 from .own_requests import OwnRequests
 from .prefill_queue import PrefillQueue
@@ -35,9 +35,6 @@ OUTPUT_PRIOR: Final = 200.0
 """Tokens of an answer before any is counted."""
 _WEIGHT: Final = 0.1
 """Weight of the newest value in moving averages."""
-_HANDOFF_WEIGHT: Final = 0.3
-"""Weight of the newest hand-off in the share of transfers that is waited for: the first one between
-two pods is never streamed, and the next ones are."""
 _NEVER: Final = inf
 _OBSERVED_SECONDS: Final = 60.0
 """Seconds for which answers that tell how long prefills take are enough to learn from."""
@@ -75,9 +72,8 @@ class PodEstimates:
         sends them to the engine."""
         self.sidecar = sidecar
         """Address of the pod's sidecar, which its data-parallel ranks share."""
-        self.exposed = 1.0
-        """Share of a transfer that a first token waits for, a moving average of hand-offs: 1 where
-        the decode leg waits for the prefill's answer, STREAMED_SHARE where it does not."""
+        self.exposed = ExposedShare()
+        """Of the transfers to the pod."""
         self.kv: KvSize | None = None
         """From the model's config.json; None: learned from transfers, else assumed."""
         self.decodes = 0
@@ -155,11 +151,6 @@ class PodEstimates:
         if fabric is not None:
             self.fabrics.fit(fabric).add(*sample, now)
 
-    def count_handoff(self, *, is_streamed: bool) -> None:
-        """KV was transferred to the pod; `is_streamed`: while the prefill computed it."""
-        share = STREAMED_SHARE if is_streamed else 1.0
-        self.exposed += _HANDOFF_WEIGHT * (share - self.exposed)
-
     def on_counters(
         self, counters: Counters, load: Load, capacity_tokens: float | None, now: float
     ) -> None:
@@ -184,7 +175,7 @@ class PodEstimates:
         self._counters.restart()
         self.own.restart()
         self.observed_at = None
-        self.exposed = 1.0
+        self.exposed = ExposedShare()
         self._free_tokens, self._placed_tokens = inf, 0.0
         self.learned()
 
@@ -233,7 +224,7 @@ class PodEstimates:
             transfers=transfers,
             kv=kv,
             step=decode.step + decode.slope * decodes,
-            exposed=self.exposed,
+            exposed=self.exposed.value,
         )
 
 

@@ -13,6 +13,7 @@ from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.overlaps import Overlap
 from tandem_contract.timing import UNKNOWN, Timing
 
+from .overheads import waited_seconds
 from .own_requests import EndedRequest
 from .pod_estimates import PodEstimates
 from .prefill_queue import QueuedPrefill
@@ -125,7 +126,7 @@ class RequestLoad:
             transferred = (timing.prompt or self._size.prompt) - self._size.cached_on_decode
             self._decode.add_transfers((1, timing.bytes, timing.transfer), now, fabric)
             self._decode.transfer.add_size(transferred, timing.bytes)
-            self._decode.count_handoff(is_streamed=bool(timing.streamed))
+            self._decode.exposed.add(waited_seconds(timing), timing.transfer)
             self._decode.learned()
 
     def move_decode(self, decode: PodEstimates, fabric: FabricClass | None = None) -> None:

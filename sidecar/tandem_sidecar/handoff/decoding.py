@@ -101,6 +101,8 @@ class DecodeLeg:
         self.cached: int | None = None
         """The right count of cached tokens, set before `start_forwarding`; None: leave the count.
         """
+        self.prefill_answered: float | None = None
+        """When the prefill of a streamed hand-off answered (loop time)."""
         self.answer: ResponseHead | None = None
         self.timing = UNKNOWN
         """What the engine reports of this leg."""
@@ -206,7 +208,10 @@ class DecodeLeg:
 
     def merge(self, prefill: Timing) -> Timing:
         """The timing of a hand-off whose prefill leg reported `prefill`."""
-        return merge_timing(prefill, self.timing, streamed=self._leg.streamed)
+        answered = self.prefill_answered
+        head_start = None if answered is None else answered - self._leg.started
+        streamed = self._leg.streamed
+        return merge_timing(prefill, self.timing, streamed=streamed, head_start=head_start)
 
     def flush_early_bytes(self) -> bool:
         """Send the held bytes. Returns whether they were the whole answer."""

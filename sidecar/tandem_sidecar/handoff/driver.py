@@ -112,6 +112,7 @@ class HandoffDriver:
         if isinstance(event, events_actions.PrefillAnswered) and self._decode is not None:
             self._decode.cached = event.kv_hold.cached_tokens
             if self._reads_stream:
+                self._decode.prefill_answered = self._loop.time()
                 # Only from now on the transfer is all that the decode engine waits for.
                 self._decode.limit_transfer(self._generation.kv_transfer_timeout)
         self._handle(event)

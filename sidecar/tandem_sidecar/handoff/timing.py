@@ -81,9 +81,12 @@ def complete_timing(timing: Timing, end: bytes) -> Timing:
     )
 
 
-def merge_timing(prefill: Timing, decode: Timing, *, streamed: bool = False) -> Timing:
+def merge_timing(
+    prefill: Timing, decode: Timing, *, streamed: bool = False, head_start: float | None = None
+) -> Timing:
     """The timing of both legs: the prompt as the prefill leg's, the transfer as the decode engine
-    reports it. `streamed`: whether they were sent at once."""
+    reports it. `streamed`: whether they were sent at once; `head_start`: by how many seconds the
+    decode leg was then sent before the prefill's answer came, None: not known."""
     if decode.transfer is None and decode.bytes is None:
         return prefill
     return Timing(
@@ -97,7 +100,16 @@ def merge_timing(prefill: Timing, decode: Timing, *, streamed: bool = False) -> 
         prompt=prefill.prompt,
         inflight=prefill.inflight,
         streamed=1 if streamed else None,
+        waited=_waited(decode, head_start) if streamed else None,
     )
+
+
+def _waited(decode: Timing, head_start: float | None) -> float | None:
+    """Seconds for which a streamed hand-off waited after the prefill's answer. The decode engine's
+    clock starts with its leg, and both its figures together last until it begins to compute."""
+    if head_start is None or decode.queue is None or decode.transfer is None:
+        return None
+    return max(0.0, decode.queue + decode.transfer - head_start)
 
 
 def _prompt(engine: Timing, counts: TokenCounts) -> int | None:

@@ -32,9 +32,14 @@ def test_the_engines_report_tells_what_is_beyond_whatever_was_predicted() -> Non
     assert unified == pytest.approx(0.1)
     split = beyond_terms(0.5, 9.0, 0.02, Timing(queue=0.1, compute=0.3, transfer=0.05))
     assert split == pytest.approx(0.03)
-    # Of the transfer of a streamed hand-off a tenth is waited for.
+    # Of the transfer of a streamed hand-off a tenth is waited for, if the sidecar does not say.
     streamed = Timing(queue=0.1, compute=0.3, transfer=0.05, streamed=1)
     assert beyond_terms(0.5, 9.0, 0.02, streamed) == pytest.approx(0.075)
+    measured = Timing(queue=0.1, compute=0.3, transfer=0.05, streamed=1, waited=0.03)
+    assert beyond_terms(0.5, 9.0, 0.02, measured) == pytest.approx(0.05)
+    # Beyond the transfer, it waited for something else.
+    longer = Timing(queue=0.1, compute=0.3, transfer=0.05, streamed=1, waited=0.5)
+    assert beyond_terms(0.5, 9.0, 0.02, longer) == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize("report", [UNKNOWN, Timing(compute=0.3), Timing(leg=0.4)])

@@ -382,20 +382,23 @@ def test_no_prompt_stays_under_way(events: tuple[str, ...]) -> None:
 def test_the_share_of_transfers_that_is_waited_for_is_learned() -> None:
     """Streamed hand-offs make a pod cheaper to transfer to, and sequential ones dearer again."""
     prefill, decode = PodEstimates(), PodEstimates()
-    changes = []
-    decode.on_change = lambda: changes.append(decode.figures(0.0).exposed)
 
-    def hand_off(streamed: int | None) -> float:
+    def hand_off(
+        streamed: int | None = 1, waited: float | None = None, transfer: float = 0.05
+    ) -> float:
         load = RequestLoad(decode, prefill, PlacedPrompt(1000, 0, 0, 10.0, is_stream=True), 0.0)
-        timing = Timing(leg=0.2, transfer=0.05, bytes=10**8, streamed=streamed)
+        timing = Timing(leg=0.2, transfer=transfer, bytes=10**8, streamed=streamed, waited=waited)
         load.on_response(0.3, timing, prefill)
         load.end(0.4)
         return decode.figures(0.5).exposed
 
     assert hand_off(None) == 1.0
-    shares = [hand_off(1) for _ in range(12)]
+    shares = [hand_off() for _ in range(16)]
     assert shares == sorted(shares, reverse=True)
     assert shares[-1] == pytest.approx(STREAMED_SHARE, abs=0.02)
     assert hand_off(None) > shares[-1]
+    assert [hand_off(waited=0.02) for _ in range(20)][-1] == pytest.approx(0.4, abs=0.01)
+    # A small transfer that waited for a step of the engine hardly counts.
+    assert hand_off(waited=0.02, transfer=0.001) == pytest.approx(0.4, abs=0.02)
     decode.restart()
     assert decode.figures(0.6).exposed == 1.0

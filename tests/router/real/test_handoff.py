@@ -6,11 +6,10 @@ import pytest
 
 from tandem_contract import endpoints, metrics
 from tandem_contract.pod_reports import TRANSFER_EXPOSED
-from tandem_planner.cost import STREAMED_SHARE
 
 from ...sidecar.real.engine import Engine
 from ...sidecar.real.pair import call, expected_tokens
-from .conftest import routed
+from .conftest import Routed, routed
 
 pytestmark = pytest.mark.component
 
@@ -25,7 +24,7 @@ async def test_a_hand_off_answers_as_one_engine_does(
     async with routed(tmp_path / "router.yaml", backends) as router:
         for stream in (False, True):
             request = call(1 + stream, stream=stream)
-            result = await router.ask(request)
+            result = await router.ask(request, f"r-{stream}")
             assert (result.status, result.path) == (200, "prefill_then_decode")
             assert result.tokens == expected_tokens(request)
             again = await router.ask(request)
@@ -35,8 +34,20 @@ async def test_a_hand_off_answers_as_one_engine_does(
         assert await router.figure("disaggregated_requests_total", routing_path="fast_decode") == 2
         # The second hand-off was streamed, and the cost of the next ones knows it.
         assert await router.figure(metrics.STREAMED_HANDOFFS) == 1
+        first, second = [await timing(router, f"r-{stream}") for stream in (False, True)]
+        waited = 0.7 * first["transfer"] + min(second["waited"], second["transfer"])
+        share = waited / (0.7 * first["transfer"] + second["transfer"])
         async with router.http.get(router.process.admin_url(endpoints.DEBUG_PODS)) as answer:
             [transfer] = [
                 pod["estimates"]["transfer"] for pod in await answer.json() if pod["name"] == "d"
             ]
-        assert STREAMED_SHARE < transfer["figures"][TRANSFER_EXPOSED] < 1.0
+        assert transfer["figures"].get(TRANSFER_EXPOSED, 1.0) == pytest.approx(share, abs=0.01)
+
+
+async def timing(router: Routed, request_id: str) -> dict[str, float]:
+    """What the sidecar's part measured of a request."""
+    path = endpoints.REQUESTS + request_id
+    async with router.http.get(router.process.admin_url(path)) as answer:
+        [record] = await answer.json()
+    figures: dict[str, float] = record["timing"]
+    return figures

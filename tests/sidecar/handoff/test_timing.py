@@ -184,6 +184,24 @@ def test_the_transfer_of_a_hand_off_is_the_decode_engines() -> None:
     assert merge_timing(prefill, UNKNOWN, streamed=True) is prefill
 
 
+@pytest.mark.parametrize(
+    ("head_start", "waited"),
+    [(1.0, 0.25), (2.0, 0.0), (None, None)],
+    ids=["after the answer", "before it", "not known"],
+)
+def test_what_a_streamed_hand_off_waited_for_after_the_prefill(
+    head_start: float | None, waited: float | None
+) -> None:
+    """The decode engine began to compute 1.25 s after its request."""
+    decode = Timing(queue=1.0, transfer=0.25)
+    merged = merge_timing(Timing(leg=1.0), decode, streamed=True, head_start=head_start)
+    assert merged.waited == waited
+    # An engine that reports no queue, and a hand-off that was not streamed.
+    lacking = Timing(transfer=0.25)
+    assert merge_timing(Timing(), lacking, streamed=True, head_start=head_start).waited is None
+    assert merge_timing(Timing(), decode, head_start=head_start).waited is None
+
+
 def test_the_end_of_a_stream_adds_what_its_head_lacked() -> None:
     end = b'data: {"usage":{"prompt_tokens":16}}\n\ndata: [DONE]\n\n'
     assert complete_timing(Timing(leg=1.0), end) == Timing(leg=1.0, prompt=16)

@@ -333,4 +333,5 @@ async def test_the_router_and_the_history_are_told(decode: Engine, prefill: Engi
         assert legs["decode"]["streamed"]
         assert legs["decode"]["started"] < legs["prefill"]["ended"]
         assert record["timing"]["streamed"] == 1
+        assert record["timing"]["waited"] >= 0
         assert await pair.figure(metrics.STREAMED_HANDOFFS) == before + 1

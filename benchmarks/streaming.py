@@ -9,7 +9,11 @@ over Ethernet. The link moves the KV of 4,000 tokens in the same share of the ti
 computes them in.
 
 The hidden share of a pair is the difference of its two times to the first token, over the seconds
-that the decode engine reports of the sequential transfer.
+that the decode engine reports of the sequential transfer. Where the prefill is shorter than the
+transfer, as over Ethernet, no more than the prefill's own time can be hidden: there the target is
+for the share of that time.
+
+NVLink, with 2.5 ms, is left out: a hundredth of the prefill is less than the spread of its time.
 """
 
 import asyncio
@@ -212,14 +216,20 @@ def shown(fabric: str, tokens: int, pairs: list[tuple[float, float, float]]) -> 
     hidden = [100 * (sequential - stream) / moved for stream, sequential, moved in pairs]
     ratios = [stream / sequential for stream, sequential, _ in pairs]
     hide = f"{name}: transfer hidden"
-    return [
+    results = [
         without_target(f"{name}: TTFT sequential", [p[1] for p in pairs], "s"),
         without_target(f"{name}: transfer", [p[2] for p in pairs], "s"),
         without_target(f"{name}: TTFT streamed over sequential", ratios, "ratio"),
-        # More than the prefill's own time cannot be hidden behind it.
-        at_least(hide, hidden, "%", TARGET)
-        if TRANSFER_SECONDS[fabric] < PREFILL_SECONDS
-        else without_target(hide, hidden, "%"),
+    ]
+    if TRANSFER_SECONDS[fabric] < PREFILL_SECONDS:
+        return [*results, at_least(hide, hidden, "%", TARGET)]
+    used = [
+        100 * (sequential - stream) / (sequential - moved) for stream, sequential, moved in pairs
+    ]
+    return [
+        *results,
+        without_target(hide, hidden, "%"),
+        at_least(f"{name}: prefill with transfer behind it", used, "%", TARGET),
     ]
 
 
@@ -231,7 +241,7 @@ def shown(fabric: str, tokens: int, pairs: list[tuple[float, float, float]]) -> 
     "fabrics",
     multiple=True,
     type=click.Choice(list(TRANSFER_SECONDS)),
-    default=("RDMA",),
+    default=tuple(TRANSFER_SECONDS),
     show_default=True,
 )
 @click.option("--tokens", "lengths", multiple=True, type=int, default=LENGTHS, show_default=True)

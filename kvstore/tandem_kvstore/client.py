@@ -2,6 +2,7 @@
 
     result = await client.load(chunks, groups, deliver, context=0)    never raises StoreError
     found, reason = await client.find(chunks)                         never raises StoreError
+    span = await client.look_up(chunks, context=0)                    what another process may load
     stored = await client.store(chunk, groups)                        never raises StoreError
 
 A load that the deadline ends keeps the chunks that were delivered as a whole. While the circuit
@@ -108,6 +109,40 @@ class StoreClient:
         _, outcome = await self._store.find(chunks)
         self._judge(chunks, outcome)
         return outcome.chunks, outcome.reason
+
+    async def look_up(self, chunks: Sequence[Chunk], context: int) -> Decision:
+        """How many leading chunks another process should load now, and in how many seconds."""
+        start = _now()
+        decision = self._decide(len(chunks), context, start, None)
+        if decision.chunks == 0 or not self.may_have(chunks[0]):
+            self._result(chunks, 0, decision.reason or Reason.MISSING)
+            return Decision(0, 0.0, decision.reason or Reason.MISSING)
+        outcome = Outcome(0, Reason.OTHER)
+        try:
+            async with asyncio.timeout(decision.deadline):
+                _, outcome = await self._store.find(chunks[: decision.chunks])
+            self._judge(chunks, outcome)
+        except TimeoutError:
+            outcome = Outcome(0, Reason.TIMEOUT)
+            self.guard.observe_slow_load(0, _now() - start, _now())
+            if decision.deadline >= STALL_SECONDS:
+                self._record_failure()
+        except Exception:  # noqa: BLE001 - a defect here must cost a recompute, never a request
+            _log.exception("looking up KV in storage failed with an internal error")
+        if outcome.chunks < len(chunks) and outcome.reason is not None:
+            self._observer.record_not_loaded(len(chunks) - outcome.chunks, outcome.reason)
+        return Decision(outcome.chunks, decision.deadline - (_now() - start), outcome.reason)
+
+    def observe_load(self, keys: Sequence[str], result: LoadResult) -> None:
+        """Learn from a load of another process; `keys` of the chunks that it loaded."""
+        if result.chunks and result.reason is not Reason.TIMEOUT:
+            self.guard.observe_load(result.bytes, result.seconds, _now())
+        if result.reason is Reason.TIMEOUT:
+            self.guard.observe_slow_load(result.bytes, result.seconds, _now())
+        if result.reason in _FAILURES and not result.bytes:
+            self._record_failure()
+        if self._maintenance is not None:
+            self._maintenance.touches.add(keys[: result.chunks])
 
     async def load(
         self,

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import aiohttp
+
 from tandem_contract import endpoints
 from tandem_local.ports import free_port
 from tandem_local.process import tail
 
-from .engines import MODEL_NAME, ON_A_CPU, STARTS_WITHIN, VENV, Spawned
+from .engines import MODEL_NAME, ON_A_CPU, STARTS_WITHIN, VENV, Spawned, metric
 
 BLOCK = 32
 """Tokens of a KV block: the CPU's attention kernel needs a multiple of 32."""
@@ -29,6 +31,20 @@ class SingleVllm:
             while not self._is_healthy():
                 assert not self._process.ended(), "\n".join(tail(self._process.log))
                 await asyncio.sleep(0.2)
+
+    async def metrics(self, http: aiohttp.ClientSession) -> str:
+        """The page of metrics."""
+        async with http.get(self.url + endpoints.METRICS) as answer:
+            return await answer.text()
+
+    async def metric_reaches(
+        self, http: aiohttp.ClientSession, name: str, least: float, **labels: str
+    ) -> None:
+        """Wait until a metric is at least `least`."""
+        while metric(page := await self.metrics(http), name, **labels) < least:
+            assert not self._process.ended(), "\n".join(tail(self._process.log))
+            await asyncio.sleep(0.1)
+        assert page
 
     def _is_healthy(self) -> bool:
         with suppress(OSError), urllib.request.urlopen(self.url + endpoints.HEALTH, timeout=30):

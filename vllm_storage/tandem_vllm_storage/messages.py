@@ -87,6 +87,9 @@ class LoadReport:
 
     request_id: str
     chunks: int
+    """Leading chunks that were loaded."""
+    is_whole: bool
+    """Whether all that were ordered were: otherwise vLLM computes the request."""
     reason: Reason | None
     bytes: int
     seconds: float

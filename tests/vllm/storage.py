@@ -1,0 +1,39 @@
+"""The storage connector's packages and configuration for real vLLM in tests."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from tandem_contract import vllm_storage
+
+CHUNK: Final = 256
+"""Tokens of a chunk: the default."""
+_PACKAGES: Final = ("tandem_contract", "tandem_kvstore", "tandem_vllm_storage", "xxhash", "obstore")
+
+
+def packages(directory: Path) -> str:
+    """A directory for PYTHONPATH with what vLLM's own environment does not have."""
+    target = directory / "python"
+    if not target.exists():
+        target.mkdir()
+        for name in _PACKAGES:
+            spec = importlib.util.find_spec(name)
+            assert spec is not None
+            assert spec.origin is not None
+            source = Path(spec.origin).parent
+            (target / name).symlink_to(source)
+    return str(target)
+
+
+def transfer_config(endpoint: str, **extra: Any) -> str:
+    """`--kv-transfer-config` of an engine that loads and saves."""
+    return json.dumps(
+        {
+            "kv_connector": vllm_storage.CONNECTOR,
+            "kv_connector_module_path": vllm_storage.MODULE_PATH,
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": vllm_storage.LOAD_FAILURE_POLICY,
+            "kv_connector_extra_config": {"endpoint": endpoint, **extra},
+        }
+    )

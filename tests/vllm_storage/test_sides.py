@@ -1,0 +1,113 @@
+"""Loads and saves of both sides: what comes back, and what vLLM is told."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem_kvstore.errors import Reason
+
+from .sides import BLOCK, CHUNK, Engine, FakeRequest
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[MakeEngine]:
+    engines: list[Engine] = []
+
+    def make(ranks: int = 1, weights: str = "w") -> Engine:
+        engines.append(Engine(tmp_path, ranks, weights))
+        return engines[-1]
+
+    yield make
+    for each in engines:
+        each.close()
+
+
+def load(to: Engine, request: FakeRequest, blocks: list[int], computed: int = 0) -> set[str]:
+    """Ask, allocate and step until the load has ended; returns the requests that failed."""
+    external = to.ask(request, computed)
+    to.scheduler.allocated(request, blocks, external)
+    before = to.counted.loaded, len(to.counted.not_loaded)
+    failed = to.step()
+    while (to.counted.loaded, len(to.counted.not_loaded)) == before:
+        failed |= to.step()
+    return failed
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_another_engine_loads_what_was_saved(engine: MakeEngine, ranks: int) -> None:
+    first, second = engine(ranks), engine(ranks)
+    tokens = list(range(2 * CHUNK + 3))
+    first.compute(FakeRequest("a", tokens), [0, 1, 2, 3, 4], 7.0)
+
+    assert first.counted.stored == 2 * CHUNK
+    request = FakeRequest("b", tokens)
+    assert second.ask(request) == 2 * CHUNK
+    assert load(second, request, [9, 8, 7, 6, 5]) == set()
+    for cache in second.caches:
+        for layer in cache:
+            assert (layer[[9, 8, 7, 6]] == 7.0).all()
+            assert (layer[[5, 4, 10]] == 0.0).all()
+
+
+def test_blocks_that_are_cached_locally_are_not_written(engine: MakeEngine) -> None:
+    first, second = engine(), engine()
+    tokens = list(range(2 * CHUNK))
+    first.compute(FakeRequest("a", tokens), [0, 1, 2, 3], 7.0)
+
+    assert load(second, FakeRequest("b", tokens), [9, 8, 7, 6], computed=BLOCK) == set()
+    [[layer, _]] = second.caches
+    assert (layer[9] == 0.0).all()
+    assert (layer[[8, 7, 6]] == 7.0).all()
+
+
+def test_after_a_failed_load_the_answer_is_0(engine: MakeEngine, tmp_path: Path) -> None:
+    first, second = engine(), engine()
+    tokens = list(range(2 * CHUNK))
+    first.compute(FakeRequest("a", tokens), [0, 1, 2, 3], 7.0)
+    for file in tmp_path.rglob("*"):
+        # Data objects have longer names than manifests.
+        if file.is_file() and len(file.name) > 64:
+            file.write_bytes(file.read_bytes()[:-1] + b"x")
+
+    request = FakeRequest("b", tokens)
+    assert load(second, request, [9, 8, 7, 6]) == {"b"}
+    assert second.ask(request) == 0
+    assert second.counted.not_loaded == [Reason.CORRUPT]
+
+
+def test_other_weights_find_nothing(engine: MakeEngine) -> None:
+    first, second = engine(), engine(weights="others")
+    tokens = list(range(2 * CHUNK))
+    first.compute(FakeRequest("a", tokens), [0, 1, 2, 3], 7.0)
+    assert second.ask(FakeRequest("b", tokens)) == 0
+    assert second.counted.not_loaded == [Reason.MISSING]
+
+
+def test_a_load_of_a_request_that_ended_is_reported(engine: MakeEngine) -> None:
+    """vLLM frees the blocks of an aborted request only when its load is reported as ended."""
+    first, second = engine(), engine()
+    tokens = list(range(2 * CHUNK))
+    first.compute(FakeRequest("a", tokens), [0, 1, 2, 3], 7.0)
+
+    request = FakeRequest("b", tokens)
+    second.scheduler.allocated(request, [9, 8, 7, 6], second.ask(request))
+    second.scheduler.finish("b")
+    [worker] = second.workers
+    worker.load(second.scheduler.orders(()))
+    ended = worker.take_ended_loads()
+    while not ended:
+        ended = worker.take_ended_loads()
+    assert [load.request_id for load in ended] == ["b"]
+
+
+def test_tokens_of_an_answer_are_saved_when_they_are_final(engine: MakeEngine) -> None:
+    first = engine()
+    request = FakeRequest("a", list(range(CHUNK)), num_prompt_tokens=CHUNK - 2)
+    # The newest of the 8 tokens is not computed: no chunk is complete.
+    assert not first.scheduler.orders([(request, [0, 1], CHUNK - 2, 1)]).saves
+    request.tokens.append(99)
+    assert len(first.scheduler.orders([(request, [0, 1, 2], CHUNK - 1, 1)]).saves) == 1
+    assert not first.scheduler.orders([(request, [0, 1, 2], CHUNK, 1)]).saves

@@ -1,0 +1,159 @@
+"""What vLLM's KV depends on beside the prompt, as a `KvIdentity` for each worker.
+
+Reads vLLM's configuration objects by attribute, so that it is tested without vLLM. Refuses, by
+name, every setting with which KV of equal keys could differ or could not be moved block by block.
+Errors: `StorageConfigError`, `OSError` when the weights cannot be read.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tandem_contract.vllm_storage import CONNECTOR, LOAD_FAILURE_POLICY
+from tandem_kvstore.format.identity import KvIdentity
+from tandem_kvstore.weights import weights_hash
+
+from .messages import RankLayout
+from .settings import StorageConfigError, StorageSettings
+
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}", re.ASCII)
+_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_ATTENTION: Final = ("FullAttentionSpec", "MLAAttentionSpec")
+"""Kinds of KV cache whose blocks hold all tokens. Others drop or replace blocks."""
+
+
+def check_engine(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Refuse what the connector cannot serve without ever changing a token.
+
+    Raises StorageConfigError.
+    """
+    transfer, cache = vllm_config.kv_transfer_config, vllm_config.cache_config
+    parallel = vllm_config.parallel_config
+    if transfer.kv_load_failure_policy != LOAD_FAILURE_POLICY:
+        raise _refusal(
+            f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}: set it to "
+            f"{LOAD_FAILURE_POLICY!r}, also at the top of a MultiConnector. With 'fail', vLLM "
+            "answers 500 to a request whose stored KV could not be loaded"
+        )
+    if not cache.enable_prefix_caching:
+        raise _refusal("prefix caching is off: remove --no-enable-prefix-caching")
+    if getattr(cache, "calculate_kv_scales", False):
+        raise _refusal(
+            "--calculate-kv-scales gives each engine its own scales of the fp8 cache: use scales "
+            "of the checkpoint"
+        )
+    if getattr(parallel, "decode_context_parallel_size", 1) > 1 or (
+        getattr(parallel, "prefill_context_parallel_size", 1) > 1
+    ):
+        raise _refusal("context parallelism spreads the tokens of a block over workers")
+    groups = kv_cache_config.kv_cache_groups
+    kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
+    if len(groups) != 1 or kinds[0] not in _ATTENTION:
+        raise _refusal(
+            f"the model has {len(groups)} KV cache groups ({', '.join(kinds)}); the connector "
+            "stores one group with full attention. For models with sliding windows, "
+            "--disable-hybrid-kv-cache-manager gives all layers one group"
+        )
+
+
+def weights_identity(vllm_config: Any, settings: StorageSettings) -> str:
+    """Commit of the model's snapshot, or the hash of all bytes of its weights.
+
+    Reads all weights unless their digest is cached. Raises StorageConfigError, OSError.
+    """
+    if settings.weights is not None:
+        return settings.weights
+    model = Path(str(vllm_config.model_config.model))
+    if not model.is_dir():
+        model = _cached_snapshot(str(model), vllm_config.model_config.revision)
+    # In the cache of the Hugging Face hub, the directory's name is the commit.
+    if model.parent.name == "snapshots" and _COMMIT.fullmatch(model.name):
+        return model.name
+    return weights_hash(weight_files(model))
+
+
+def weight_files(directory: Path) -> Sequence[Path]:
+    """Files with weights in a directory. Raises StorageConfigError when there is none."""
+    for pattern in _WEIGHTS:
+        if files := sorted(directory.glob(pattern)):
+            return files
+    raise _refusal(
+        f"{directory} has no weights in files: name their commit or digest in weights of "
+        "kv_connector_extra_config"
+    )
+
+
+def identities(
+    vllm_config: Any, settings: StorageSettings, weights: str, layouts: Iterable[RankLayout]
+) -> tuple[KvIdentity, ...]:
+    """The identity of each worker, by rank."""
+    return tuple(
+        _identity(vllm_config, settings, weights, layout)
+        for layout in sorted(layouts, key=lambda layout: layout.rank)
+    )
+
+
+def _identity(
+    vllm_config: Any, settings: StorageSettings, weights: str, layout: RankLayout
+) -> KvIdentity:
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    return KvIdentity(
+        weights=weights,
+        dtype=f"{vllm_config.cache_config.cache_dtype}:{layout.dtype}",
+        layers=layout.layers,
+        kv_heads=model.get_num_kv_heads(parallel),
+        head_dim=model.get_head_size(),
+        block_size=vllm_config.cache_config.block_size,
+        chunk_tokens=settings.chunk_tokens,
+        layout=layout.layout,
+        tensor_parallel=layout.tensor_parallel,
+        pipeline_parallel=layout.pipeline_parallel,
+        quantization=_quantization(model),
+        # Scales that are computed at run time are refused; those of the checkpoint are weights.
+        kv_scales="checkpoint" if "fp8" in str(vllm_config.cache_config.cache_dtype) else "",
+        overrides=_overrides(model),
+        engine="vllm",
+    )
+
+
+def _quantization(model: Any) -> str:
+    return str(model.quantization or "")
+
+
+def _overrides(model: Any) -> str:
+    """Digest of the model's settings as they are in force, rope scaling for instance, and the data
+    type that it computes in."""
+    config = dict(_plain(model.hf_config.to_dict()))
+    # Where the model lies, and who wrote its configuration, is no property of its KV.
+    for name in ("_name_or_path", "transformers_version"):
+        config.pop(name, None)
+    text = json.dumps({"dtype": str(model.dtype), "model": config}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _cached_snapshot(model: str, revision: str | None) -> Path:
+    # A library of vLLM's; absent where this module is tested.
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+
+    config = try_to_load_from_cache(model, "config.json", revision=revision)
+    if not isinstance(config, str):
+        raise _refusal(
+            f"the files of model {model!r} were not found in the Hugging Face cache: name their "
+            "commit in weights of kv_connector_extra_config"
+        )
+    return Path(config).parent
+
+
+def _refusal(what: str) -> StorageConfigError:
+    return StorageConfigError(f"{CONNECTOR}: {what}")

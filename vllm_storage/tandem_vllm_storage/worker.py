@@ -1,0 +1,230 @@
+"""A worker's side: loads into vLLM's blocks and saves out of them, as the scheduler's side orders.
+
+    orders.loads ──► StoreClient.load ──► BlockCopies.write ──► LoadReport, `take_ended_loads`
+    orders.saves ──► BlockCopies.read ──► queue ──► StoreClient.store ──► SaveReport
+
+Saves are copied before the step ends, because vLLM may give the blocks to another request after it;
+writing to the store goes on in the background. A load that was ordered always ends in a report,
+also after its request was aborted: vLLM frees the blocks only then.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Final, Protocol, TypeVar
+
+from tandem_kvstore.chunk_store import ChunkStore
+from tandem_kvstore.client import Groups, LoadResult, StoreClient
+from tandem_kvstore.errors import Reason
+from tandem_kvstore.format.identity import KvIdentity
+from tandem_kvstore.format.tensors import LayerGroup
+from tandem_kvstore.guard.breaker import BreakerState
+from tandem_kvstore.stores import open_store
+
+from .messages import LoadOrder, LoadReport, RankLayout, SaveOrder, SaveReport, StepOrders
+from .messages import WorkerReport as Report
+from .settings import StorageSettings
+from .store_thread import StoreThread
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_WRITERS: Final = 4
+"""Chunks that are written at once."""
+
+
+class Copies(Protocol):
+    """`BlockCopies`, as this module uses it."""
+
+    groups: Groups
+    chunk_bytes: int
+
+    def fence(self) -> Callable[[], None]: ...
+    def read(self, blocks: Sequence[int]) -> tuple[LayerGroup, ...]: ...
+    def write(
+        self, group: str, tensors: Sequence[memoryview], blocks: Sequence[int], first: int
+    ) -> None: ...
+
+
+class _SaveObserver:
+    """Keeps the reason for which the newest chunk was not stored."""
+
+    def __init__(self) -> None:
+        self.not_stored: Reason = Reason.OTHER
+
+    def record_load(self, chunks: int, size: int, seconds: float) -> None: ...
+    def record_not_loaded(self, chunks: int, reason: Reason) -> None: ...
+    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None: ...
+    def record_breaker(self, state: BreakerState) -> None: ...
+
+    def record_not_stored(self, reason: Reason) -> None:
+        self.not_stored = reason
+
+
+class WorkerSide:
+    """Loads and saves of one worker. vLLM's thread of the model runner calls its methods."""
+
+    def __init__(
+        self,
+        settings: StorageSettings,
+        layout: RankLayout,
+        copies: Copies,
+        block_size: int,
+    ) -> None:
+        self._settings, self._layout, self._copies = settings, layout, copies
+        self._chunk_blocks = settings.chunk_tokens // block_size
+        self._thread = StoreThread()
+        self._client: StoreClient | None = None
+        self._observer = _SaveObserver()
+        self._writers = asyncio.Semaphore(_WRITERS)
+        self._pending: set[Future[None]] = set()
+        # Filled by the store's thread, emptied by vLLM's; everything else belongs to one of them.
+        self._ended: SimpleQueue[LoadReport] = SimpleQueue()
+        self._saved: SimpleQueue[SaveReport] = SimpleQueue()
+        self._pending_bytes = 0
+        self._report = Report()
+        self._step_began = 0.0
+
+    def begin_step(self) -> None:
+        """A step's computation begins now."""
+        self._step_began = time.monotonic()
+
+    def load(self, orders: StepOrders) -> None:
+        """Start the loads of a step."""
+        if self._client is None and orders.identities:
+            self._client = self._thread.call(self._open(orders.identities[self._layout.rank]))
+        if not orders.loads:
+            return
+        fence = self._copies.fence()
+        for order in orders.loads:
+            self._thread.submit(self._load(order, fence))
+
+    def save(self, orders: StepOrders) -> None:
+        """Copy the chunks that the step has completed. Returns when the copies are complete."""
+        if orders.prompt_tokens and orders.saves:
+            # The device has computed the step only when its fence is passed.
+            self._copies.fence()()
+            seconds = time.monotonic() - self._step_began
+            self._report.computed.append((orders.prompt_tokens, orders.context, seconds))
+        self._take_saved()
+        for order in orders.saves:
+            client, reason = self._client, self._refusal()
+            if client is None or reason is not None:
+                self._report.saves.append(SaveReport(order.chunk[0].key, reason or Reason.BUSY))
+                continue
+            try:
+                groups = self._copies.read(order.blocks)
+            # No memory for the copy, on the device or the host.
+            except (RuntimeError, MemoryError) as err:
+                _log.warning("KV not stored, its copy failed: %s", err)
+                self._report.saves.append(SaveReport(order.chunk[0].key, Reason.OTHER))
+                continue
+            self._pending_bytes += self._copies.chunk_bytes
+            pending = self._thread.submit(self._save(client, order, groups))
+            self._pending.add(pending)
+            pending.add_done_callback(self._pending.discard)
+
+    def take_ended_loads(self) -> list[LoadReport]:
+        """Loads that have ended since the last call."""
+        ended = _all_of(self._ended)
+        self._report.loads += ended
+        return ended
+
+    def take_report(self) -> Report | None:
+        """What happened since the last report; None: nothing."""
+        self._take_saved()
+        report, self._report = self._report, Report()
+        # Until the scheduler's side has answered with the identities.
+        if self._client is None:
+            self._report.layouts.append(self._layout)
+        return report or None
+
+    def close(self) -> None:
+        """Write what waits, for at most ten seconds, and end the thread."""
+        self._thread.stop(self._close())
+
+    def _take_saved(self) -> None:
+        saved = _all_of(self._saved)
+        self._pending_bytes -= len(saved) * self._copies.chunk_bytes
+        self._report.saves += saved
+
+    def _refusal(self) -> Reason | None:
+        if self._client is not None and not self._client.guard.breaker.allows:
+            return Reason.BREAKER_OPEN
+        over = self._pending_bytes + self._copies.chunk_bytes > self._settings.pending_bytes
+        return Reason.BUSY if over else None
+
+    async def _open(self, identity: KvIdentity) -> StoreClient:
+        location = self._settings.location()
+        objects = open_store(location)
+        return StoreClient(
+            ChunkStore(objects, location, identity),
+            objects,
+            self._observer,
+            chunk_tokens=self._settings.chunk_tokens,
+            chunk_bytes=self._copies.chunk_bytes,
+        )
+
+    async def _load(self, order: LoadOrder, fence: Callable[[], None]) -> None:
+        chunks = order.chunks[self._layout.rank]
+        result = LoadResult(0, Reason.OTHER)
+        try:
+            if self._client is not None:
+                await asyncio.to_thread(fence)
+                result = await self._client.load(
+                    chunks,
+                    self._copies.groups,
+                    partial(self._deliver, order),
+                    order.context,
+                    limit=order.deadline,
+                )
+        finally:
+            report = LoadReport(
+                order.request_id,
+                result.chunks,
+                result.chunks == len(chunks),
+                result.reason,
+                result.bytes,
+                result.seconds,
+            )
+            self._ended.put(report)
+
+    async def _deliver(
+        self, order: LoadOrder, index: int, group: str, tensors: list[memoryview]
+    ) -> None:
+        start = index * self._chunk_blocks
+        blocks = order.blocks[start : start + self._chunk_blocks]
+        skipped = order.skipped_blocks if index == 0 else 0
+        write = partial(self._copies.write, group, tensors, blocks, skipped)
+        future = asyncio.get_running_loop().run_in_executor(None, write)
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            # No thread may write into the blocks after the load was reported as ended.
+            await asyncio.wait([future])
+            raise
+
+    async def _save(
+        self, client: StoreClient, order: SaveOrder, groups: tuple[LayerGroup, ...]
+    ) -> None:
+        reason: Reason | None = Reason.OTHER
+        try:
+            async with self._writers:
+                is_stored = await client.store(order.chunk[self._layout.rank], groups)
+                reason = None if is_stored else self._observer.not_stored
+        finally:
+            self._saved.put(SaveReport(order.chunk[0].key, reason))
+
+    async def _close(self) -> None:
+        pending = [asyncio.wrap_future(future) for future in tuple(self._pending)]
+        await asyncio.gather(*pending, return_exceptions=True)
+        if self._client is not None:
+            await self._client.close()
+
+
+def _all_of(queue: SimpleQueue[T]) -> list[T]:
+    return [queue.get() for _ in range(queue.qsize())]

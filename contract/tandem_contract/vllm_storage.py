@@ -14,7 +14,8 @@ LOAD_FAILURE_POLICY: Final = "recompute"
 """`kv_load_failure_policy` that the connector requires: vLLM's default fails a request whose load
 failed."""
 PACKAGES_PATH: Final = "/opt/tandem/python"
-"""Directory that the init container fills and that `PYTHONPATH` of the engine's container names."""
+"""Directory that the init container's entrypoint fills (images/tandem-vllm-storage.Dockerfile), and
+that `PYTHONPATH` of the engine's container names."""
 
 # Keys of `kv_connector_extra_config`; the operator writes them, the connector reads them.
 ENDPOINT: Final = "endpoint"

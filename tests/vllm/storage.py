@@ -37,3 +37,8 @@ def transfer_config(endpoint: str, **extra: Any) -> str:
             "kv_connector_extra_config": {"endpoint": endpoint, **extra},
         }
     )
+
+
+def data_objects(store: Path) -> list[Path]:
+    """Files with KV; those of manifests are named by a hash alone."""
+    return [path for path in store.rglob("*") if path.is_file() and "-" in path.name]

@@ -10,42 +10,60 @@ import pytest
 
 from .engines import MODEL_NAME, metric
 from .single import SingleVllm, single_vllm
-from .storage import CHUNK, packages, transfer_config
+from .storage import CHUNK, data_objects, packages, transfer_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
+LOADED = "tandem_vllm_storage_loaded_tokens_total"
+STORED = "tandem_vllm_storage_stored_tokens_total"
+NOT_LOADED = "tandem_vllm_storage_not_loaded_chunks_total"
 
-async def test_an_engine_loads_what_the_one_before_it_stored(
+
+async def test_an_engine_that_restarted_loads_what_it_stored(
     model: Path, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
     store.mkdir()
     config = transfer_config(f"file://{store}")
+    # One ends in a chunk, one with a chunk, and one has none.
     prompts = [prompt(seed, length) for seed, length in ((1, 1500), (2, 3 * CHUNK), (3, 100))]
-    env = {"PYTHONPATH": packages(tmp_path)}
+    in_chunks = 5 * CHUNK + 3 * CHUNK
+    env = {"PYTHONPATH": packages(tmp_path), "VLLM_SERVER_DEV_MODE": "1"}
     with single_vllm(model, tmp_path, "--kv-transfer-config", config, env=env) as engine:
         await engine.ready()
         first = [await completion(http, engine, tokens) for tokens in prompts]
-        # An empty step reports what was written: no request is needed for it.
-        await engine.metric_reaches(http, "tandem_vllm_storage_stored_tokens_total", 8 * CHUNK)
-        page = await engine.metrics(http)
-    assert metric(page, "tandem_vllm_storage_loaded_tokens_total") == 0
+        # No request is needed for the engine to notice that its writes have ended.
+        await engine.metric_reaches(http, STORED, in_chunks)
+        assert metric(await engine.metrics(http), LOADED) == 0
 
     with single_vllm(model, tmp_path, "--kv-transfer-config", config, env=env) as engine:
         await engine.ready()
-        second = [await completion(http, engine, tokens) for tokens in prompts]
-        page = await engine.metrics(http)
-    assert second == first
-    loaded = 5 * CHUNK + 3 * CHUNK
-    assert metric(page, "tandem_vllm_storage_loaded_tokens_total") == loaded
-    source = "vllm:prompt_tokens_by_source_total"
-    # Of a prompt that was loaded as a whole, the last token is computed.
-    assert metric(page, source, source="external_kv_transfer") in (loaded, loaded - 1)
-    assert metric(page, source, source="local_compute") <= sum(map(len, prompts)) - loaded + 1
+        before = await engine.metrics(http)
+        # A load has a deadline, which it can miss on a busy machine: the prompt is computed then.
+        while metric(page := await engine.metrics(http), LOADED) < in_chunks:
+            assert [await completion(http, engine, tokens) for tokens in prompts] == first
+            await forget(http, engine)
+        loaded = metric(page, LOADED)
+        assert metric(page, "vllm:external_prefix_cache_hits_total") >= loaded
+        assert metric(before, "vllm:external_prefix_cache_hits_total") == 0
+
+        for path in data_objects(store):
+            data = bytearray(path.read_bytes())
+            data[-1] ^= 1
+            path.write_bytes(data)
+        while not metric(await engine.metrics(http), NOT_LOADED, reason="corrupt"):
+            assert [await completion(http, engine, tokens) for tokens in prompts] == first
+            await forget(http, engine)
 
 
 def prompt(seed: int, length: int) -> list[int]:
     return random.Random(seed).choices(range(4, 190), k=length)
+
+
+async def forget(http: aiohttp.ClientSession, engine: SingleVllm) -> None:
+    """Empty the engine's own prefix cache."""
+    async with http.post(f"{engine.url}/reset_prefix_cache") as answer:
+        assert answer.status == 200, await answer.text()
 
 
 async def completion(

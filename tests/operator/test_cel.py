@@ -40,7 +40,7 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"model": LOCAL, "engine": TORCH, "parallelism": {"data": 2}, "accelerator": {}},
      "parallelism", "one device"),
     ({"model": LOCAL, "engine": TORCH, "transfer": {"connector": "mooncake"}},
-     "transfer.connector", "connector nixl only"),
+     "transfer.connector", "connectors nixl and storage only"),
     ({"model": {**LOCAL, "loraAdapters": [{"name": "a", "path": "/a"}]}, "engine": TORCH},
      "model", "no LoRA adapters"),
     ({"model": {"name": "m"}, "engine": TORCH}, "model", "downloads nothing"),

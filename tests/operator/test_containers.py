@@ -342,6 +342,53 @@ def test_the_torch_engine_can_write_only_to_its_home() -> None:
     assert {"name": "TMPDIR", "value": "/home/tandem"} in engine(prefill)["env"]
 
 
+STORE = {
+    "endpoint": "http://store:8080", "protocol": "s3", "kvNamespace": "bucket/kv",
+    "credentialsSecretRef": {"name": "store-keys"},
+}  # fmt: skip
+
+
+def test_kv_moves_through_the_store_without_a_side_channel() -> None:
+    transfer = {"connector": "storage", "storage": STORE}
+    prefill, decode = rendered({**TORCH, "transfer": transfer}, {"accelerator": {}})
+    for pod_ in (prefill, decode):
+        assert json.loads(value_of("--kv-storage-config", engine(pod_))) == {
+            "endpoint": "http://store:8080",
+            "kv_namespace": "bucket/kv",
+            "protocol": "s3",
+            "credentials_dir": "/var/run/tandem/kv-store",
+        }
+        assert "--kv-transfer-config" not in engine(pod_)["args"]
+        assert not [p for p in engine(pod_)["ports"] if p["name"].startswith("side-channel")]
+        keys = {"name": "kv-store", "mountPath": "/var/run/tandem/kv-store", "readOnly": True}
+        assert keys in engine(pod_)["volumeMounts"]
+        volume = {"name": "kv-store", "secret": {"secretName": "store-keys"}}
+        assert volume in pod_["spec"]["volumes"]
+    assert value_of("--connector", sidecar(decode)) == "storage"
+
+
+def test_storage_beside_nixl_keeps_the_hand_off_of_nixl() -> None:
+    """What the pool leaves out of the store's settings is the engine's default."""
+    transfer = {"connector": "nixl", "storage": {"endpoint": "file:///kv"}}
+    prefill, decode = rendered({**TORCH, "transfer": transfer}, {"accelerator": {}})
+    for pod_ in (prefill, decode):
+        config = json.loads(value_of("--kv-storage-config", engine(pod_)))
+        assert config == {"endpoint": "file:///kv"}
+        transfer_config = json.loads(value_of("--kv-transfer-config", engine(pod_)))
+        assert transfer_config["kv_connector"] == "NixlConnector"
+        assert "kv-store" not in [v["name"] for v in pod_["spec"]["volumes"]]
+    assert value_of("--connector", sidecar(decode)) == "nixl"
+
+
+def test_the_pods_of_pools_with_other_stores_are_not_compatible() -> None:
+    def compat(**storage: str) -> str:
+        transfer = {"connector": "storage", "storage": {"endpoint": "http://s", **storage}}
+        return pair({**TORCH, "transfer": transfer}, {"accelerator": {}})[0].prefill.compat
+
+    assert compat() != compat(endpoint="http://t")
+    assert compat() != compat(kvNamespace="other")
+
+
 def test_a_tiny_model_needs_no_volume() -> None:
     spec = {**TORCH, "model": {"name": "m", "source": {"tiny": {"seed": 3}}}}
     prefill, decode = rendered(spec, {"accelerator": {}})

@@ -184,7 +184,7 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
         ({"engine": {"version": "0.12.0"}}, "a hand-off needs vLLM 0.13 or later"),
         ({"transfer": {"connector": "p2p-nccl"}}, "removed P2pNcclConnector in 0.24: use nixl"),
         ({"transfer": {"connector": "storage", "storage": {"endpoint": "http://s"}}},
-         "storage is not available in this release"),
+         "storage is rendered for engine.type torch only"),
         ({"transfer": {"requireRdma": True}}, "needs transfer.rdma.resource beside it"),
         ({"parallelism": {"expert": True, "all2allBackend": "mori"}, "accelerator": {}},
          "mori needs vLLM 0.15 or later and before 0.23"),
@@ -220,7 +220,7 @@ def test_unsupported_settings_are_refused_with_the_fix(
          "spec.transfer.connectors[0].extraConfig.cpu_bytes_to_use: 0 is not a number of bytes"),
         ({"engine": {"type": "torch"}, "model": {"name": "m", "source": {"path": "/m"}},
           "transfer": {"connector": "offloading"}},
-         "the torch engine has connector nixl only, and keeps no KV in host memory"),
+         "the torch engine has the connectors nixl and storage only"),
     ],
 )  # fmt: skip
 def test_offloading_without_a_peer_is_refused_where_the_engine_has_none(

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tandem_contract import environment as variables
 from tandem_contract import ports
+from tandem_contract import vllm_storage as storage
 from tandem_contract.connectors import ConnectorName
 from tandem_contract.durations import Seconds
 from tandem_contract.paths import Role
@@ -24,6 +25,10 @@ TRANSFER_FLAG: Final = "--kv-transfer-config"
 """The engine flag whose value is `transfer_config` or `offloading_config`."""
 SIDE_CHANNEL: Final = "side-channel"
 """Name of the container port that only engines with a peer have."""
+STORAGE_FLAG: Final = "--kv-storage-config"
+"""The torch engine's flag whose value is `storage_config`."""
+STORE_KEYS_DIR: Final = "/var/run/tandem/kv-store"
+"""Where the Secret with the keys of the external store is mounted."""
 ENGINE_ID: Final = "$(POD_NAME)-$(POD_UID)"
 """Unique for each incarnation of a pod: the UID changes when a pod is replaced."""
 OFFLOAD_BYTES: Final = 10 * 1024**3
@@ -61,13 +66,17 @@ class HandoffPorts:
         return f"{self.side_channel}{data}"
 
 
-def transfer_config(pool: Pool) -> dict[str, Any]:
-    """The value of `--kv-transfer-config` of an engine with a peer.
+def transfer_config(pool: Pool) -> dict[str, Any] | None:
+    """The value of `--kv-transfer-config` of an engine with a peer; None where KV moves through
+    storage only.
 
     The torch engine reads the same.
     """
     transfer = pool.spec.transfer
-    links = [_connector_config(pool, link, handoff=True) for link in transfer.links]
+    moving = [link for link in transfer.links if link.connector != ConnectorName.STORAGE]
+    if not moving:
+        return None
+    links = [_connector_config(pool, link, handoff=True) for link in moving]
     if not transfer.connectors:
         return {**links[0], "engine_id": ENGINE_ID}
     config = _connector_config(pool, ChainedConnector(connector=transfer.connector), handoff=True)
@@ -85,6 +94,28 @@ def offloading_config(pool: Pool) -> dict[str, Any] | None:
     if link is None:
         return None
     return {**_connector_config(pool, link, handoff=False), "engine_id": ENGINE_ID}
+
+
+def storage_config(pool: Pool) -> dict[str, Any] | None:
+    """The value of the torch engine's `--kv-storage-config`; None without external storage."""
+    if pool.spec.engine.type != "torch" or (store := pool.spec.transfer.storage) is None:
+        return None
+    config = {
+        storage.ENDPOINT: store.endpoint,
+        storage.KV_NAMESPACE: store.kv_namespace,
+        storage.PROTOCOL: store.protocol,
+        storage.CREDENTIALS_DIR: STORE_KEYS_DIR if store.credentials_secret_ref else None,
+    }
+    # What the pool leaves out is the engine's to choose.
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def storage_secret(pool: Pool) -> str | None:
+    """Name of the Secret with the keys of the store; None without one."""
+    store = pool.spec.transfer.storage
+    if storage_config(pool) is None or store is None or store.credentials_secret_ref is None:
+        return None
+    return store.credentials_secret_ref["name"]
 
 
 def offloaded_bytes(spec: PoolSpec) -> int:
@@ -129,6 +160,8 @@ def connector_variables(pool: Pool) -> dict[str, Any]:
 def connector_ports(pool: Pool) -> dict[str, int]:
     """Name → port of every port on which the connectors listen."""
     spec = pool.spec
+    if spec.transfer.connector_names == (ConnectorName.STORAGE,):
+        return {}
     port_by_name = rank_ports(SIDE_CHANNEL, spec.transfer.side_channel_port, spec.parallelism.data)
     is_producer = pool.role is not Role.DECODE
     if ConnectorName.MOONCAKE in spec.transfer.connector_names and is_producer:

@@ -117,6 +117,8 @@ def command(pool: Pool, port: int, *, handoff: bool) -> tuple[list[str], list[st
     transfer = connectors.transfer_config(pool) if handoff else connectors.offloading_config(pool)
     if transfer is not None:
         args += [connectors.TRANSFER_FLAG, _json(transfer)]
+    if (storage := connectors.storage_config(pool)) is not None:
+        args += [connectors.STORAGE_FLAG, _json(storage)]
     # Last, because the engine takes the last value of a flag: the user's wins.
     return words, [*args, *spec.engine.extra_args]
 
@@ -157,7 +159,7 @@ def engine_needs(pool: Pool) -> ContainerNeeds:
     """Volumes, mounts and variables for the model, the home directory and shared memory."""
     model = _model_volume(pool.spec.model, model_mount(pool))
     if pool.spec.engine.type == "torch":
-        return model + _writable_home(temporary_files=True)
+        return model + _writable_home(temporary_files=True) + _store_keys(pool)
     return model + _writable_home(temporary_files=False) + _shared_memory(pool.spec)
 
 
@@ -224,6 +226,14 @@ def _s3_variables(source: S3Source) -> dict[str, Any]:
 def _read_only_mount(volume: dict[str, Any], path: str) -> ContainerNeeds:
     mount = {"name": volume["name"], "mountPath": path, "readOnly": True}
     return ContainerNeeds(mounts=[mount], volumes=[volume])
+
+
+def _store_keys(pool: Pool) -> ContainerNeeds:
+    """The keys of the external store as files: the engine reads them again when they change."""
+    if (secret := connectors.storage_secret(pool)) is None:
+        return ContainerNeeds()
+    volume = {"name": "kv-store", "secret": {"secretName": secret}}
+    return _read_only_mount(volume, connectors.STORE_KEYS_DIR)
 
 
 def _writable_home(*, temporary_files: bool) -> ContainerNeeds:

@@ -71,8 +71,8 @@ CONNECTORS: Final[Mapping[str, tuple[str, VersionRange]]] = {
 _NOT_RENDERED: Final[Mapping[str, str]] = {
     ConnectorName.P2P_NCCL: "vLLM removed P2pNcclConnector in 0.24: use nixl, which within a node"
     " moves blocks over NVLink as well",
-    ConnectorName.STORAGE: "storage is not available in this release: use nixl, or multi with nixl"
-    " and offloading to keep KV in memory",
+    ConnectorName.STORAGE: "storage is rendered for engine.type torch only: use nixl, or multi with"
+    " nixl and offloading to keep KV in memory",
 }
 """`transfer.connector` → why this release does not render it, and what to use instead."""
 

@@ -130,8 +130,7 @@ class Bench:
 
     async def read(self, chunks: list[Chunk]) -> None:
         """From the look-up to verified blocks."""
-        manifests, _ = await self.store.find(chunks)
-        outcome = await self.store.load(manifests, self.target.groups, self._deliver)
+        outcome = await self.store.fetch(chunks, self.target.groups, self._deliver)
         assert outcome.chunks == len(chunks), outcome
 
     async def _deliver(self, index: int, group: str, tensors: list[memoryview]) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-TENSOR_FORMAT: Final = "tandem-kv/1"
+TENSOR_FORMAT: Final = "tandem-kv/2"
 """The format of the objects that this release writes, and the only one that it reads. It changes
 whenever an older reader would misread the objects."""
 

@@ -2,81 +2,60 @@
 
     store = ChunkStore(open_store(location), location, identity)
     await store.put(chunk, groups)                      data objects, then the manifest
-    manifests = await store.find(chunks)                the longest stored prefix
-    await store.load(manifests, specs, deliver)         verified tensors, layer group by layer group
+    await store.fetch(chunks, specs, deliver)           the longest stored prefix, verified
+    manifests = await store.find(chunks)                only the manifests of that prefix
+    await store.load(manifests, specs, deliver)         … and then its data
 
-Errors: `StoreError` and `KvRejected`; `find` and `load` return what could be used and the reason
-for which they ended.
+Errors: `StoreError` and `KvRejected`; `fetch`, `find` and `load` return what could be used and the
+reason for which they ended.
 """
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 from tandem_contract.kv_reference import TENSOR_FORMAT, KvReference
 
+from .chain import (
+    Chunk,
+    Deliver,
+    Groups,
+    Outcome,
+    Progress,
+    chunk_of,
+    chunks_of,
+    end_tasks,
+    load_in_order,
+    log_rejected,
+)
 from .errors import KvRejected, ObjectExists, ObjectMissing, Reason, StoreError, StoreUnsupported
 from .format.identity import KvIdentity
 from .format.manifest import (
+    MAX_INLINE,
     MAX_MANIFEST,
     DataObject,
     Manifest,
     data_name,
     decode_manifest,
     encode_manifest,
+    fits_inline,
+    inline_data,
 )
 from .format.tensors import Buffer, LayerGroup, TensorSpec, content_hash, header_bytes, tensor_views
 from .location import StoreLocation
 from .stores import ObjectStore
 
-_log = logging.getLogger(__name__)
+__all__ = ["Chunk", "ChunkStore", "Deliver", "Groups", "Outcome", "Progress", "chunks_of"]
 
 LOOKUPS: Final = 32
 """Manifests that one look-up asks for at once. More: a prompt of few stored chunks wastes requests.
 Fewer: a long prompt takes more round trips."""
 
-_INLINE_BYTES: Final = 1 << 20
-
-Deliver = Callable[[int, str, list[memoryview]], Awaitable[None]]
-"""Takes the verified tensors of a layer group: index of the chunk, name of the group, tensors in
-the order of the group's specs. The views are valid until it returns."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A place in a chain of chunks."""
-
-    key: str
-    previous: str
-    """Key of the chunk before; empty for the first."""
-    token_count: int
-    """Tokens from the start of the prompt to the end of this chunk."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How far a look-up or a load came."""
-
-    chunks: int
-    """Leading chunks that are there, or that were delivered as a whole."""
-    reason: Reason | None = None
-    """Why it ended before the last chunk; None: it did not."""
-    bytes: int = 0
-    """Bytes of verified tensors."""
-
-
-def chunks_of(keys: Sequence[str], chunk_tokens: int) -> list[Chunk]:
-    """The chunks of a chain of keys."""
-    return [
-        Chunk(key, previous, i * chunk_tokens)
-        for i, (previous, key) in enumerate(pairwise(("", *keys)), 1)
-    ]
+_HASHED_HERE: Final = 1 << 21
+"""Bytes that are hashed on the event loop, in at most 0.3 ms. More: the loop stops for longer.
+Less: a switch to a thread and back takes longer than the hash."""
 
 
 class ChunkStore:
@@ -89,13 +68,17 @@ class ChunkStore:
         identity: KvIdentity,
         *,
         in_flight: int = 8,
+        max_inline: int = MAX_INLINE,
     ) -> None:
-        """`in_flight`: layer groups in memory at once, over all loads and writes. More: faster on
+        """`max_inline`: at most MAX_INLINE; 0: data are never written behind their manifest.
+
+        `in_flight`: layer groups in memory at once, over all loads and writes. More: faster on
         stores with long delays. Fewer: less memory."""
         self._objects = objects
         self._location = location
         self._identity = identity.digest()
         self._writer = uuid.uuid4().hex
+        self._max_inline = max_inline
         self._slots = asyncio.Semaphore(in_flight)
         self._look_ups = asyncio.Semaphore(2 * LOOKUPS)
         # Keys whose stored chunk was found unusable: the next write replaces it.
@@ -112,12 +95,16 @@ class ChunkStore:
 
         Data objects without a manifest are invisible; the collector removes them.
         """
-        tasks = [asyncio.ensure_future(self._put_group(chunk.key, group)) for group in groups]
-        try:
-            data = await asyncio.gather(*tasks)
-        finally:
-            # After a failure the others must not go on writing unseen.
-            await _end(tasks)
+        objects = [(group.name, self._object_of(chunk.key, group)) for group in groups]
+        if is_inline := fits_inline([_size(parts) for _, parts in objects], self._max_inline):
+            data = [await _data_object(name, parts) for name, parts in objects]
+        else:
+            tasks = [asyncio.ensure_future(self._put_data(chunk.key, *item)) for item in objects]
+            try:
+                data = await asyncio.gather(*tasks)
+            finally:
+                # After a failure the others must not go on writing unseen.
+                await end_tasks(tasks)
         manifest = Manifest(
             format=TENSOR_FORMAT,
             identity=self._identity,
@@ -126,15 +113,17 @@ class ChunkStore:
             token_count=chunk.token_count,
             writer=self._writer,
             data=tuple(data),
+            is_inline=is_inline,
         )
-        return await self._put_manifest(chunk.key, encode_manifest(manifest))
+        following = [part for _, parts in objects for part in parts] if is_inline else []
+        return await self._put_manifest(chunk.key, (encode_manifest(manifest), *following))
 
     async def has(self, chunk: Chunk) -> bool:
         """Whether the store has a usable manifest of the chunk. Raises StoreError."""
         if chunk.key in self._broken:
             return False
         try:
-            await self._manifest(chunk)
+            await self._manifest(chunk, is_cut=True)
         except (ObjectMissing, KvRejected):
             return False
         return True
@@ -147,48 +136,64 @@ class ChunkStore:
             # One manifest first: most prompts that are not stored miss their first chunk.
             batch = chunks[start : start + width] if start else chunks[:1]
             width = LOOKUPS
-            tasks = [asyncio.ensure_future(self._manifest(chunk)) for chunk in batch]
+            tasks = [asyncio.ensure_future(self._manifest(chunk, is_cut=True)) for chunk in batch]
             try:
                 for task in tasks:
-                    manifests.append(await task)
+                    manifests.append((await task)[0])
             except (StoreError, KvRejected) as err:
-                _log_rejected(err)
+                log_rejected(err)
                 return manifests, Outcome(len(manifests), err.reason)
             finally:
-                await _end(tasks)
+                await end_tasks(tasks)
         return manifests, Outcome(len(manifests))
 
     async def load(
         self,
         manifests: Sequence[Manifest],
-        groups: Sequence[tuple[str, tuple[TensorSpec, ...]]],
+        groups: Groups,
         deliver: Deliver,
-        progress: "Progress | None" = None,
+        progress: Progress | None = None,
     ) -> Outcome:
         """Read, verify and deliver the chunks of `manifests`, whose tensors are `groups`.
 
         Cancelling is safe at any time: `progress` has the chunks that were delivered as a whole.
         """
         progress = progress or Progress()
-        tasks: list[asyncio.Future[None]] = []
-        for index, manifest in enumerate(manifests):
-            for name, specs in groups:
-                load = self._load_group(manifest, name, specs, partial(deliver, index), progress)
-                tasks.append(asyncio.ensure_future(load))
+        window = asyncio.Semaphore(LOOKUPS)
+
+        async def load(index: int, manifest: Manifest) -> None:
+            async with window:
+                body = None
+                if manifest.is_inline:
+                    manifest, body = await self._manifest(chunk_of(manifest))
+                await self._load_chunk(manifest, body, groups, partial(deliver, index), progress)
+
+        return await load_in_order([load(i, item) for i, item in enumerate(manifests)], progress)
+
+    async def fetch(
+        self,
+        chunks: Sequence[Chunk],
+        groups: Groups,
+        deliver: Deliver,
+        progress: Progress | None = None,
+    ) -> Outcome:
+        """`find` and `load` at once: data load while the next manifests are looked up, and the data
+        of small chunks come with their manifests."""
+        progress = progress or Progress()
+        window = asyncio.Semaphore(LOOKUPS)
         try:
-            for i, task in enumerate(tasks, 1):
-                await task
-                if i % len(groups) == 0:
-                    progress.chunks += 1
+            # One manifest first: most prompts that are not stored miss their first chunk.
+            first = await self._manifest(chunks[0])
         except (StoreError, KvRejected) as err:
-            _log_rejected(err)
-            failed = manifests[progress.chunks].prefix_hash
-            if isinstance(err, KvRejected) or err.reason is Reason.MISSING:
-                self.mark_broken(failed)
-            return Outcome(progress.chunks, err.reason, progress.bytes)
-        finally:
-            await _end(tasks)
-        return Outcome(progress.chunks, None, progress.bytes)
+            log_rejected(err)
+            return Outcome(0, err.reason)
+
+        async def load(index: int, chunk: Chunk) -> None:
+            async with window:
+                manifest, body = await self._manifest(chunk) if index else first
+                await self._load_chunk(manifest, body, groups, partial(deliver, index), progress)
+
+        return await load_in_order([load(i, chunk) for i, chunk in enumerate(chunks)], progress)
 
     def mark_broken(self, key: str) -> None:
         """Have the next write of this chunk replace what is stored."""
@@ -200,93 +205,112 @@ class ChunkStore:
         """End the store's connections."""
         await self._objects.close()
 
-    async def _put_group(self, key: str, group: LayerGroup) -> DataObject:
-        async with self._slots:
-            header = header_bytes(group.name, group.specs, key, self._identity)
-            parts = (header, *group.parts)
-            content = await _hashed(parts)
-            await self._objects.put(data_name(key, group.name, content), parts)
-            return DataObject(group.name, sum(memoryview(p).nbytes for p in parts), content)
+    def _object_of(self, key: str, group: LayerGroup) -> Sequence[Buffer]:
+        """The bytes of a data object."""
+        return (header_bytes(group.name, group.specs, key, self._identity), *group.parts)
 
-    async def _put_manifest(self, key: str, data: bytes) -> bool:
+    async def _put_data(self, key: str, group: str, parts: Sequence[Buffer]) -> DataObject:
+        async with self._slots:
+            item = await _data_object(group, parts)
+            await self._objects.put(data_name(key, group, item.content), parts)
+            return item
+
+    async def _put_manifest(self, key: str, parts: Sequence[Buffer]) -> bool:
         try:
             if key not in self._broken:
-                await self._objects.put_if(key, (data,), None)
+                await self._objects.put_if(key, parts, None)
                 return True
         except ObjectExists:
             return False
         except StoreUnsupported:
-            # The last writer wins: its manifest names its own data objects, which are all there.
+            # The last writer wins: its manifest names its own data objects, which are all there,
+            # or has its own data behind it.
             pass
-        await self._objects.put(key, (data,))
+        await self._objects.put(key, parts)
         self._broken.pop(key, None)
         return True
 
-    async def _manifest(self, chunk: Chunk) -> Manifest:
+    async def _manifest(
+        self, chunk: Chunk, *, is_cut: bool = False
+    ) -> tuple[Manifest, memoryview | None]:
+        """A chunk's manifest, and the data that follow it; not these, with `is_cut`."""
+        limit = MAX_MANIFEST if is_cut else MAX_MANIFEST + MAX_INLINE
         async with self._look_ups:
-            found = await self._objects.get(chunk.key, MAX_MANIFEST)
+            found = await self._objects.get(chunk.key, limit, is_cut=is_cut)
         try:
-            return decode_manifest(
-                bytes(found.data), chunk.key, self._identity, chunk.previous, chunk.token_count
-            )
+            place = (chunk.key, self._identity, chunk.previous, chunk.token_count)
+            manifest = decode_manifest(found.data, *place)
+            if is_cut or not manifest.is_inline:
+                return manifest, None
+            return manifest, inline_data(found.data, manifest)
         except KvRejected:
             self.mark_broken(chunk.key)
             raise
 
+    async def _load_chunk(
+        self,
+        manifest: Manifest,
+        body: memoryview | None,
+        groups: Groups,
+        deliver: Callable[[str, list[memoryview]], Awaitable[None]],
+        progress: Progress,
+    ) -> None:
+        """Load and deliver one chunk, whose data are in `body` or in objects of their own."""
+        loads = [self._load_group(manifest, body, group, deliver, progress) for group in groups]
+        tasks = [asyncio.ensure_future(load) for load in loads]
+        try:
+            for task in tasks:
+                await task
+        except (ObjectMissing, KvRejected):
+            self.mark_broken(manifest.prefix_hash)
+            raise
+        finally:
+            await end_tasks(tasks)
+
     async def _load_group(
         self,
         manifest: Manifest,
-        group: str,
-        specs: tuple[TensorSpec, ...],
+        body: memoryview | None,
+        specs_of: tuple[str, tuple[TensorSpec, ...]],
         deliver: Callable[[str, list[memoryview]], Awaitable[None]],
-        progress: "Progress",
+        progress: Progress,
     ) -> None:
+        group, specs = specs_of
         key = manifest.prefix_hash
         item = next((item for item in manifest.data if item.group == group), None)
         size = len(header_bytes(group, specs, key, self._identity)) + sum(s.size for s in specs)
         if item is None or item.size != size:
             raise KvRejected(Reason.FOREIGN, f"{key} has other layer groups than this engine")
         async with self._slots:
-            found = await self._objects.get(manifest.name_of(item), size)
-            if memoryview(found.data).nbytes < size:
+            if body is not None:
+                start = sum(other.size for other in manifest.data[: manifest.data.index(item)])
+                data: Buffer = body[start : start + size]
+            else:
+                data = (await self._objects.get(manifest.name_of(item), size)).data
+            if memoryview(data).nbytes < size:
                 raise KvRejected(Reason.TRUNCATED, f"data object {group} of {key} is truncated")
-            if await _hashed((found.data,)) != item.content:
+            if await _hashed((data,)) != item.content:
                 raise KvRejected(Reason.CORRUPT, f"data object {group} of {key} is damaged")
-            views = tensor_views(found.data, group, specs, key, self._identity)
+            views = tensor_views(data, group, specs, key, self._identity)
             await deliver(group, views)
             progress.bytes += size
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a load has come, also when it is cancelled."""
-
-    chunks: int = 0
-    bytes: int = 0
 
 
 def _starts(count: int) -> list[int]:
     return [0, *range(1, count, LOOKUPS)] if count else []
 
 
-async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel what still runs and wait until it has ended: no task may write into blocks later."""
-    for task in tasks:
-        task.cancel()
-    for task in tasks:
-        with suppress(asyncio.CancelledError, StoreError, KvRejected):
-            await task
+async def _data_object(group: str, parts: Sequence[Buffer]) -> DataObject:
+    return DataObject(group, _size(parts), await _hashed(parts))
+
+
+def _size(parts: Sequence[Buffer]) -> int:
+    return sum(memoryview(part).nbytes for part in parts)
 
 
 async def _hashed(parts: Sequence[Buffer]) -> str:
     """The parts' checksum. Of more than a little in a thread: hashing releases the interpreter
     lock, so that the event loop goes on. Less is hashed sooner than a thread starts."""
-    if sum(memoryview(part).nbytes for part in parts) <= _INLINE_BYTES:
+    if _size(parts) <= _HASHED_HERE:
         return content_hash(parts)
     return await asyncio.to_thread(content_hash, parts)
-
-
-def _log_rejected(err: StoreError | KvRejected) -> None:
-    # A chunk that is missing is no event: most prompts are new.
-    if err.reason is not Reason.MISSING:
-        _log.warning("KV in storage not used: %s", err)

@@ -17,13 +17,15 @@ from typing import Final, Protocol
 
 from tandem_contract.kv_reference import KvReference
 
-from .chunk_store import Chunk, ChunkStore, Deliver, Outcome, Progress
+from .chunk_store import Chunk, ChunkStore, Deliver, Groups, Outcome, Progress
 from .errors import ObjectMissing, Reason, StoreDenied, StoreError, StoreUnavailable
-from .format.tensors import LayerGroup, TensorSpec
+from .format.tensors import LayerGroup
 from .guard.breaker import BreakerState
 from .guard.load_guard import Decision, LoadGuard, MissingKeys
 from .maintenance import Maintenance
 from .stores import ObjectStore
+
+__all__ = ["Groups", "LoadResult", "Observer", "StoreClient"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,9 +39,6 @@ STALL_SECONDS: Final = 0.25
 """A load without a byte for so long is a failure of the store. Shorter: short prompts, whose
 deadlines are short, open the circuit breaker of a store that is only far away."""
 _FAILURES: Final = (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.DENIED)
-
-Groups = Sequence[tuple[str, tuple[TensorSpec, ...]]]
-"""Name and tensors of each layer group of a chunk."""
 
 
 class Observer(Protocol):
@@ -229,13 +228,9 @@ class StoreClient:
     async def _load(
         self, chunks: Sequence[Chunk], groups: Groups, deliver: Deliver, progress: Progress
     ) -> Reason | None:
-        manifests, outcome = await self._store.find(chunks)
+        outcome = await self._store.fetch(chunks, groups, deliver, progress)
         self._judge(chunks, outcome)
-        if not manifests:
-            return outcome.reason
-        loaded = await self._store.load(manifests, groups, deliver, progress)
-        self._judge(chunks, loaded)
-        return loaded.reason or outcome.reason
+        return outcome.reason
 
     def _judge(self, chunks: Sequence[Chunk], outcome: Outcome) -> None:
         if outcome.reason in _FAILURES:

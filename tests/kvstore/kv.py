@@ -79,10 +79,10 @@ class Engine:
             ), f"chunk {i} has bytes that no writer stored"
 
 
-def engine(location: StoreLocation, identity: KvIdentity = IDENTITY) -> Engine:
-    """A client of the store at `location`."""
+def engine(location: StoreLocation, identity: KvIdentity = IDENTITY, max_inline: int = 0) -> Engine:
+    """A client of the store at `location`, which writes data objects, as those of large models."""
     objects = open_store(location)
-    return Engine(objects, ChunkStore(objects, location, identity))
+    return Engine(objects, ChunkStore(objects, location, identity, max_inline=max_inline))
 
 
 @dataclass

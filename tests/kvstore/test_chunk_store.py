@@ -9,7 +9,7 @@ import safetensors
 
 from tandem_kvstore.chunk_store import Outcome
 from tandem_kvstore.errors import Reason
-from tandem_kvstore.format.manifest import manifest_keys
+from tandem_kvstore.format.manifest import MAX_INLINE, manifest_keys
 
 from .kv import IDENTITY, chain, engine, group_specs, layer_groups
 from .servers import Server
@@ -17,15 +17,23 @@ from .servers import Server
 pytestmark = pytest.mark.component
 
 
-async def test_a_chain_of_chunks_is_read_back_as_it_was_written(server: Server) -> None:
-    chunks, writer = chain(1, 5), engine(server.location)
+@pytest.mark.parametrize("max_inline", [0, MAX_INLINE])
+async def test_a_chain_of_chunks_is_read_back_as_it_was_written(
+    server: Server, max_inline: int
+) -> None:
+    chunks, writer = chain(1, 5), engine(server.location, max_inline=max_inline)
     await writer.put_all(chunks)
     reader = engine(server.location)
     manifests, outcome = await reader.chunks.find(chunks)
     assert outcome == Outcome(5)
-    loaded = await reader.chunks.load(manifests, group_specs(), reader.deliver)
-    assert (loaded.chunks, loaded.reason) == (5, None)
-    reader.assert_delivered(chunks)
+    for load in (
+        reader.chunks.load(manifests, group_specs(), reader.deliver),
+        reader.chunks.fetch(chunks, group_specs(), reader.deliver),
+    ):
+        loaded = await load
+        assert (loaded.chunks, loaded.reason) == (5, None)
+        reader.assert_delivered(chunks)
+        reader.delivered.clear()
     await writer.chunks.close()
     await reader.chunks.close()
 
@@ -33,6 +41,8 @@ async def test_a_chain_of_chunks_is_read_back_as_it_was_written(server: Server) 
 async def test_a_chain_is_used_as_far_as_it_goes(server: Server) -> None:
     chunks, client = chain(1, 10), engine(server.location)
     await client.put_all([*chunks[:7], chunks[8]])
+    fetched = await client.chunks.fetch(chunks, group_specs(), client.deliver)
+    assert (fetched.chunks, fetched.reason) == (7, Reason.MISSING)
     manifests, outcome = await client.chunks.find(chunks)
     assert outcome == Outcome(7, Reason.MISSING)
     assert (await client.chunks.load(manifests, group_specs(), client.deliver)).chunks == 7
@@ -85,6 +95,53 @@ async def test_the_second_writer_learns_that_it_was_second(server: Server) -> No
     (chunk,), client = chain(1, 1), engine(server.location)
     assert await client.chunks.put(chunk, layer_groups(chunk))
     assert not await client.chunks.put(chunk, layer_groups(chunk, writer=2))
+    await client.chunks.close()
+
+
+async def test_a_small_chunk_is_one_object(server: Server) -> None:
+    (chunk,), client = chain(1, 1), engine(server.location, max_inline=MAX_INLINE)
+    await client.put_all([chunk])
+    assert [info.name async for info in client.objects.scan()] == [chunk.key]
+    # A look-up does not take the data.
+    cut = await client.objects.get(chunk.key, 100, is_cut=True)
+    assert memoryview(cut.data).nbytes == 100
+    assert await client.chunks.has(chunk)
+    await client.chunks.close()
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"), [(-1, Reason.TRUNCATED), (-16_000, Reason.TRUNCATED), (60, Reason.CORRUPT),
+                        (0, None)],
+)  # fmt: skip
+async def test_a_small_chunk_that_was_cut_off_is_refused_and_replaced(
+    server: Server, end: int, reason: Reason | None
+) -> None:
+    chunks, client = chain(1, 2), engine(server.location, max_inline=MAX_INLINE)
+    await client.put_all(chunks)
+    file = server.directory / chunks[1].key
+    file.write_bytes(file.read_bytes()[:end])
+    outcome = await client.chunks.fetch(chunks, group_specs(), client.deliver)
+    assert outcome.chunks == 1
+    # S3 has no range of an empty object, and calls it missing.
+    assert outcome.reason is reason or (reason is None and not file.stat().st_size)
+    await client.chunks.find(chunks)
+    assert await client.chunks.put(chunks[1], layer_groups(chunks[1], writer=2))
+    assert (await client.chunks.fetch(chunks, group_specs(), client.deliver)).chunks == 2
+    client.assert_delivered(chunks, writers=(0, 2))
+    await client.chunks.close()
+
+
+async def test_a_bit_of_a_small_chunks_data_that_changed_is_found(server: Server) -> None:
+    chunks, client = chain(1, 3), engine(server.location, max_inline=MAX_INLINE)
+    await client.put_all(chunks)
+    file = server.directory / chunks[1].key
+    data = bytearray(file.read_bytes())
+    data[-7] ^= 4
+    file.write_bytes(data)
+    outcome = await client.chunks.fetch(chunks, group_specs(), client.deliver)
+    assert (outcome.chunks, outcome.reason) == (1, Reason.CORRUPT)
+    client.assert_delivered(chunks[:1])
+    assert (1, "01") not in client.delivered
     await client.chunks.close()
 
 

@@ -192,7 +192,7 @@ async def test_a_write_that_fails_in_the_middle_is_invisible(server: Server) -> 
                 raise ConnectionResetError
             await client_.objects.put(name, parts)
 
-    half = ChunkStore(HalfStore(), server.location, IDENTITY)  # type: ignore[arg-type]
+    half = ChunkStore(HalfStore(), server.location, IDENTITY, max_inline=0)  # type: ignore[arg-type]
     with pytest.raises(ConnectionResetError):
         await half.put(chunk, layer_groups(chunk))
     assert (await client_.chunks.find([chunk]))[0] == []

@@ -14,7 +14,7 @@ from .servers import NAMESPACE, s3_location
 async def main(endpoint: str, kind: str) -> None:
     location = s3_location(endpoint) if kind else store_location(endpoint, NAMESPACE)
     chunk = chain(1, 1)[0]
-    store = ChunkStore(open_store(location), location, IDENTITY, in_flight=1)
+    store = ChunkStore(open_store(location), location, IDENTITY, in_flight=1, max_inline=0)
     await store.put(chunk, layer_groups(chunk, writer=1))
 
 

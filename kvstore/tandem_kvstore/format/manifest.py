@@ -4,6 +4,9 @@
 
 A writer stores the data objects first and the manifest last. The manifest names each data object
 by its content hash, so it describes the bytes of one writer even when two write the same chunk.
+
+The data of a small chunk follow its manifest in the same object, after a line feed and in the order
+of `data`: such a chunk is read and written with one request. JSON has no line feed of its own.
 """
 
 from collections.abc import Sequence
@@ -15,10 +18,16 @@ import xxhash
 from tandem_contract.kv_reference import TENSOR_FORMAT
 
 from ..errors import KvRejected, Reason
+from .tensors import Buffer
 
-MAX_MANIFEST: Final = 1 << 18
-"""Bytes that a reader accepts: 1,000 layer groups take less than half."""
+MAX_MANIFEST: Final = 1 << 17
+"""Bytes of a manifest without data that a reader accepts, and that a look-up reads at most."""
 MAX_GROUPS: Final = 1024
+MAX_INLINE: Final = (1 << 20) + (1 << 14)
+"""Bytes of all data of a chunk, up to which they follow the manifest. More: look-ups without a load
+and refused conditional writes send more for nothing. Less: a small chunk takes two round trips."""
+MAX_INLINE_GROUPS: Final = 64
+"""Layer groups of such a chunk, so that a look-up sees the whole manifest."""
 
 
 class DataObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +54,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     writer: str
     """Random id of the process that wrote it."""
     data: tuple[DataObject, ...]
+    is_inline: bool = False
+    """Whether the data follow the manifest; no data objects exist then."""
 
     @property
     def size(self) -> int:
@@ -70,19 +81,36 @@ def data_name(key: str, group: str, content: str) -> str:
     return f"{key}-{group}-{content}"
 
 
+def fits_inline(sizes: Sequence[int], limit: int) -> bool:
+    """Whether data objects of these sizes follow their manifest."""
+    return sum(sizes) <= min(limit, MAX_INLINE) and len(sizes) <= MAX_INLINE_GROUPS
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's object."""
+    """The manifest's object, or what precedes the data in it."""
     raw = msgspec.json.encode(manifest)
-    return msgspec.json.encode(_Signed(_checksum(raw), msgspec.Raw(raw)))
+    signed = msgspec.json.encode(_Signed(_checksum(raw), msgspec.Raw(raw)))
+    return signed + b"\n" if manifest.is_inline else signed
 
 
-def decode_manifest(data: bytes, key: str, identity: str, previous: str, tokens: int) -> Manifest:
+def inline_data(data: Buffer, manifest: Manifest) -> memoryview:
+    """What follows the manifest in its object `data`. Raises KvRejected when it is too short."""
+    view = memoryview(data).cast("B")
+    body = view[_head_size(view) + 1 :]
+    if len(body) < manifest.size:
+        raise KvRejected(Reason.TRUNCATED, f"the data of {manifest.prefix_hash} are truncated")
+    return body[: manifest.size]
+
+
+def decode_manifest(data: Buffer, key: str, identity: str, previous: str, tokens: int) -> Manifest:
     """The manifest of the chunk `key`, which follows `previous` and ends after `tokens` tokens.
 
-    Raises KvRejected when it is damaged, of another format, prefix or engine.
+    `data`: its object, or the first bytes of it. Raises KvRejected when the manifest is damaged, of
+    another format, prefix or engine.
     """
+    view = memoryview(data).cast("B")
     try:
-        signed = msgspec.json.decode(data, type=_Signed)
+        signed = msgspec.json.decode(view[: _head_size(view)], type=_Signed)
     except msgspec.MsgspecError as err:
         raise KvRejected(Reason.CORRUPT, f"the manifest of {key} is no manifest") from err
     if signed.checksum != _checksum(bytes(signed.manifest)):
@@ -107,6 +135,13 @@ def decode_manifest(data: bytes, key: str, identity: str, previous: str, tokens:
 def manifest_keys(names: Sequence[str]) -> set[str]:
     """Those of the names that are manifests'."""
     return {name for name in names if len(name) == 64 and "-" not in name}
+
+
+def _head_size(view: memoryview) -> int:
+    """Bytes before the line feed that ends the manifest, or all."""
+    head = bytes(view[:MAX_MANIFEST])
+    end = head.find(b"\n")
+    return len(head) if end < 0 else end
 
 
 def _checksum(raw: bytes) -> str:

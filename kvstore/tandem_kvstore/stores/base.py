@@ -29,8 +29,11 @@ class ObjectInfo:
 class ObjectStore(Protocol):
     """Objects of one namespace. Names have no slash. All methods raise StoreError."""
 
-    async def get(self, name: str, limit: int) -> StoredObject:
-        """The object. Raises ObjectMissing, and ObjectTooLarge above `limit` bytes."""
+    async def get(self, name: str, limit: int, *, is_cut: bool = False) -> StoredObject:
+        """The object. Raises ObjectMissing, and ObjectTooLarge above `limit` bytes.
+
+        `is_cut`: of an object above `limit` bytes, the first `limit` bytes instead of the error.
+        """
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
         """Write the object as a whole, replacing any other: readers see all of it or nothing."""

@@ -38,6 +38,8 @@ _ERRORS: Final[dict[int, type[StoreError]]] = {
     409: ObjectExists,
     412: ObjectExists,
     413: StoreFull,
+    # A range of an empty object: it has been damaged.
+    416: ObjectMissing,
     501: StoreUnsupported,
     507: StoreFull,
 }
@@ -67,17 +69,23 @@ class HttpStore:
             raise LocationError(f"ca_file {location.ca_file}: {err.strerror or err}") from err
         self._session: aiohttp.ClientSession | None = None
 
-    async def get(self, name: str, limit: int) -> StoredObject:
-        async with self._request("GET", name) as answer:
+    async def get(self, name: str, limit: int, *, is_cut: bool = False) -> StoredObject:
+        headers = {"Range": f"bytes=0-{limit - 1}"} if is_cut else None
+        async with self._request("GET", name, headers=headers) as answer:
             size = answer.content_length
+            # A server may ignore the range.
+            if size is not None and is_cut:
+                size = min(size, limit)
             if size is None or size > limit:
                 raise ObjectTooLarge(f"{name} has {size} bytes, at most {limit} expected")
             data = bytearray(size)
             filled = 0
             # Into one buffer: joining the pieces at the end would take the memory twice.
             async for piece in answer.content.iter_any():
-                data[filled : filled + len(piece)] = piece
+                data[filled : filled + len(piece)] = piece[: size - filled]
                 filled += len(piece)
+                if filled >= size:
+                    break
             return StoredObject(data, answer.headers.get("ETag"))
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:

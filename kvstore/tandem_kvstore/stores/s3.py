@@ -59,10 +59,11 @@ class S3Store:
         self._next_look = 0.0
         self._client = self._new_client()
 
-    async def get(self, name: str, limit: int) -> StoredObject:
+    async def get(self, name: str, limit: int, *, is_cut: bool = False) -> StoredObject:
+        options: obstore.GetOptions | None = {"range": (0, limit)} if is_cut else None
         with _store_errors(f"GET {name}"):
-            answer = await obstore.get_async(self._store(), self._prefix + name)
-            if (size := answer.meta["size"]) > limit:
+            answer = await obstore.get_async(self._store(), self._prefix + name, options=options)
+            if (size := answer.meta["size"]) > limit and not is_cut:
                 raise ObjectTooLarge(f"{name} has {size} bytes, at most {limit} expected")
             data = await answer.bytes_async()
             return StoredObject(memoryview(data), answer.meta["e_tag"])
@@ -218,6 +219,8 @@ def _by_text(what: str, text: str) -> StoreError:
         return StoreFull(f"{what}: the store is full")
     if "InvalidAccessKeyId" in text or "SignatureDoesNotMatch" in text or "TimeTooSkewed" in text:
         return StoreDenied(f"{what}: the store refused the signature")
+    if "InvalidRange" in text or "416" in text:
+        return ObjectMissing(f"{what}: the object is empty")
     if "timed out" in text or "TimedOut" in text:
         return StoreTimeout(f"{what}: no answer in time")
     return StoreUnavailable(f"{what}: the store is unreachable or failed")

@@ -1,0 +1,96 @@
+"""A prompt as a chain of chunks: the values that look-ups and loads pass, and how far they came."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from .errors import KvRejected, Reason, StoreError
+from .format.manifest import Manifest
+from .format.tensors import TensorSpec
+
+_log = logging.getLogger(__name__)
+
+Groups = Sequence[tuple[str, tuple[TensorSpec, ...]]]
+"""Name and tensors of each layer group of a chunk."""
+
+Deliver = Callable[[int, str, list[memoryview]], Awaitable[None]]
+"""Takes the verified tensors of a layer group: index of the chunk, name of the group, tensors in
+the order of the group's specs. The views are valid until it returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A place in a chain of chunks."""
+
+    key: str
+    previous: str
+    """Key of the chunk before; empty for the first."""
+    token_count: int
+    """Tokens from the start of the prompt to the end of this chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far a look-up or a load came."""
+
+    chunks: int
+    """Leading chunks that are there, or that were delivered as a whole."""
+    reason: Reason | None = None
+    """Why it ended before the last chunk; None: it did not."""
+    bytes: int = 0
+    """Bytes of verified tensors."""
+
+
+def chunks_of(keys: Sequence[str], chunk_tokens: int) -> list[Chunk]:
+    """The chunks of a chain of keys."""
+    return [
+        Chunk(key, previous, i * chunk_tokens)
+        for i, (previous, key) in enumerate(pairwise(("", *keys)), 1)
+    ]
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a load has come, also when it is cancelled."""
+
+    chunks: int = 0
+    bytes: int = 0
+
+
+def chunk_of(manifest: Manifest) -> Chunk:
+    """The place that a manifest describes."""
+    return Chunk(manifest.prefix_hash, manifest.previous, manifest.token_count)
+
+
+async def load_in_order(loads: Sequence[Coroutine[Any, Any, None]], progress: Progress) -> Outcome:
+    """Run the loads of a chain's chunks at once; those behind a failure count for nothing."""
+    tasks = [asyncio.ensure_future(load) for load in loads]
+    try:
+        for task in tasks:
+            await task
+            progress.chunks += 1
+    except (StoreError, KvRejected) as err:
+        log_rejected(err)
+        return Outcome(progress.chunks, err.reason, progress.bytes)
+    finally:
+        await end_tasks(tasks)
+    return Outcome(progress.chunks, None, progress.bytes)
+
+
+async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel what still runs and wait until it has ended: no task may write into blocks later."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError, StoreError, KvRejected):
+            await task
+
+
+def log_rejected(err: StoreError | KvRejected) -> None:
+    # A chunk that is missing is no event: most prompts are new.
+    if err.reason is not Reason.MISSING:
+        _log.warning("KV in storage not used: %s", err)

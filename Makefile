@@ -96,6 +96,7 @@ compiled: setup ## compile the EPP's request path into build/compiled (needs gcc
 
 test-compiled: compiled ## run the tests of the EPP's request path over its compiled form
 	PYTHONPATH=build/compiled $(PYTEST) $(PARALLEL) -m "not interpreted and not component and not control_plane and not node and not vllm and not chaos" tests/epp tests/planner $(ARGS)
+	PYTHONPATH=build/compiled $(PYTEST) -m component -k http2 tests/epp/test_with_envoy.py
 
 images: setup ## write images tandem, tandem-epp, tandem-router, tandem-sidecar and tandem-engine as OCI archives to dist/images, without a container daemon
 	$(BIN)/python -m images $(IMAGES)

@@ -10,7 +10,7 @@ What mypyc cannot compile, or compiles to something else, stays out of `MODULES`
 
 - structs that msgspec decodes, because unions in their annotations are lost (`messages`,
   `media_placeholders`, `timing`, `plan`);
-- a class of which an interpreted class inherits;
+- a class of which an interpreted class inherits, or that inherits from one;
 - generic data classes, and data classes with fields that `__init__` does not take;
 - a protocol that is checked at run time (`scheduling.config`);
 - classes of exceptions (`body_fields`, `http2.errors`): where two handlers in a function name their
@@ -48,6 +48,7 @@ MODULES: Final = (
     "tandem_contract.request_ids",
     "tandem_contract.request_kinds",
     "tandem_contract.single_engine",
+    "tandem_contract.timing_figures",
     "tandem_epp.answered_model",
     "tandem_epp.backends.adapters",
     "tandem_epp.backends.cached_prefixes",
@@ -56,6 +57,7 @@ MODULES: Final = (
     "tandem_epp.backends.fleet_figures",
     "tandem_epp.backends.health",
     "tandem_epp.backends.holder_sets",
+    "tandem_epp.backends.objectives",
     "tandem_epp.backends.pace",
     "tandem_epp.backends.pairing",
     "tandem_epp.backends.placed_prefixes",
@@ -101,6 +103,7 @@ MODULES: Final = (
     "tandem_epp.http2.limits",
     "tandem_epp.http2.pieces",
     "tandem_epp.http2.sending",
+    "tandem_epp.http2.server",
     "tandem_epp.http2.session",
     "tandem_epp.http2.stream",
     "tandem_epp.llmd_metrics.requests",

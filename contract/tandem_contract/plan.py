@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 
 from .paths import RoutingPath
-from .plan_mac import base64url, header_mac
+from .plan_mac import header_mac, signed
 
 WARM_UP: Final = "warm_up"
 """Reason of the plan for a warm-up: the first hand-off of a pair of pods, requested by the EPP
@@ -174,8 +174,7 @@ class PlanSigner:
             key_id = signing_key(self._keys, now)
             self._head, self._secret = b"%b.%b." % (_VERSION, key_id.encode()), self._keys[key_id]
             self._second = int(now)
-        head = self._head + base64url(_encode(plan))
-        return (head + b"." + header_mac(head, self._secret)).decode()
+        return signed(self._head, _encode(plan), self._secret)
 
 
 def sign(plan: Plan, keys: Mapping[str, bytes], *, now: float) -> str:

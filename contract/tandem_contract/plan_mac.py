@@ -1,4 +1,4 @@
-"""The MAC of a signed header, and its base64url."""
+"""A signed header: its MAC, its base64url, and both together."""
 
 import hashlib
 from binascii import b2a_base64
@@ -12,6 +12,12 @@ _BLOCK_BYTES: Final = 64
 _INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
 _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 """HMAC's pads, as tables for `bytes.translate`."""
+
+
+def signed(prefix: bytes, payload: bytes, secret: bytes) -> str:
+    """The whole header: `prefix`, `payload` in base64url, a dot, and the MAC of both."""
+    head = prefix + base64url(payload)
+    return (head + b"." + header_mac(head, secret)).decode()
 
 
 def header_mac(head: bytes, secret: bytes) -> bytes:

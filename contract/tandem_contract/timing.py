@@ -11,10 +11,11 @@ A figure that no request can have, for instance a day, makes the whole header un
 counts in other units, or is broken.
 """
 
-from math import inf
 from typing import Final
 
 from msgspec import Struct
+
+from .timing_figures import TYPES, read_figures
 
 
 class Timing(Struct, frozen=True):
@@ -85,37 +86,8 @@ UNKNOWN: Final = Timing()
 OUT_OF_RANGE: Final = Timing()
 """The timing in a header with a figure beyond its limit."""
 
-MAX_SECONDS: Final = 3600.0
-"""Limit of a duration."""
-MAX_TOKENS: Final = 1 << 31
-"""Limit of a number of tokens."""
-MAX_BYTES: Final = 1 << 50
-"""Limit of a number of bytes: 1 PiB."""
-MAX_REQUESTS: Final = 1 << 20
-"""Limit of a number of requests: more connections than one process can have."""
-
-
-_TYPES: Final[dict[str, type[float] | type[int]]] = {
-    "queue": float,
-    "compute": float,
-    "cached": int,
-    "computed": int,
-    "transfer": float,
-    "bytes": int,
-    "leg": float,
-    "prompt": int,
-    "generated": int,
-    "inflight": int,
-    "streamed": int,
-    "waited": float,
-}
-_LIMITS: Final[dict[str, float]] = {
-    name: MAX_SECONDS if kind is float else MAX_TOKENS for name, kind in _TYPES.items()
-} | {"bytes": MAX_BYTES, "inflight": MAX_REQUESTS, "streamed": 1}
-_READERS: Final = {name: (kind, _LIMITS[name]) for name, kind in _TYPES.items()}
-"""Name → type and limit of the figure."""
 _TEMPLATES: Final = tuple(
-    (name, f"{name}=%.6f" if kind is float else f"{name}=%d") for name, kind in _TYPES.items()
+    (name, f"{name}=%.6f" if kind is float else f"{name}=%d") for name, kind in TYPES.items()
 )
 
 
@@ -124,21 +96,8 @@ def parse_timing(value: str) -> Timing:
     OUT_OF_RANGE, which holds nothing either, if a figure is beyond its limit."""
     if not value:
         return UNKNOWN
-    values: dict[str, float | int] = {}
-    for part in value.split(";"):
-        name, _, text = part.strip().partition("=")
-        if (reader := _READERS.get(name)) is None:
-            continue
-        kind, limit = reader
-        try:
-            figure = kind(text)
-        # One unreadable value must not cost the others: engines may be newer than this code.
-        except ValueError:
-            continue
-        # Both comparisons are false for NaN, which would spoil every average.
-        if 0 <= figure <= limit:
-            values[name] = figure
-        elif limit < figure < inf:
-            return OUT_OF_RANGE
-    # Names and types come from _TYPES.
-    return Timing(**values) if values else UNKNOWN  # type: ignore[arg-type]
+    figures = read_figures(value)
+    if figures is None:
+        return OUT_OF_RANGE
+    # Names and types come from TYPES.
+    return Timing(**figures) if figures else UNKNOWN  # type: ignore[arg-type]

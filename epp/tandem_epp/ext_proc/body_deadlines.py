@@ -26,13 +26,16 @@ class BodyDeadlines:
         self._seconds = seconds
         self._deadlines: dict[Upload, float] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Kept, because each `get_running_loop` of Python 3.11 makes a system call, getpid."""
 
     def __len__(self) -> int:
         return len(self._deadlines)
 
     def start(self, upload: Upload) -> None:
         """The time of `upload` begins."""
-        loop = asyncio.get_running_loop()
+        if (loop := self._loop) is None:
+            self._loop = loop = asyncio.get_running_loop()
         self._deadlines[upload] = loop.time() + self._seconds
         if self._timer is None:
             self._timer = loop.call_later(self._seconds, self._expire)

@@ -112,3 +112,10 @@ async def _first_byte(client: socket.socket) -> bytes:
             loop.remove_reader(client.fileno())
         with suppress(BlockingIOError):
             return client.recv(1, socket.MSG_PEEK)
+
+
+def bound_port(server: asyncio.Server) -> int:
+    """The port at which `server` listens. Not in a compiled module, which would take `sockets` for
+    the tuple that asyncio declares; uvloop's is a list."""
+    port: int = server.sockets[0].getsockname()[1]
+    return port

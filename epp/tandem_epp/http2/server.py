@@ -8,12 +8,12 @@ the connection is not read either, so that answers to control frames cannot pile
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ssl import SSLContext
 from typing import Final, cast
 
 from .connection import Connection
-from .either import EitherListener
+from .either import EitherListener, bound_port
 from .errors import ConnectionFault, ErrorCode
 from .headers import BlockCache
 from .health import HTTP1_STARTS, HealthService
@@ -71,9 +71,8 @@ class Server:
     async def _accept(
         self, host: str, port: int, tls: SSLContext | None, *, allows_clear: bool
     ) -> int:
-        def connection() -> ServerConnection:
-            return ServerConnection(self)
-
+        # A cast, as it only looks like an `asyncio.Protocol`.
+        connection = cast(Callable[[], asyncio.Protocol], lambda: ServerConnection(self))
         if tls is not None and allows_clear:
             limits = self.limits
             self._listener = either = EitherListener(
@@ -82,11 +81,9 @@ class Server:
             return either.listen(host, port)
         # Without reuse_port: a second process on the same port would take part of the connections.
         loop = asyncio.get_running_loop()
-        self._listener = server = await loop.create_server(
-            connection, host, port, ssl=tls, backlog=1024
-        )
-        address: tuple[str, int] = server.sockets[0].getsockname()
-        return address[1]
+        server = await loop.create_server(connection, host, port, ssl=tls, backlog=1024)
+        self._listener = server
+        return bound_port(server)
 
     async def stop(self, grace: float) -> None:
         """Accept no connection and, once the peers know it, no stream; wait for the open ones, and
@@ -129,8 +126,11 @@ class Server:
         self._timer = loop.call_later(_CHECK_SECONDS, self._check)
 
 
-class ServerConnection(asyncio.Protocol):
-    """One connection: HTTP/2, or a probe by HTTP/1.1."""
+class ServerConnection:
+    """One connection: HTTP/2, or a probe by HTTP/1.1.
+
+    An `asyncio.Protocol` by its methods alone, because a compiled class cannot inherit from it.
+    """
 
     _transport: asyncio.Transport
 
@@ -185,6 +185,9 @@ class ServerConnection(asyncio.Protocol):
             if connection.fault is not None:
                 log.info("closed a connection of %s: %s", self._peer(), connection.fault)
             self._close()
+
+    def eof_received(self) -> None:
+        """The peer sends no more. Returning None closes the transport."""
 
     def pause_writing(self) -> None:
         self._transport.pause_reading()

@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -27,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 _MAX_RECORD: Final = 4 << 20
 _KEYS_PER_RECORD: Final = 50_000
+
+OnRemoved = Callable[[Sequence[str]], None]
+"""Gets the keys of chunks that left the namespace."""
 
 
 class Touches:
@@ -61,9 +64,18 @@ class Touches:
 class Collector:
     """One process's candidate for collecting a namespace. For one event loop."""
 
-    def __init__(self, objects: ObjectStore, bounds: Bounds, *, lease: float = 60.0) -> None:
-        """`lease`: seconds without a change after which another process takes over."""
+    def __init__(
+        self,
+        objects: ObjectStore,
+        bounds: Bounds,
+        *,
+        lease: float = 60.0,
+        on_removed: OnRemoved = lambda _: None,
+    ) -> None:
+        """`lease`: seconds without a change after which another process takes over. `on_removed`
+        gets the keys of the chunks that a round has deleted."""
         self._objects, self._bounds, self._lease = objects, bounds, lease
+        self._on_removed = on_removed
         self._holder = uuid.uuid4().hex
         # The lease of another process: its tag, and when it was first seen here.
         self._observed: tuple[str | None, float] | None = None
@@ -136,9 +148,17 @@ class Collector:
         self._uses = {key: used for key, used in self._uses.items() if key in live}
 
     async def _delete(self, plan: Collection) -> None:
-        for names in (plan.manifests, plan.data, plan.records):
-            for name in names:
+        removed: list[str] = []
+        try:
+            for name in plan.manifests:
                 await self._objects.delete(name)
+                removed.append(name)
+        finally:
+            # Also after a failure: those before it are gone.
+            if removed:
+                self._on_removed(removed)
+        for name in (*plan.data, *plan.records):
+            await self._objects.delete(name)
         self._unreferenced = dict(plan.unreferenced)
         for name in plan.data:
             self._unreferenced.pop(name, None)

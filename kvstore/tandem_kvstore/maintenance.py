@@ -7,7 +7,7 @@ import logging
 from contextlib import suppress
 from typing import Final
 
-from .collector import Collector, Touches
+from .collector import Collector, OnRemoved, Touches
 from .errors import StoreError
 from .format.collection import Bounds
 from .stores import ObjectStore
@@ -24,9 +24,12 @@ COLLECT_SECONDS: Final = 20.0
 class Maintenance:
     """Background task of one engine. For one event loop."""
 
-    def __init__(self, objects: ObjectStore, bounds: Bounds) -> None:
+    def __init__(
+        self, objects: ObjectStore, bounds: Bounds, on_removed: OnRemoved = lambda _: None
+    ) -> None:
+        """`on_removed` gets the keys of the chunks that this engine's collector deletes."""
         self.touches = Touches(objects)
-        self._collector = Collector(objects, bounds)
+        self._collector = Collector(objects, bounds, on_removed=on_removed)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from tandem_kvstore.chunk_store import ChunkStore
 from tandem_kvstore.client import StoreClient
+from tandem_kvstore.collector import OnRemoved
 from tandem_kvstore.errors import LocationError
 from tandem_kvstore.format.collection import Bounds
 from tandem_kvstore.format.identity import KvIdentity
@@ -64,7 +65,7 @@ async def open_tiers(
     # In a thread: weights whose digest is not cached take a second per gigabyte.
     identity = await asyncio.to_thread(storage_identity, config, runner, storage)
     memory = ChunkMemory(runner.cache.layers, runner.cache.layout, storage.chunk_tokens)
-    return KvTiers(
+    tiers = KvTiers(
         memory,
         identity,
         blocks,
@@ -73,12 +74,22 @@ async def open_tiers(
         on_unpin=on_unpin,
         host_bytes=storage.host_bytes,
         pending_bytes=storage.pending_bytes,
-        client=_client(storage, identity, memory, observer),
+        client=_client(
+            *(storage, identity, memory, observer),
+            # The tiers are made after their client.
+            on_removed=lambda keys: tiers.remove_stored(keys),  # noqa: PLW0108
+        ),
     )
+    return tiers
 
 
 def _client(
-    storage: KvStorageConfig, identity: KvIdentity, memory: ChunkMemory, observer: EngineObserver
+    storage: KvStorageConfig,
+    identity: KvIdentity,
+    memory: ChunkMemory,
+    observer: EngineObserver,
+    *,
+    on_removed: OnRemoved,
 ) -> StoreClient | None:
     if (location := storage.location()) is None:
         return None
@@ -88,7 +99,9 @@ def _client(
         raise ConfigError(f"--kv-storage-config: {err}") from err
     maintenance = None
     if storage.capacity_bytes:
-        maintenance = Maintenance(objects, Bounds(storage.capacity_bytes, storage.max_age_seconds))
+        bounds = Bounds(storage.capacity_bytes, storage.max_age_seconds)
+        # Its task runs from the next await on, when the tiers are there.
+        maintenance = Maintenance(objects, bounds, on_removed)
         maintenance.start()
     return StoreClient(
         ChunkStore(objects, location, identity),

@@ -9,7 +9,7 @@ they are copied, so no other sequence writes into them. A chunk is saved once.
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,20 +31,15 @@ from ..types import Delta, PullResult, Tier
 from .chunk_memory import ChunkMemory
 from .handoff import Put, StorageHandoffs, is_store_answer
 from .host_tier import HostChunk, HostTier
+from .stored_chunks import StoredChunks
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WRITERS: Final = 4
 """Chunks that are written at once."""
-_KNOWN: Final = 1 << 16
-"""Keys that are remembered as stored, so that a chunk is not written again."""
 _FLUSH_SECONDS: Final = 10.0
 """Seconds that a stopping engine waits for its writes."""
-
-_UNUSABLE: Final = (
-    *(Reason.TRUNCATED, Reason.CORRUPT, Reason.SWAPPED, Reason.FOREIGN, Reason.FORMAT),
-)
 
 OnLoadEnd = Callable[[EngineSequence, int], None]
 """Called with a sequence whose load has ended, and its number of tokens with KV now."""
@@ -77,11 +72,12 @@ class KvTiers:
         self._queued_bytes = 0
         self._saves: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.Task[None]] = set()
-        # Keys that are stored, or are being saved.
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._stored = StoredChunks(observer.record_kv_event)
         # Key of a chunk that is being saved → done when it is in storage, or will not be.
         self._unwritten: dict[str, asyncio.Future[None]] = {}
-        self._handoffs = StorageHandoffs(client, observer, self._unwritten, self._forget_lost)
+        self._handoffs = StorageHandoffs(
+            client, observer, self._unwritten, self._stored.remove_lost
+        )
 
     def deliver(self, seq: EngineSequence, delta: Delta, put: Put) -> None:
         """Put a delta; the last one of a prefill leg through storage once the store has its KV."""
@@ -143,12 +139,12 @@ class KvTiers:
         seq.saved_chunks = end
         for index, chunk in enumerate(self._chunks(seq, end * self._size)[first:], first):
             copy = self._host.get(chunk.key)
-            if chunk.key in self._known or (copy is not None and self._client is None):
+            if chunk.key in self._stored or (copy is not None and self._client is None):
                 continue
             if (reason := self._refusal()) is not None:
                 self._observer.record_not_stored(reason)
                 continue
-            self._remember(chunk.key)
+            self._stored.add_saving(chunk.key)
             if self._client is not None:
                 self._unwritten[chunk.key] = asyncio.get_running_loop().create_future()
             self._queued_bytes += self._memory.chunk_bytes
@@ -162,6 +158,10 @@ class KvTiers:
             task = asyncio.create_task(self._save(chunk, blocks, self._event(seq, chunk, index)))
             self._saves.add(task)
             task.add_done_callback(self._saves.discard)
+
+    def remove_stored(self, keys: Sequence[str]) -> None:
+        """The collector of this engine deleted chunks."""
+        self._stored.remove(keys)
 
     async def close(self) -> None:
         """Break loads off, write what is queued for at most ten seconds, end threads."""
@@ -217,9 +217,11 @@ class KvTiers:
             )
             done += result.chunks
             size += result.bytes
-            self._forget_lost(chunks[done:], result.reason)
-            for chunk in chunks[base:done]:
-                self._remember(chunk.key)
+            self._stored.remove_lost(chunks[done:], result.reason)
+            per_chunk = self._size // self._blocks.block_size
+            for index in range(base, done):
+                hashes = seq.chain[index * per_chunk : (index + 1) * per_chunk]
+                self._stored.add_stored(chunks[index].key, hashes)
             self._observer.record_tier_load(Tier.STORAGE, result.chunks * self._size)
         if done == first:
             return seq.computed_tokens, 0
@@ -259,7 +261,7 @@ class KvTiers:
         self._add_to_host(chunk.key, copy)
         if self._client is None:
             self._queued_bytes -= copy.size
-            self._known.pop(chunk.key, None)
+            self._stored.discard(chunk.key)
             return
         self._queue_write(chunk, copy)
 
@@ -281,9 +283,10 @@ class KvTiers:
             if is_stored:
                 self._observer.record_tier_store(Tier.STORAGE, self._size)
                 self._observer.record_kv_event(replace(copy.event, medium=Tier.STORAGE.medium))
+                self._stored.add_stored(chunk.key, copy.event.hashes)
             else:
                 # Not stored: the next sequence that computes the chunk tries again.
-                self._known.pop(chunk.key, None)
+                self._stored.discard(chunk.key)
 
     def _add_to_host(self, key: str, chunk: HostChunk) -> None:
         removed = self._host.add(key, chunk)
@@ -322,23 +325,9 @@ class KvTiers:
         is_open = self._client is not None and not self._client.guard.breaker.allows
         return Reason.BREAKER_OPEN if is_open and not self._host.capacity else None
 
-    def _forget_lost(self, chunks: Sequence[Chunk], reason: Reason | None) -> None:
-        """Save those chunks again that the store lost since they were stored, or damaged."""
-        if reason is Reason.MISSING:
-            for chunk in chunks:
-                self._known.pop(chunk.key, None)
-        elif reason in _UNUSABLE:
-            self._known.pop(chunks[0].key, None)
-
     def _end_write(self, key: str) -> None:
         if (write := self._unwritten.pop(key, None)) is not None:
             write.set_result(None)
-
-    def _remember(self, key: str) -> None:
-        self._known[key] = None
-        self._known.move_to_end(key)
-        if len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
 
     async def _in_copier(self, work: Callable[[], T]) -> T:
         """Run `work` in the copy thread; a cancelled caller waits, too, until it has ended."""

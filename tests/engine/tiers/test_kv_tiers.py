@@ -13,6 +13,7 @@ from tandem_engine.engine import Engine
 from tandem_engine.tiers.chunk_memory import ChunkMemory
 from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_engine.types import Request
+from tandem_kvstore import maintenance
 
 from ..engines import GREEDY, Tally, expected, finish, prompt, running, until
 
@@ -113,6 +114,43 @@ async def test_events_name_the_tier(tmp_path: Path) -> None:
     assert sorted(media["CPU"]) == sorted(media["STORAGE"])
     assert set(media["CPU"]) <= set(media["GPU"])
     assert len(media["CPU"]) == 12
+
+
+def in_storage(tally: Tally, kind: type[BlocksStored | BlocksRemoved]) -> list[bytes]:
+    """Hashes in the KV events of storage, of one kind."""
+    return [
+        block_hash
+        for event in tally.events
+        if isinstance(event, kind) and event.medium == "STORAGE"
+        for block_hash in event.hashes
+    ]
+
+
+async def test_chunks_that_the_collector_deletes_have_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "COLLECT_SECONDS", 0.01)
+    tally = Tally()
+    async with running(tally, kv_storage=storage(tmp_path, capacity_bytes=1)) as engine:
+        await ask(engine, prompt(LENGTH))
+        await until(lambda: len(in_storage(tally, BlocksRemoved)) == 12)
+    assert sorted(in_storage(tally, BlocksRemoved)) == sorted(in_storage(tally, BlocksStored))
+
+
+async def test_chunks_that_a_load_finds_missing_have_an_event(tmp_path: Path) -> None:
+    tally = Tally()
+    async with running(tally, kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, prompt(LENGTH))
+        await until(lambda: tally.counts["storage_stored"] == 6 * CHUNK)
+        for file in tmp_path.rglob("?" * 64):
+            file.unlink()
+        assert engine.reset_prefix_cache()
+        await ask(engine, prompt(LENGTH))
+        # Computed again, so stored again.
+        await until(lambda: tally.counts["storage_stored"] == 12 * CHUNK)
+    removed = in_storage(tally, BlocksRemoved)
+    assert len(removed) == 12
+    assert sorted(in_storage(tally, BlocksStored)) == sorted(2 * removed)
 
 
 async def test_two_engines_share_what_either_computed(tmp_path: Path) -> None:

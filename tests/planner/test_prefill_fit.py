@@ -73,6 +73,41 @@ def test_a_tenth_of_outliers(truth: PrefillCost, seed: int) -> None:
     assert median_error(learn(truth, Random(seed), outliers=0.1), truth) <= 0.15
 
 
+CHUNK = 2048
+"""vLLM's `max_num_batched_tokens`, in tokens."""
+STEPPED = PrefillCost(0.0035, 6e-6, 3.5e-9)
+"""A small model with real vLLM on one core of a CPU: 5 ms for 200 tokens, 70 ms for 3,500."""
+
+
+def stepped_seconds(tokens: float, cached: float = 0.0) -> float:
+    """An engine that computes a prompt in steps of CHUNK tokens, each of which takes 8 ms more: the
+    time jumps where another step begins, which the fit's formula does not have."""
+    return STEPPED.seconds(tokens, cached) + 0.008 * ((tokens - 1) // CHUNK)
+
+
+def stepped_error(seed: int, *, overhead: float = 0.0, batch: int = 1) -> float:
+    """Median error after fifty requests; `overhead`: seconds of each that are no prefill."""
+    random, fit = Random(seed), PrefillFit()
+    fit.add(prefill_sample([(500, 0)], 1.0), 0.0)
+    for i in range(50):
+        prompts = [(float(random.randint(200, 3500)), 0.0) for _ in range(random.randint(1, batch))]
+        seconds = sum(stepped_seconds(*prompt) for prompt in prompts) * random.uniform(0.9, 1.1)
+        fit.add(prefill_sample(prompts, seconds + overhead), float(i))
+    lengths = range(200, 3501, 100)
+    return median(abs(fit.cost.seconds(n) / stepped_seconds(n) - 1.0) for n in lengths)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_an_engine_that_computes_in_steps_is_learned(batch: int) -> None:
+    """No term for steps is needed: what they make the fit err by is within the limit."""
+    assert max(stepped_error(seed, batch=batch) for seed in range(20)) <= 0.1
+
+
+def test_time_that_is_no_prefill_spoils_the_fit_more_than_steps_do() -> None:
+    """So it is measured and subtracted before (`tandem_epp.estimates.own_requests`)."""
+    assert min(stepped_error(seed, overhead=0.006) for seed in range(20)) > 0.15
+
+
 def test_without_samples_it_is_the_prior() -> None:
     fit = PrefillFit()
     assert (fit.cost, fit.count, fit.updated_at) == (PREFILL_PRIOR, 0, None)

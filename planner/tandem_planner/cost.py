@@ -1,7 +1,8 @@
 """The predicted cost of serving a request on given pods, in seconds, and the choice by it. Pure.
 
-    unified(D)  = wait(D) + prefill(D) + stall(D) + decode(D) + preemption(D) + standing(D)
-    split(P, D) = wait(P) + prefill(P) + stall(P) + standing(P)
+    unified(D)  = wait(D) + prefill(D) + stall(D) + congestion(D)
+                + decode(D) + preemption(D) + standing(D)
+    split(P, D) = wait(P) + prefill(P) + stall(P) + congestion(P) + standing(P)
                 + transfer(P, D) + handoff + join(P, D) + decode(D) + preemption(D) + standing(D)
 
     wait        seconds of prefill work ahead in the pod's queue
@@ -9,6 +10,9 @@
     stall       STALL_WEIGHT × prefill × decodes running on that pod: each decode step that the
                 prefill lengthens delays all of them; a decode pod counts DECODE_RESERVE more,
                 for those that it was set up to serve
+    congestion  prefill × u / (1 - u), u: the share of its time that the pod computes prompts, at
+                most MOST_UTILIZATION: the later prompts that will wait behind this one; 0 between
+                pods of separate pools
     transfer    KV bytes of the tokens not on D ÷ D's measured rate for transfers from pods as close
                 as P (the fabric class of the pair) × the share that a first token waits for: in
                 streamed hand-offs KV moves while P computes
@@ -56,6 +60,10 @@ FAILURE_SECONDS: Final = 5.0
 STREAMED_SHARE: Final = 0.1
 """Share of the transfer that a first token waits for in a streamed hand-off whose sidecar does not
 say how long it waited: the last layers of the last chunk."""
+MOST_UTILIZATION: Final = 0.9
+"""Utilization that counts as the highest: there the harm to later prompts is nine times the
+prefill. Higher: in a burst, which no pod can keep up with, a prompt would go far out of its way to
+save computation. Lower: busy pods are not told from those that can hardly keep up."""
 LATE_SHARE: Final = 0.5
 """The remaining seconds of a prefill that takes longer than predicted, as a share of its delay."""
 TIE: Final = 1e-3
@@ -70,6 +78,18 @@ def tie_seconds(least: float) -> float:
     """Seconds by which a cost may exceed that of the cheapest way to serve the request, `least`,
     and be equal to it."""
     return max(TIE, TIE_SHARE * least)
+
+
+def congestion(utilization: float) -> float:
+    """Seconds by which one second of prefill delays later prompts, on a pod that computes prompts
+    for the share `utilization` of its time: u / (1 - u).
+
+    Work of s seconds keeps a queue with random arrivals busy for s / (1 - u) seconds on average, as
+    more work arrives meanwhile (the delay busy period: Kleinrock, *Queueing Systems*, volume 1,
+    section 5.8). What is beyond s is the work that waits behind.
+    """
+    share = min(max(utilization, 0.0), MOST_UTILIZATION)
+    return share / (1.0 - share)
 
 
 class PodFigures(NamedTuple):
@@ -98,6 +118,8 @@ class PodFigures(NamedTuple):
     """Seconds of the decode step that a request joins after a hand-off."""
     exposed: float = 1.0
     """Share of the transfer, beyond its latency, that a first token waits for."""
+    congestion: float = 0.0
+    """Harm to later prompts per second of prefill."""
 
 
 class RequestFigures:
@@ -123,6 +145,7 @@ class CostTerms(NamedTuple):
     wait: float = 0.0
     prefill: float = 0.0
     stall: float = 0.0
+    congestion: float = 0.0
     transfer: float = 0.0
     handoff: float = 0.0
     join: float = 0.0
@@ -162,6 +185,7 @@ def unified_terms(request: RequestFigures, pod: PodFigures, cached: int) -> Cost
         wait=wait_seconds(pod, request.now),
         prefill=prefill,
         stall=prefill * pod.stall,
+        congestion=prefill * pod.congestion,
         decode=pod.itl_harm * request.output,
         preemption=preemption_seconds(request, pod, cached),
         standing=pod.standing,
@@ -175,6 +199,7 @@ def prefill_terms(request: RequestFigures, pod: PodFigures, cached: int) -> Cost
         wait=wait_seconds(pod, request.now),
         prefill=prefill,
         stall=prefill * pod.stall,
+        congestion=prefill * pod.congestion,
         standing=pod.standing,
     )
 

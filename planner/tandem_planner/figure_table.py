@@ -18,8 +18,8 @@ Computing = tuple[float, float, float, float, float, float]
     head_ends   0 without a prefill at the head: the past, of which no share is waited for
     late_share
     constant    seconds that no request changes: queued, standing, the fixed part of a prefill
-    per_token   with the stall
-    per_pair    with the stall
+    per_token   with the stall and the congestion
+    per_pair    with both
     itl_harm
 """
 Receiving = tuple[float, float, float, float, float, float]
@@ -75,9 +75,9 @@ class FigureTable:
         """Replace the figures of one pod."""
         (
             head_ends, late_share, queued, fixed, per_token, per_pair, stall, itl_harm, free_tokens,
-            standing, transfers, kv, step, exposed,
+            standing, transfers, kv, step, exposed, congestion,
         ) = pod  # fmt: skip
-        harmed, share = 1.0 + stall, MAX_TRANSFER_SHARE
+        harmed, share = 1.0 + stall + congestion, MAX_TRANSFER_SHARE
         self.pods[row] = pod
         self.computing[row] = (
             head_ends if late_share else 0.0, late_share, queued + standing + fixed * harmed,

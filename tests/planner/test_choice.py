@@ -19,6 +19,7 @@ from tandem_planner.choice import (
 from tandem_planner.cost import (
     PodFigures,
     RequestFigures,
+    congestion,
     decode_terms,
     is_transfer_too_long,
     prefill_terms,
@@ -50,6 +51,7 @@ PODS = st.builds(
     kv=st.sampled_from([KvSize(1e5)] * 5 + [KvSize(1e5, 1e8, 2e4)]),
     step=st.floats(0.0, 0.1),
     exposed=st.sampled_from([1.0, 0.55, 0.1]),
+    congestion=st.floats(0.0, 9.0),
 )
 REQUESTS = st.builds(
     RequestFigures,
@@ -202,6 +204,25 @@ def test_a_cache_is_worth_a_wait_until_it_costs_more() -> None:
     assert choice(request, some([busy, PodFigures()], cached, (0, 1))).decodes == [0]
     busier = busy._replace(queued=60.0)
     assert choice(request, some([busier, PodFigures()], cached, (0, 1))).decodes == [1]
+
+
+def test_a_cache_is_worth_a_longer_wait_where_later_prompts_would_wait_for_the_computation() -> (
+    None
+):
+    request, cached = RequestFigures(10_000, 100.0, NOW), [8_000, 0]
+    holder = PodFigures(head_ends=NOW + 1, late_share=0.5)
+    assert choice(request, some([holder, PodFigures()], cached, (0, 1))).decodes == [1]
+    busy = PodFigures(congestion=congestion(0.6))
+    holder = holder._replace(congestion=busy.congestion)
+    assert choice(request, some([holder, busy], cached, (0, 1))).decodes == [0]
+
+
+def test_a_slow_pod_that_has_little_to_do_gets_what_would_delay_others_elsewhere() -> None:
+    request = RequestFigures(1_000, 1.0, NOW)
+    slow, fast = PodFigures(per_token=2e-4), PodFigures(per_token=1e-4)
+    pods = [slow._replace(congestion=congestion(0.2)), fast._replace(congestion=congestion(0.7))]
+    assert choice(request, some([slow, fast], [0, 0], (0, 1))).decodes == [1]
+    assert choice(request, some(pods, [0, 0], (0, 1))).decodes == [0]
 
 
 def test_a_decode_pod_whose_own_prefills_delay_the_transfer_is_avoided() -> None:

@@ -6,9 +6,11 @@ import pytest
 
 from tandem_planner.cost import (
     HANDOFF_SECONDS,
+    MOST_UTILIZATION,
     STREAMED_SHARE,
     PodFigures,
     RequestFigures,
+    congestion,
     decode_terms,
     is_transfer_too_long,
     prefill_terms,
@@ -54,9 +56,10 @@ def test_wait(head_ends: float, late_share: float, queued: float, wait: float) -
 
 
 def test_harm() -> None:
-    pod = POD._replace(stall=2.0, itl_harm=0.004, standing=1.5)
+    pod = POD._replace(stall=2.0, itl_harm=0.004, standing=1.5, congestion=0.5)
     terms = unified_terms(REQUEST, pod, 0)
     assert terms.stall == 2 * terms.prefill
+    assert terms.congestion == terms.prefill / 2 == prefill_terms(REQUEST, pod, 0).congestion
     assert terms.decode == pytest.approx(0.4)
     assert terms.standing == 1.5
     assert terms.first_token == terms.prefill
@@ -88,3 +91,16 @@ def test_a_streamed_transfer_is_waited_for_in_part_and_judged_as_a_whole() -> No
     assert not is_transfer_too_long(request, streamed, 0)
     slower = TransferCost(0.002, 0.6 / (8000 * 1e5))
     assert is_transfer_too_long(request, streamed._replace(transfers=(slower,) * 3), 0)
+
+
+@pytest.mark.parametrize(
+    ("utilization", "harm"),
+    [
+        pytest.param(0.0, 0.0, id="an idle pod"),
+        pytest.param(0.5, 1.0, id="half: as much work waits behind as is in front"),
+        pytest.param(0.8, 4.0, id="busy"),
+        pytest.param(1.5, MOST_UTILIZATION / (1 - MOST_UTILIZATION), id="more than it can do"),
+    ],
+)
+def test_a_busy_pod_makes_later_prompts_wait(utilization: float, harm: float) -> None:
+    assert congestion(utilization) == pytest.approx(harm)

@@ -17,6 +17,7 @@ from tandem_planner.cost import (
     LATE_SHARE,
     STALL_WEIGHT,
     PodFigures,
+    congestion,
 )
 from tandem_planner.decode_fit import DecodeCost, DecodeFit
 from tandem_planner.kv_size import KvSize
@@ -30,6 +31,7 @@ from .exposed_share import ExposedShare
 from .fabric_fits import FabricFits, PlacedTransfers
 from .own_requests import OwnRequests
 from .prefill_queue import PrefillQueue
+from .utilization import Utilization
 
 OUTPUT_PRIOR: Final = 200.0
 """Tokens of an answer before any is counted."""
@@ -59,7 +61,7 @@ class PodEstimates:
     def __init__(self, weight: float = 1.0, sidecar: str = "") -> None:
         """`weight`: how much faster than others the pod is assumed to be until it is measured;
         `sidecar`: the address of its sidecar, if it has one."""
-        self.queue = PrefillQueue()
+        self.queue, self.utilization = PrefillQueue(), Utilization()
         prior = PrefillCost(*(c / weight for c in PREFILL_PRIOR))
         self.prefill, self.decode, self.transfer = PrefillFit(prior), DecodeFit(), TransferFit()
         """Of these the last one is that of all transfers to the pod."""
@@ -84,8 +86,10 @@ class PodEstimates:
         self.own = OwnRequests()
         self.observed_at: float | None = None
         """When an answer last told how long its prefill took: counters are not used then."""
-        self.is_decode = False
-        """Whether other pods are there to prefill for this one: it is spared from prefills."""
+        self.is_decode = self.is_unified = False
+        """Whether other pods are there to prefill for this one, so that it is spared from prefills;
+        and whether it does both phases and no prefill pod is there. Only then `congestion` counts:
+        it would move prompts from busy prefill pods to decode pods, whose answers become slow."""
         self._counters = CounterWindow()
         self._has_exact = False
         """Whether the requests of the window taught by themselves."""
@@ -162,6 +166,7 @@ class PodEstimates:
         if capacity_tokens is not None:
             self._free_tokens = capacity_tokens * (1.0 - load.kv_usage)
             self._placed_tokens = 0.0
+        self.utilization.fade(now)
         self._learn_from_counters(counters, load, now)
         self._running = load.running
         self.learned()
@@ -225,6 +230,7 @@ class PodEstimates:
             kv=kv,
             step=decode.step + decode.slope * decodes,
             exposed=self.exposed.value,
+            congestion=congestion(self.utilization.share) if self.is_unified else 0.0,
         )
 
 

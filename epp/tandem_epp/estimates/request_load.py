@@ -79,6 +79,7 @@ class RequestLoad:
         uncached = max(1, size.prompt - size.cached)
         seconds = computing.prefill.best.seconds(uncached, size.cached)
         self._entry = computing.queue.add(seconds, now, has_first_token=size.is_stream)
+        computing.utilization.add(seconds, now)
         self._overlap = computing.overlaps.begin(decode.sidecar)
         computing.count_placed(seconds, uncached + (0.0 if self._is_split else size.output))
         decode.awaiting_prefill += 1

@@ -234,6 +234,8 @@ class CostScheduler:
             # A unified pod is spared too where other pods are there to prefill for it.
             serves_decode = pod.backend.role.serves(Role.DECODE)
             estimates.is_decode = serves_decode and self._fleet.is_disaggregated(pod)
+            serves_prefill = pod.backend.role.serves(Role.PREFILL)
+            estimates.is_unified = serves_decode and serves_prefill and not estimates.is_decode
             known = (settings.kv[model] for model in models if model in settings.kv)
             estimates.kv = next(known, None) if models else only
             estimates.learned()

@@ -40,6 +40,8 @@ def test_the_table_follows_whatever_happens(seed: int) -> None:
     random, now = Random(seed), 1000.0
     fleet = fleet_of("abcd")
     pods, loads = list(fleet), list[RequestLoad]()
+    for each in pods:
+        each.estimates.is_unified = random.random() < 0.5
     for _ in range(30):
         now += random.choice([0.0, 0.05, 2.0])
         pod, other = random.sample(pods, 2)

@@ -281,6 +281,25 @@ def test_a_decode_pod_without_a_partner_is_no_candidate_for_a_split() -> None:
     assert {cost.pod for cost in trace.costs if cost.part == "unified"} == {"d", "other"}
 
 
+@pytest.mark.parametrize(
+    ("roles", "counts"),
+    [
+        pytest.param({"u1": "unified", "u2": "unified"}, True, id="unified pods alone"),
+        pytest.param({"u1": "unified", "p": "prefill"}, False, id="one beside a prefill pod"),
+        pytest.param({"d": "decode", "p": "prefill"}, False, id="separate pools"),
+    ],
+)
+def test_busy_pods_cost_more_only_where_each_computes_its_own_prompts(
+    roles: dict[str, str], counts: bool
+) -> None:
+    setup = PickerSetup(**roles)
+    for pod in setup.fleet:
+        pod.estimates.utilization.add(30.0, NOW)
+    costs = place(setup, "m").decision.explanation
+    assert costs is not None
+    assert all(("congestion" in trace.terms) == counts for trace in costs.traces())
+
+
 def adapter_setup() -> PickerSetup:
     """Two pods of each role; the second of each has the adapter `x`."""
     setup = PickerSetup(d1="decode", d2="decode", p1="prefill", p2="prefill")

@@ -107,8 +107,8 @@ class LeastLoaded(Policy):
 
 
 class Oracle(Policy):
-    """Minimises the picker's cost with perfect knowledge of speeds, queues, caches and lengths of
-    answers, over unified pods."""
+    """Minimises the picker's cost, but for the term `congestion`, with perfect knowledge of speeds,
+    queues, caches and lengths of answers, over unified pods."""
 
     def __init__(self, engines: Sequence[Engine], seed: int, *, discount: float = 0.0) -> None:
         """`discount`: share by which a token that the first pod computes seems to take less than it

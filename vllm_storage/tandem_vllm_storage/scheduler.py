@@ -193,8 +193,12 @@ class SchedulerSide:
         self, request: Any, state: RequestState, computed: int
     ) -> Future[Decision] | None:
         first = first_chunk(computed, request.num_tokens, self._size)
+        if first is None or self._client is None:
+            return None
         # While the breaker is open there is nothing to wait for, not even one step.
-        if first is None or self._client is None or not self._client.guard.breaker.allows:
+        if not self._client.guard.breaker.allows:
+            missing = request.num_tokens // self._size - first
+            self._figures.add_not_loaded(missing, Reason.BREAKER_OPEN)
             return None
         chains = self._chunks(request, request.num_tokens)
         if not chains:

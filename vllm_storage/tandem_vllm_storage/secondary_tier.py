@@ -1,0 +1,223 @@
+"""Storage as a secondary tier of vLLM's own OffloadingConnector, behind its host memory.
+
+    {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [
+       {"type": "TandemSecondaryTier", "module_path": "tandem_vllm_storage.secondary_tier",
+        "endpoint": "http://store:8080", "weights": "COMMIT"}]}
+
+The same objects, checksums and circuit breaker as the connector's, in a namespace of its own: the
+keys are vLLM's block hashes, and a chunk has the bytes of all workers in the layout of vLLM's host
+memory. Not run on a GPU. Raises StorageConfigError at the start.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future, wait
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, ClassVar, Final
+
+from vllm import __version__
+from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from tandem_kvstore.chunk_store import Chunk, ChunkStore
+from tandem_kvstore.client import StoreClient
+from tandem_kvstore.errors import Reason
+from tandem_kvstore.format.identity import KvIdentity
+from tandem_kvstore.format.tensors import LayerGroup, TensorSpec
+from tandem_kvstore.guard.breaker import BreakerState
+from tandem_kvstore.stores import open_store
+
+from .settings import StorageConfigError, StorageSettings, parse_settings
+from .store_thread import StoreThread
+
+NAMESPACE: Final = "inference/kv-offload"
+"""Default of kv_namespace: not the connector's, whose chunks have other bytes."""
+_LOOK_UP_SECONDS: Final = 0.25
+"""A look-up that takes longer is a miss. Longer: requests wait for a slow store."""
+_LOAD_SECONDS: Final = 5.0
+"""Longest load of a chunk. vLLM computes the request when it fails."""
+_KNOWN: Final = 1 << 16
+_GROUP: Final = "000"
+
+
+class NoFigures:
+    """vLLM counts the jobs of a tier itself."""
+
+    def record_load(self, chunks: int, size: int, seconds: float) -> None: ...
+    def record_not_loaded(self, chunks: int, reason: Reason) -> None: ...
+    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None: ...
+    def record_not_stored(self, reason: Reason) -> None: ...
+    def record_breaker(self, state: BreakerState) -> None: ...
+
+
+class TandemSecondaryTier(SecondaryTierManager):
+    """Stores and loads rows of vLLM's host memory. vLLM's scheduler calls its methods."""
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        checked = parse_settings({"kv_namespace": NAMESPACE, **settings}, 1)
+        if checked.weights is None:
+            raise StorageConfigError(
+                "TandemSecondaryTier: set weights to the commit of the model: vLLM tells the tier "
+                "its name only, under which other weights may lie later"
+            )
+        self._rows = primary_kv_view.cast("B")
+        self._specs = (TensorSpec("chunk", "uint8", (self.block_size_bytes,)),)
+        self._identity = _identity(offloading_spec.config, checked.weights, self.block_size_bytes)
+        self._thread = StoreThread()
+        self._client = self._thread.call(self._open(checked))
+        self._look_ups: dict[bytes, Future[bool]] = {}
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._jobs: set[Future[None]] = set()
+        self._results: SimpleQueue[JobResult] = SimpleQueue()
+
+    def lookup(self, key: bytes, req_context: Any) -> LookupResult:
+        if key in self._known:
+            return LookupResult.HIT
+        if (look_up := self._look_ups.get(key)) is None:
+            look_up = self._look_ups[key] = self._thread.submit(self._has(self._chunk(key)))
+        if not look_up.done():
+            return LookupResult.RETRY
+        del self._look_ups[key]
+        if not look_up.result():
+            return LookupResult.MISS
+        self._remember(key)
+        return LookupResult.HIT
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        self._submit(job_metadata, self._store)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        self._submit(job_metadata, self._load)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        return [self._results.get() for _ in range(self._results.qsize())]
+
+    def has_pending_work(self) -> bool:
+        return bool(self._jobs) or not self._results.empty()
+
+    def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def drain_jobs(self) -> None:
+        wait(tuple(self._jobs))
+
+    def shutdown(self) -> None:
+        self._thread.stop(self._client.close())
+
+    def _submit(
+        self,
+        job: TransferJob,
+        transfer: Callable[[Chunk, memoryview], Coroutine[Any, Any, bool]],
+    ) -> None:
+        pairs = [
+            (key, self._row(int(row))) for key, row in zip(job.keys, job.chunk_ids, strict=True)
+        ]
+        future = self._thread.submit(self._run(job, pairs, transfer))
+        self._jobs.add(future)
+        future.add_done_callback(self._jobs.discard)
+
+    async def _run(
+        self,
+        job: TransferJob,
+        pairs: list[tuple[bytes, memoryview]],
+        transfer: Callable[[Chunk, memoryview], Coroutine[Any, Any, bool]],
+    ) -> None:
+        begin = time.monotonic()
+        successful: list[bytes] = []
+        try:
+            results = await asyncio.gather(*(transfer(self._chunk(key), row) for key, row in pairs))
+            successful = [key for (key, _), is_done in zip(pairs, results, strict=True) if is_done]
+        finally:
+            # A chunk that could not be transferred is looked up again, not believed.
+            for key, _ in pairs:
+                self._known.pop(key, None)
+            result = JobResult(
+                job_id=job.job_id,
+                success=len(successful) == len(pairs),
+                successful_keys=successful,
+                transfer_time=time.monotonic() - begin,
+                transfer_bytes=len(successful) * self.block_size_bytes,
+            )
+            self._results.put(result)
+
+    async def _store(self, chunk: Chunk, row: memoryview) -> bool:
+        return await self._client.store(chunk, (LayerGroup(_GROUP, self._specs, (row,)),))
+
+    async def _load(self, chunk: Chunk, row: memoryview) -> bool:
+        groups = [(_GROUP, self._specs)]
+        deliver = partial(_copy, row)
+        result = await self._client.load([chunk], groups, deliver, 0, limit=_LOAD_SECONDS)
+        return result.chunks == 1
+
+    async def _has(self, chunk: Chunk) -> bool:
+        if not self._client.may_have(chunk):
+            return False
+        try:
+            async with asyncio.timeout(_LOOK_UP_SECONDS):
+                count, _ = await self._client.find([chunk])
+        except TimeoutError:
+            return False
+        return count == 1
+
+    async def _open(self, settings: StorageSettings) -> StoreClient:
+        location = settings.location()
+        objects = open_store(location)
+        return StoreClient(
+            ChunkStore(objects, location, self._identity),
+            objects,
+            NoFigures(),
+            chunk_tokens=self._identity.chunk_tokens,
+            chunk_bytes=self.block_size_bytes,
+        )
+
+    def _chunk(self, key: bytes) -> Chunk:
+        """vLLM's hash covers the prompt up to the chunk, so its place needs no chunk before it."""
+        name = hashlib.sha256(self._identity.digest().encode() + key).hexdigest()
+        return Chunk(name, "", self._identity.chunk_tokens)
+
+    def _row(self, index: int) -> memoryview:
+        size = self.block_size_bytes
+        return self._rows[index * size : (index + 1) * size]
+
+    def _remember(self, key: bytes) -> None:
+        self._known[key] = None
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+
+
+async def _copy(row: memoryview, _: int, __: str, tensors: list[memoryview]) -> None:
+    [row[:]] = tensors
+
+
+def _identity(config: Any, weights: str, row_bytes: int) -> KvIdentity:
+    tokens = config.groups[0].tokens_per_block * config.cache.blocks_per_chunk
+    version = ".".join(__version__.split(".")[:2])
+    layers = [name for group in config.groups for name in group.layer_names]
+    return KvIdentity(
+        weights=weights,
+        dtype=config.model.dtype,
+        layers=len(layers),
+        # The number of bytes and the layout cover what the tier is not told.
+        kv_heads=0,
+        head_dim=0,
+        block_size=config.groups[0].tokens_per_block,
+        chunk_tokens=tokens,
+        layout=f"vllm-{version};offload;{config.kv_cache_layout};{row_bytes};{','.join(layers)}",
+        tensor_parallel=(0, config.parallel.tp_size),
+        pipeline_parallel=(0, config.parallel.pp_size),
+        engine="vllm-offload",
+    )

@@ -95,6 +95,8 @@ class Vllm:
         self._pod = pod
         self._directory = directory
         [container] = [c for c in pod["spec"]["containers"] if c["name"] == "engine"]
+        self.container_document: dict[str, Any] = container
+        """The engine's container in the pod's manifest; a change applies to the next start."""
         self.name = str(pod["metadata"]["name"])
         self.address = HostPort(address, container["ports"][0]["containerPort"])
         self.log = directory / f"{self.name}.log"

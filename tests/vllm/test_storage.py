@@ -1,16 +1,25 @@
 """TandemStorageConnector on real vLLM: engines load what others stored; tokens never change."""
 
+import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from .engines import MODEL_NAME, metric
+from tandem_contract import endpoints, headers
+from tandem_contract.paths import RoutingPath
+
+from ..kvstore.servers import store_in_this_process
+from .api_requests import KINDS, ask
+from .engines import MODEL_NAME, make_pair, metric
+from .pairs import Moved, Pair, until
+from .pairs import page as metrics_page
 from .single import SingleVllm, single_vllm
-from .storage import CHUNK, data_objects, packages, transfer_config
+from .storage import CHUNK, add_storage, data_objects, packages, transfer_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -54,6 +63,55 @@ async def test_an_engine_that_restarted_loads_what_it_stored(
         while not metric(await engine.metrics(http), NOT_LOADED, reason="corrupt"):
             assert [await completion(http, engine, tokens) for tokens in prompts] == first
             await forget(http, engine)
+
+
+async def test_storage_beside_a_hand_off(
+    model: Path, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """NIXL comes first; what the prefill engine saved, the decode engine loads without a peer."""
+    kind = KINDS["completions"]
+    body = kind.body("All the same. " * 80, cache_salt="a conversation")
+    async with AsyncExitStack() as stack, AsyncExitStack() as store:
+        server = await store.enter_async_context(store_in_this_process(tmp_path / "store"))
+        engines = make_pair(model, tmp_path)
+        for engine in engines:
+            add_storage(engine, server.location.endpoint, tmp_path)
+        pair = Pair(*engines, tmp_path)
+        stack.callback(pair.end)
+        await asyncio.to_thread(pair.start)
+        await pair.shake_hands(http)
+
+        moved = await Moved(http, pair.decode.url(endpoints.METRICS)).begin()
+        answer = await pair.handed_off(http, kind, body)
+        assert answer.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
+
+        async def is_transferred() -> bool:
+            return await moved.by("vllm:nixl_bytes_transferred_sum") > 0
+
+        await until(is_transferred, 120)
+        assert await moved.by(LOADED) == 0, "the hand-off comes first"
+        text = kind.text(answer)
+        assert kind.text(await pair.alone(http, kind, body)) == text
+
+        async def is_stored() -> bool:
+            page = await metrics_page(http, pair.prefill.url(endpoints.METRICS))
+            return metric(page, STORED) >= CHUNK
+
+        async def without_peer() -> str:
+            # The prompt is in the decode engine's prefix cache from the request before.
+            async with http.post(pair.decode.url("/reset_prefix_cache")) as reset:
+                assert reset.status == 200
+            return kind.text(await ask(http, pair.decode.url(kind.path), body))
+
+        await until(is_stored, 120)
+        while await moved.by(LOADED) < CHUNK:
+            assert await without_peer() == text
+
+        await store.aclose()
+        moved = await Moved(http, pair.decode.url(endpoints.METRICS)).begin()
+        while not await moved.by(NOT_LOADED):
+            assert await without_peer() == text
+        assert kind.text(await pair.handed_off(http, kind, body)) == text
 
 
 def prompt(seed: int, length: int) -> list[int]:

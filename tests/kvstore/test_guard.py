@@ -70,6 +70,19 @@ def test_a_fast_store_is_used_whole_and_a_slow_one_not_at_all() -> None:
     assert learned.decide(16, CHUNK, SIZE, 0, now=11.1).chunks == 0
 
 
+def test_98_percent_hits_at_1_7_times_the_run_time_are_computed() -> None:
+    learned = LoadGuard(retry=1e9)
+    learned.observe_compute(1000, 0, 1.0)
+    size = 1 << 20
+    # Each load of a hit took 1.7 times as long as computing its tokens.
+    for chunks in (1, 4, 16) * 5:
+        seconds = 1.7 * learned.compute_seconds(chunks * 256, 0)
+        learned.observe_load(chunks * size, seconds, 0.0)
+    for chunks in range(1, 17):
+        decision = learned.decide(chunks, 256, size, 0, 1.0)
+        assert (decision.chunks, decision.reason) == (0, Reason.UNPROFITABLE)
+
+
 def test_what_does_not_fit_into_the_deadline_is_computed() -> None:
     # Loading takes 0.7 of computing: about half of it fits into the deadline of 0.5.
     decision = guard(CHUNK / 0.1, SIZE / 0.07).decide(16, CHUNK, SIZE, 0, now=1.0)

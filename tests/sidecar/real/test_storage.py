@@ -14,7 +14,11 @@ from .pair import FALLBACK, SPLIT, call, expected_tokens, start_pair
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
 CHUNK = 32
-CONNECTOR = ("--connector", "storage")
+# Time limits that a busy machine does not reach: these tests are about what is stored.
+CONNECTOR = (
+    *("--connector", "storage", "--kv-transfer-timeout", "120s"),
+    *("--prefill-timeout", "120s", "--silence-timeout", "60s"),
+)
 TRANSFERS = f"{metrics.KV_TRANSFER_SECONDS}_count"
 
 

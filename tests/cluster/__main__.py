@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace) -> None:
             tools.ensure(arguments.program or tools.MAKE_TEST, _say)
             if arguments.node:
                 tools.ensure_packages(tools.NODE_PACKAGES, _say)
-                tools.ensure((*tools.NODE, *tools.NODE_GATEWAYS), _say)
+                tools.ensure((*tools.NODE, *tools.NODE_GATEWAYS, *tools.NODE_POLICIES), _say)
         case "up":
             node.up(_say)
             if arguments.gpus:

@@ -29,6 +29,7 @@ _PROGRAMS = {
     "gateway_definitions": (tools.GATEWAY_CRDS,),
     "istiod_program": ("pilot-discovery",),
     "envoy_gateway_program": ("envoy-gateway", tools.GATEWAY_CRDS),
+    "kube_router_program": tools.NODE_POLICIES,
     "conformance_program": (gobuild.CONFORMANCE, tools.GATEWAY_CRDS),
 }
 """Programs that each fixture needs."""
@@ -153,6 +154,11 @@ def istiod_program() -> None:
 @pytest.fixture(scope="session")
 def envoy_gateway_program() -> None:
     """For tests that run Envoy Gateway: they are skipped where it is not built."""
+
+
+@pytest.fixture(scope="session")
+def kube_router_program() -> None:
+    """For tests of NetworkPolicies on the node: they are skipped where it is not built."""
 
 
 @pytest.fixture(scope="session")

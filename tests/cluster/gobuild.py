@@ -161,6 +161,7 @@ _KUBERNETES_PROGRAMS = (
     *("kubelet", "kube-proxy", "kubectl"),
 )
 _HELM = "helm.sh/helm/v3"
+_KUBE_ROUTER = "github.com/cloudnativelabs/kube-router/v2"
 _TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
 _VERSITYGW = "github.com/versity/versitygw"
 _H2SPEC = "github.com/summerwind/h2spec"
@@ -212,6 +213,15 @@ PROGRAMS = {name: _kubernetes(name) for name in _KUBERNETES_PROGRAMS} | {
             ("sigs.k8s.io/kwok/cmd/kwok",),
             _tool_module("sigs.k8s.io/kwok/cmd/kwok", versions.KWOK),
             f"-s -w -X sigs.k8s.io/kwok/pkg/consts.Version=v{versions.KWOK}",
+        ),
+        # Enforces NetworkPolicies.
+        Program(
+            "kube-router",
+            versions.KUBE_ROUTER,
+            f"kube-router-{versions.KUBE_ROUTER}",
+            (f"{_KUBE_ROUTER}/cmd/kube-router",),
+            _tool_module(f"{_KUBE_ROUTER}/cmd/kube-router", versions.KUBE_ROUTER),
+            f"-s -w -X {_KUBE_ROUTER}/pkg/version.Version={versions.KUBE_ROUTER}",
         ),
         Program(
             "toxiproxy",

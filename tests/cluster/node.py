@@ -9,7 +9,8 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from . import (
@@ -103,11 +104,34 @@ class Node:
 
     def inside(self, *command: str) -> str:
         """The stdout of a command run in the node's namespaces. Raises CalledProcessError."""
-        starter = detached.find(self._record("node"))
-        first = starter and detached.child(starter)
-        enter = ["nsenter", f"--target={first}", "--mount", "--net", "--pid", "--uts", "--ipc"]
+        enter = self._enter("--mount", "--net", "--pid", "--uts", "--ipc")
         done = subprocess.run([*enter, *command], check=True, stdout=subprocess.PIPE, text=True)
         return done.stdout
+
+    @contextmanager
+    def running(self, *command: str) -> Iterator[None]:
+        """Run a program in the node's network and mounts until the block ends; its log is in
+        `logs`. Raises DidNotStart when it has ended before."""
+        log = self.logs / f"{Path(command[0]).name}.log"
+        # In a process namespace of its own, nsenter would stay between us and the program.
+        enter = self._enter("--mount", "--net")
+        with (
+            log.open("w") as out,
+            subprocess.Popen(
+                [*enter, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            ) as process,
+        ):
+            try:
+                yield
+                if process.poll() is not None:
+                    raise DidNotStart(f"{command[0]} ended with {process.returncode}, see {log}")
+            finally:
+                process.terminate()
+
+    def _enter(self, *namespaces: str) -> list[str]:
+        starter = detached.find(self._record("node"))
+        first = starter and detached.child(starter)
+        return ["nsenter", f"--target={first}", *namespaces]
 
     def show_gpus(self, count: int) -> None:
         """Make the node report `count` `nvidia.com/gpu`, without a device plugin behind them."""

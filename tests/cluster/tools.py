@@ -46,11 +46,14 @@ MAKE_TEST = (
 """What `make test` uses beyond the Python environment."""
 NODE_GATEWAYS = (gobuild.CONFORMANCE, GATEWAY_CRDS, "pilot-discovery", "envoy-gateway")
 """What tests of gateways on the node need beside the node."""
+NODE_POLICIES = ("kube-router",)
+"""What tests of NetworkPolicies on the node need beside the node."""
 ALL = (*gobuild.PROGRAMS, "etcd", "promtool", "chromium", GATEWAY_CRDS)
 # A file of each Debian package, and the package.
 NODE_PACKAGES = {
     "/usr/sbin/runc": "runc",
     "/usr/sbin/iptables": "iptables",
+    "/usr/sbin/ipset": "ipset",
     "/usr/sbin/nft": "nftables",
     "/usr/sbin/conntrack": "conntrack",
     "/usr/lib/cni/bridge": "containernetworking-plugins",
@@ -152,7 +155,11 @@ def _has_version(binary: Path, program: Program) -> bool:
     if not program.version_flags:
         return True
     output = subprocess.run(
-        [binary, *program.version_flags], check=False, capture_output=True, text=True
+        [binary, *program.version_flags],
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     return program.version in output.stdout
 

@@ -5,6 +5,8 @@ CONTAINERD = "2.4.2"
 COREDNS = "1.15.0"
 HELM = "3.22.0"
 KWOK = "0.8.0"
+# The newest version that the Go module proxy serves.
+KUBE_ROUTER = "2.1.0"
 TOXIPROXY = "2.5.0"
 VERSITYGW = "1.8.0"
 H2SPEC = "2.2.1"

@@ -1,4 +1,4 @@
-"""A Hugging Face hub on loopback, as far as `huggingface_hub` asks it for one repository."""
+"""A Hugging Face hub on this machine, as far as `huggingface_hub` asks it for one repository."""
 
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -59,15 +59,15 @@ class FakeHub:
 
 
 @asynccontextmanager
-async def serving(hub: FakeHub) -> AsyncIterator[FakeHub]:
-    """Serve on a free port until the block ends; `hub.url` is its address."""
+async def serving(hub: FakeHub, host: str = "127.0.0.1") -> AsyncIterator[FakeHub]:
+    """Serve on a free port of `host` until the block ends; `hub.url` is its address."""
     app = web.Application()
     app.router.add_get(f"/api/models/{REPOSITORY}/revision/{{revision}}", hub.revision)
     app.router.add_get(f"/api/models/{REPOSITORY}/tree/{COMMIT}", hub.tree)
     app.router.add_get(f"/{REPOSITORY}/resolve/{COMMIT}/{{name:.*}}", hub.file)
     runner = web.AppRunner(app)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, host, 0).start()
     hub.url = "http://{}:{}".format(*runner.addresses[0])
     try:
         yield hub

@@ -22,12 +22,12 @@ class Answer:
     text: str
 
 
-def chat(address: str, prompt: str, *, tokens: int = 16) -> Answer:
+def chat(address: str, prompt: str, *, tokens: int = 16, model: str = MODEL) -> Answer:
     """Send one chat request to `host:port` with greedy decoding."""
     connection = http.client.HTTPConnection(address, timeout=_SECONDS)
     try:
         connection.request(
-            *("POST", "/v1/chat/completions", json.dumps(_body(prompt, tokens))),
+            *("POST", "/v1/chat/completions", json.dumps(_body(prompt, tokens) | {"model": model})),
             {"content-type": "application/json"},
         )
         response = connection.getresponse()

@@ -65,7 +65,12 @@ def listening(node: Node, pods: Sequence[Any]) -> list[Place]:
 
 def reachable(node: Node, places: Sequence[Place]) -> list[Place]:
     """Those of `places` to which the stranger can connect."""
-    found = _run(node, "stranger", NAMESPACE, PROBE, json.dumps(places))
+    return reachable_from(node, ("stranger", NAMESPACE), places)
+
+
+def reachable_from(node: Node, pod: tuple[str, str], places: Sequence[Place]) -> list[Place]:
+    """Those of `places` to which the pod (name, namespace) can connect."""
+    found = _run(node, *pod, PROBE, json.dumps(places))
     return [(address, port) for address, port in found]
 
 

@@ -4,13 +4,10 @@ One installation serves all tests of this module; each leaves it as it found it,
 which removes it.
 """
 
+import asyncio
 import json
-import socket
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,119 +15,20 @@ import pytest
 from tandem_contract import labels, ports
 from tandem_contract.paths import RoutingPath
 from tests.cluster.node import Node
+from tests.operator.fake_hub import COMMIT, REPOSITORY
 
-from .client import Stream, chat
-from .enforcing import enforced
-from .stranger import listening, reachable, stranger
+from . import downloaded
+from .client import chat
+from .downloaded import Download
+from .enforcing import enforced, forget_connections
+from .site import CHART, QUICKSTART, RELEASE, SECONDS, SYSTEM, TEAM, Site, prompt, until
+from .stranger import listening, reachable, reachable_from, stranger
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
-CHART = str(ROOT / "charts/tandem")
-QUICKSTART = str(ROOT / "examples/quickstart.yaml")
-RELEASE, SYSTEM, TEAM = "tandem", "tandem-system", "team-a"
-_SECONDS = 180
 # Long enough for a test to act on the pod of a running stream: a fast machine generates 1,200
 # tokens in less time than two calls of kubectl take.
 _LONG_STREAM_TOKENS = 5000
-
-
-class Site:
-    """The Helm release and the pools, managed as an administrator would."""
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-
-    def kubectl(self, *arguments: str, namespace: str = TEAM) -> str:
-        return self.node.kubectl(*arguments, f"--namespace={namespace}")
-
-    def helm(self, *arguments: str) -> str:
-        return self.node.helm(*arguments, f"--namespace={SYSTEM}")
-
-    def get(self, *arguments: str, namespace: str = TEAM) -> Any:
-        return json.loads(self.kubectl("get", *arguments, "--output=json", namespace=namespace))
-
-    def install(self) -> None:
-        for name in (SYSTEM, TEAM):
-            self.node.kubectl("create", "namespace", name)
-            enforced = "pod-security.kubernetes.io/enforce=restricted"
-            self.node.kubectl("label", "namespace", name, enforced)
-        self.helm("install", RELEASE, CHART, "--wait", f"--timeout={_SECONDS}s")
-
-    def clear(self) -> None:
-        """Remove the release, the pools, the namespaces and the CRDs, as far as they exist."""
-        if "tandem.dev" in self.node.kubectl("api-versions"):
-            pools = ("delete", "decodepools,prefillpools", "--all", "--all-namespaces")
-            self.node.kubectl(*pools)
-        self.helm("uninstall", RELEASE, "--ignore-not-found")
-        self.node.kubectl("delete", "namespace", TEAM, SYSTEM, "--ignore-not-found")
-        self.node.kubectl("delete", "--ignore-not-found", f"--filename={ROOT / 'crds'}")
-
-    def ready(self) -> None:
-        self.kubectl(
-            *("wait", "--for=condition=Ready", f"--timeout={_SECONDS}s"),
-            *("prefillpool/quickstart-prefill", "decodepool/quickstart"),
-        )
-
-    def scale_operator(self, replicas: int) -> None:
-        """Scale the operator's Deployment; returns once the pods are gone or available."""
-        self.kubectl("scale", "deployment/tandem", f"--replicas={replicas}", namespace=SYSTEM)
-        if replicas:
-            self._wait("--for=condition=Available", "deployment/tandem")
-        else:
-            self._wait("--for=delete", "pod", "--selector=app.kubernetes.io/component=operator")
-
-    def _wait(self, *arguments: str) -> None:
-        self.kubectl("wait", *arguments, f"--timeout={_SECONDS}s", namespace=SYSTEM)
-
-    def pods(self, selector: str) -> dict[str, str]:
-        """Pod name → uid, without pods that are being deleted."""
-        return {
-            pod["metadata"]["name"]: pod["metadata"]["uid"]
-            for pod in self.get("pods", f"--selector={selector}")["items"]
-            if "deletionTimestamp" not in pod["metadata"]
-        }
-
-    @property
-    def engines(self) -> dict[str, str]:
-        return self.pods(labels.POOL)
-
-    @property
-    def address(self) -> str:
-        """`host:port` of Envoy's Service, reachable from this machine."""
-        service = self.get("service", "quickstart")["spec"]
-        return f"{service['clusterIP']}:{service['ports'][0]['port']}"
-
-    def is_reachable(self) -> bool:
-        """Whether kube-proxy has set up Envoy's Service: until then packets to it are lost, also
-        those that a connection begun too early sends again."""
-        host, port = self.address.split(":")
-        with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-            return True
-        return False
-
-    def prefill_address(self) -> str:
-        (pod,) = self.get("pods", f"--selector={labels.ROLE}=prefill")["items"]
-        return f"{pod['status']['podIP']}:8000"
-
-    def streams(self, count: int, tokens: int) -> list[Stream]:
-        """Start `count` long streams over all decode pods; returns once each has begun."""
-        address = self.address
-        streams = [Stream(address, prompt(), tokens).start() for _ in range(count)]
-        assert all(stream.begun.wait(_SECONDS) for stream in streams)
-        return streams
-
-
-def prompt(words: int = 600) -> str:
-    """A new prompt at each call, long enough for a hand-off."""
-    return " ".join(uuid.uuid4().hex[:6] for _ in range(words // 6))
-
-
-def until(holds: Callable[[], bool], event: str) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {_SECONDS} s for: {event}"
-        time.sleep(0.2)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +107,7 @@ def test_drains_while_the_operator_is_away(site: Site) -> None:
     site.kubectl("delete", "pod", leaving, "--wait=false")
     assert not streams[0].whole, "the stream ended too early: use more tokens"
     assert [stream.finished().ended for stream in streams] == ["[DONE]"] * 4
-    site.kubectl("wait", "--for=delete", f"pod/{leaving}", f"--timeout={_SECONDS}s")
+    site.kubectl("wait", "--for=delete", f"pod/{leaving}", f"--timeout={SECONDS}s")
     site.scale_operator(1)
     until(lambda: len(site.pods(f"{labels.ROLE}=decode")) == 2, "the pod's replacement")
     site.ready()
@@ -232,6 +130,7 @@ def test_a_changed_setting_reaches_running_sidecars(site: Site) -> None:
     assert site.engines == before
 
 
+@pytest.mark.usefixtures("kube_router_program")
 def test_policies_let_another_team_reach_envoy_only_and_let_hand_offs_pass(site: Site) -> None:
     pods = site.get("pods", f"--selector={labels.POOL}")["items"]
     places = listening(site.node, pods)
@@ -244,18 +143,58 @@ def test_policies_let_another_team_reach_envoy_only_and_let_hand_offs_pass(site:
     host, port = site.address.split(":")
     envoy = (host, int(port))
     image = next(pod["spec"]["initContainers"] for pod in pods if "initContainers" in pod["spec"])
-    policies = site.get("networkpolicies")["items"]
     with stranger(site.node, image[0]["image"]):
         # Without enforcement everything is open: what follows is due to the policies.
         assert reachable(site.node, [*places, envoy]) == [*places, envoy]
-        everywhere = json.loads(site.node.kubectl("get", "pods", "-A", "--output=json"))["items"]
-        with enforced(site.node, policies, everywhere):
-            assert reachable(site.node, [*places, envoy]) == [envoy]
+        with enforced(site.node):
+            until(lambda: reachable(site.node, [*places, envoy]) == [envoy], "only Envoy open")
+            forget_connections(site.node)
             question = prompt(2400)
             answer = chat(site.address, question)
             assert answer.status == 200, answer.text
             assert answer.path == RoutingPath.PREFILL_THEN_DECODE
     assert answer.text == chat(site.prefill_address(), question).text
+
+
+@pytest.fixture(scope="module")
+def download(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Download]:
+    """Pools whose model was downloaded from a hub that has ended."""
+    try:
+        yield asyncio.run(downloaded.create(site, tmp_path_factory.mktemp("hub")))
+    finally:
+        downloaded.remove(site)
+
+
+def test_engines_start_from_a_cache_that_a_job_has_filled(site: Site, download: Download) -> None:
+    assert download.partly["commit"] == COMMIT
+    assert download.partly["bytes"] == download.files["model.safetensors"]
+    assert download.partly["totalBytes"] == sum(download.files.values())
+    assert not download.early_pods
+    assert download.requests == dict.fromkeys(download.files, 1)
+    for pod, port in zip(downloaded.ready_pods(site), (8000, 8200), strict=True):
+        arguments = pod["spec"]["containers"][0]["args"]
+        assert arguments[arguments.index("--revision") + 1] == COMMIT
+        answer = chat(f"{pod['status']['podIP']}:{port}", "hello", model=REPOSITORY)
+        assert answer.status == 200, answer.text
+
+
+@pytest.mark.usefixtures("download", "kube_router_program")
+def test_policies_open_ucxs_ports_inside_a_set_only(site: Site) -> None:
+    prefill, decode = downloaded.ready_pods(site)
+    from_prefill = (prefill["metadata"]["name"], TEAM)
+    (other, *_) = site.pods(f"{labels.POOL}=quickstart")
+    address = decode["status"]["podIP"]
+    # The first and the last port of the range; the one after it listens, too.
+    first, last, outside = ((address, port) for port in (20000, 20999, 21000))
+    places = [first, last, outside]
+    for pod in (from_prefill, (other, TEAM)):
+        assert reachable_from(site.node, pod, places) == places
+    with enforced(site.node):
+        until(
+            lambda: reachable_from(site.node, from_prefill, places) == [first, last],
+            "the range open to the set",
+        )
+        until(lambda: not reachable_from(site.node, (other, TEAM), places), "no other port open")
 
 
 def test_helm_test(site: Site) -> None:

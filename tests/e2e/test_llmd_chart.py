@@ -25,7 +25,7 @@ from tests.cluster.node import Node
 
 from .client import chat
 from .llmd.router import HTTP, router
-from .test_kubernetes import prompt
+from .site import prompt
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 

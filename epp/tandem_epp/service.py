@@ -22,13 +22,10 @@ from .discovery import Discovery, Watch, connect, discover, discover_pool_object
 from .http2.held_bytes import HeldBytes
 from .memory_limit import default_held_bytes
 from .metrics import HeldCollector
-from .peers.channel import PeerChannel, PeerSettings
-from .peers.metrics import PeerMetrics
-from .peers.turns import Turns
+from .peers.channel import PeerSettings
 from .servers import Servers
 from .settings import Settings
-from .shared_fleet import SharedFleet
-from .turn_taking import TurnMetrics, TurnTaker
+from .sharing import share
 
 _log: Final = logging.getLogger(__name__)
 
@@ -51,11 +48,10 @@ class Service:
             settings.held_bytes or default_held_bytes(largest_body=settings.max_body)
         )
         self._metrics.registry.register(HeldCollector(self._held))
-        self._shared = SharedFleet(self._fleet)
-        self._turns: TurnTaker | None = None
-        """None: there is one replica."""
-        self._channel = self._share(plan_keys)
-        self.preparer = self._decisions.preparer(self._turns)
+        peers = PeerSettings(peers=settings.peers, listen=settings.peer_listen)
+        sharing = share(self._decisions, peers, plan_keys)
+        self._shared, self._channel = sharing.fleet, sharing.channel
+        self.preparer = self._decisions.preparer(sharing.turns)
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
         """Set by a second signal: it ends the time in which new requests are still answered."""
@@ -64,20 +60,6 @@ class Service:
         """None with static discovery."""
         self._pool_objects: tuple[Watch, ...] = ()
         """None without an InferencePool."""
-
-    def _share(self, plan_keys: dict[str, bytes]) -> PeerChannel:
-        """The channel to the other replicas, which are told of this one's placements."""
-        registry = self._metrics.registry
-        settings = PeerSettings(peers=self._settings.peers, listen=self._settings.peer_listen)
-        channel = PeerChannel(settings, self._shared, PeerMetrics(registry))
-        channel.use_keys(plan_keys)
-        # Without peers too: it tells which entries of an access log count.
-        self._picker.observer = self._shared
-        if settings.peers:
-            self._shared.publisher = channel
-            self._shared.turns = turns = Turns(channel, asyncio.get_running_loop().call_later)
-            self._turns = TurnTaker(self._fleet, channel, turns, TurnMetrics(registry))
-        return channel
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; nothing runs afterwards. Raises OSError, NotConfigured."""

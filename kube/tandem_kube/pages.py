@@ -1,5 +1,6 @@
 """The HTTP pages that the kubelet and Prometheus read from a process: health and metrics."""
 
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -43,17 +44,31 @@ def metrics_app(registry: CollectorRegistry) -> web.Application:
 
 @asynccontextmanager
 async def listening(
-    app: web.Application, address: HostPort, flag: str, tls: ssl.SSLContext | None = None
+    app: web.Application,
+    address: HostPort | socket.socket,
+    flag: str,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[None]:
-    """Serve `app` on `address`, which the user set with `flag`. Raises OSError, naming the flag."""
+    """Serve `app` on `address`, which the user set with `flag`, or on a socket that listens.
+
+    Raises OSError, naming the flag.
+    """
     # No access log: probes and scrapes arrive every few seconds.
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
         try:
-            await web.TCPSite(runner, address.host, address.port, ssl_context=tls).start()
+            await _site(runner, address, tls).start()
         except OSError as err:
             raise OSError(f"cannot listen on {address}: is the port in use? See {flag}") from err
         yield
     finally:
         await runner.cleanup()
+
+
+def _site(
+    runner: web.AppRunner, address: HostPort | socket.socket, tls: ssl.SSLContext | None
+) -> web.BaseSite:
+    if isinstance(address, socket.socket):
+        return web.SockSite(runner, address, ssl_context=tls)
+    return web.TCPSite(runner, address.host, address.port, ssl_context=tls)

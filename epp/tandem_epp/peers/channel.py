@@ -46,6 +46,8 @@ class PeerSettings:
     resolves to is one replica, as with a headless Service. Empty: no channel."""
     listen: HostPort = _LISTEN
     """Address on which this replica listens for the others."""
+    inherited: socket.socket | None = None
+    """A socket that listens already, to be used instead of `listen`."""
     grace: float = GRACE_SECONDS
     """Seconds for which requests of a replica that is gone still count."""
 
@@ -155,7 +157,7 @@ class PeerChannel:
         if not self._settings.peers:
             yield
             return
-        address = self._settings.listen
+        address = self._settings.inherited or self._settings.listen
         # The sessions of dialers never end, so there is no total timeout.
         async with (
             ClientSession() as client,

@@ -221,7 +221,7 @@ class SupervisorAdmin(AdminHandlers):
 
     async def metrics_page(self) -> bytes:
         # A worker that does not answer counts as at its last scrape: a sum must not fall.
-        for worker, status, body in await self._request_all(endpoints.METRICS):
+        for worker, status, body in await self.request_all(endpoints.METRICS):
             if status == 200:
                 worker.page = aggregate.parse_page(body.decode())
         await self.counters.refresh()
@@ -232,7 +232,7 @@ class SupervisorAdmin(AdminHandlers):
     async def not_ready(self) -> str | None:
         if self._workers.draining:
             return "draining\n"
-        answers = await self._request_all(endpoints.READY)
+        answers = await self.request_all(endpoints.READY)
         # The kernel may give a new client to any worker, so all of them must be ready.
         problems = [body.decode() for _, status, body in answers if status != 200]
         if not answers:
@@ -244,12 +244,12 @@ class SupervisorAdmin(AdminHandlers):
         return len((await self.current_state())["in_flight"])
 
     async def current_state(self) -> dict[str, Any]:
-        answers = await self._request_all(endpoints.STATE)
+        answers = await self.request_all(endpoints.STATE)
         states = {w.pid: msgspec.json.decode(body) for w, status, body in answers if status == 200}
         return aggregate.merge_states(states, draining=self._workers.draining)
 
     async def find_traces(self, request_id: str) -> Sequence[Any]:
-        answers = await self._request_all(trace_path(request_id))
+        answers = await self.request_all(trace_path(request_id))
         return aggregate.merge_traces(
             [msgspec.json.decode(body) for _, status, body in answers if status == 200]
         )
@@ -263,7 +263,7 @@ class SupervisorAdmin(AdminHandlers):
             sample for samples in families for sample in samples.items()
         )
 
-    async def _request_all(self, path: str) -> list[tuple[Worker, int, bytes]]:
+    async def request_all(self, path: str) -> list[tuple[Worker, int, bytes]]:
         """Worker, status and body of each answer; workers that do not answer are left out."""
         answers = await asyncio.gather(*(_request(w, path) for w in self._workers.serving))
         return [answer for answer in answers if answer is not None]

@@ -14,12 +14,14 @@ Errors: `WorkerFailed`: a worker exited before it served.
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -74,7 +76,7 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
         for_admin = listen(settings.admin, "--admin")
         for listener in (*for_clients, *for_admin):
             stack.callback(listener.close)
-        supervisor = Supervisor(settings, for_clients, arguments)
+        supervisor = Supervisor(settings, WorkerCommand(arguments), for_clients)
         signals = StopSignals()
         signals.install()
         pool = Pool(EngineTls(settings.tls, settings.engine).for_address)
@@ -108,6 +110,18 @@ async def _follow_until_drain(
         task.cancel()
 
 
+@dataclass(frozen=True)
+class WorkerCommand:
+    """How workers are started: this program again, as a worker."""
+
+    arguments: Sequence[str]
+    module: str = "tandem_sidecar.main"
+    sockets: tuple[int, ...] = ()
+    """File descriptors that workers inherit beside those of `--worker-sockets`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that workers have beside this process's own."""
+
+
 class WorkerProcess:
     """A started worker."""
 
@@ -123,9 +137,9 @@ class WorkerProcess:
 
     @classmethod
     async def spawn(
-        cls, number: int, clients: tuple[int, ...], arguments: Sequence[str]
+        cls, number: int, clients: tuple[int, ...], command: WorkerCommand
     ) -> "WorkerProcess":
-        """Start this command again as worker `number`. Raises OSError."""
+        """Start worker `number`. Raises OSError."""
         # The supervisor's copy of the socket is closed once the worker has inherited it: when the
         # worker exits, connecting to it fails instead of waiting for an answer.
         with listen_abstract() as admin:
@@ -133,12 +147,13 @@ class WorkerProcess:
             socket_name: str = admin.getsockname().decode()
             process = await asyncio.create_subprocess_exec(
                 # -P: modules in the working directory must not shadow installed ones.
-                *(sys.executable, "-P", "-m", "tandem_sidecar.main"),
-                *arguments,
+                *(sys.executable, "-P", "-m", command.module),
+                *command.arguments,
                 *("--worker-sockets", str(sockets)),
                 stdin=PIPE,
                 stdout=PIPE,
-                pass_fds=(*clients, admin.fileno()),
+                pass_fds=(*clients, admin.fileno(), *command.sockets),
+                env={**os.environ, **command.environment},
                 # A process group of its own: Ctrl-C in a terminal goes to the supervisor alone,
                 # which drains its workers.
                 process_group=0,
@@ -179,7 +194,7 @@ class Supervisor:
     """Starts the workers and replaces those that exit."""
 
     def __init__(
-        self, settings: Settings, clients: Sequence[socket.socket], arguments: Sequence[str]
+        self, settings: Settings, command: WorkerCommand, clients: Sequence[socket.socket]
     ) -> None:
         self.draining = False
         self.exited_totals: Families = {}
@@ -187,7 +202,7 @@ class Supervisor:
         self.serving: list[WorkerProcess] = []
         self._settings = settings
         self._clients = tuple(listener.fileno() for listener in clients)
-        self._arguments = arguments
+        self._command = command
         self._alive: set[WorkerProcess] = set()
         """Every worker that has not exited: those in `serving`, and those that are starting."""
         self._restarters: list[asyncio.Task[None]] = []
@@ -203,6 +218,10 @@ class Supervisor:
         """Have all workers read the configuration again; the supervisor has validated it."""
         self._settings = settings
         logs.configure(settings.log_format, settings.log_level)
+        self.reload()
+
+    def reload(self) -> None:
+        """Have all workers read the configuration again."""
         for worker in self.serving:
             worker.send_signal(signal.SIGHUP)
 
@@ -247,7 +266,7 @@ class Supervisor:
             restarter.cancel()
 
     async def _start_worker(self, number: int) -> WorkerProcess:
-        worker = await WorkerProcess.spawn(number, self._clients, self._arguments)
+        worker = await WorkerProcess.spawn(number, self._clients, self._command)
         # Before `ready`: a worker that hangs at its start must be ended with the others.
         self._alive.add(worker)
         await worker.ready()

@@ -10,6 +10,9 @@
 - `components`: creates both halves of the process and connects them
 - `admin`: the admin port
 - `run`: start, reload, drain and end
+- `workers`: several such processes on one port; `workers_admin` answers for all of them
+- `peers`: how workers reach each other
+- `ready`: the line that tells that it serves
 
 It has no policy and no HTTP of its own: what decides is in `tandem_epp`, what serves a request
 whose engines are chosen is in `tandem_sidecar`, and neither knows the other.

@@ -13,20 +13,30 @@ from prometheus_client import generate_latest
 from tandem_contract import endpoints
 from tandem_epp.debug import routes as decision_routes
 from tandem_epp.decisions import Decisions
-from tandem_sidecar.process.admin import ProcessAdmin
+from tandem_sidecar.process.admin import Health, ProcessAdmin
 from tandem_sidecar.process.aggregate import format_page, parse_page
+from tandem_sidecar.process.wiring import DataPath
 
 
 class RouterAdmin(ProcessAdmin):
     """Answers for this process."""
 
-    decisions: Decisions
-    """Set once, before the port is served."""
+    def __init__(self, decisions: Decisions, path: DataPath, health: Health) -> None:
+        super().__init__(
+            metrics=path.metrics,
+            observer=path.observer,
+            lifecycle=path.lifecycle,
+            health=health,
+            breakers=path.breakers,
+            history=path.history,
+            counters=None,
+        )
+        self._decisions = decisions
 
     def routes(self) -> list[web.RouteDef]:
         """The admin port's paths and handlers."""
-        fleet = self.decisions.fleet
-        pages = decision_routes(self.decisions.history, fleet)
+        fleet = self._decisions.fleet
+        pages = decision_routes(self._decisions.history, fleet)
         # What `/requests/ID` of an EPP answers is here at `/debug/decisions?request_id=ID`.
         debug = [page for page in pages if not page.path.startswith(endpoints.REQUESTS)]
         return [*super().routes(), web.get(endpoints.HEALTH, self.readyz), *debug]
@@ -35,7 +45,7 @@ class RouterAdmin(ProcessAdmin):
         """Both halves' metrics. A family that both have is the data path's: it serves every
         request, and an EPP counts there what no sidecar serves."""
         own = parse_page((await super().metrics_page()).decode())
-        decisions = parse_page(generate_latest(self.decisions.metrics.registry).decode())
+        decisions = parse_page(generate_latest(self._decisions.metrics.registry).decode())
         types = {_type_line(header) for header in own}
         added = {
             header: page for header, page in decisions.items() if _type_line(header) not in types
@@ -46,7 +56,7 @@ class RouterAdmin(ProcessAdmin):
         """The sidecar's state, and every backend."""
         state = await super().current_state()
         del state["engine_healthy"]
-        ready = set(self.decisions.fleet.ready_pods(None))
+        ready = set(self._decisions.fleet.ready_pods(None))
         backends = [
             {
                 "name": pod.name,
@@ -55,7 +65,7 @@ class RouterAdmin(ProcessAdmin):
                 "in_flight": pod.in_flight,
                 "weight": pod.backend.weight,
             }
-            for pod in self.decisions.fleet
+            for pod in self._decisions.fleet
         ]
         return {**state, "backends": backends}
 

@@ -11,12 +11,14 @@ from tandem_contract.paths import Role
 from tandem_epp.configuration import Configuration
 from tandem_epp.decisions import Decisions
 from tandem_epp.settings import Settings as EppSettings
+from tandem_epp.sharing import share
 from tandem_sidecar.process.wiring import DataPath
 from tandem_sidecar.security.credentials import EngineTls, listen_tls
 from tandem_sidecar.settings import Settings
 
 from .admin import RouterAdmin
 from .configuration import address_of, authorizations, handoff_settings, tls_addresses
+from .peers import WorkerPeers
 from .placed import Parts
 from .placements import Placements
 from .requests import RoutedRequests
@@ -40,8 +42,15 @@ class BackendHealth:
 class Components:
     """The components of a router process; nothing listens and no task runs yet."""
 
-    def __init__(self, settings: Settings, epp: EppSettings, configuration: Configuration) -> None:
-        """`settings`: of the data path, from flags."""
+    def __init__(
+        self,
+        settings: Settings,
+        epp: EppSettings,
+        configuration: Configuration,
+        peers: WorkerPeers | None = None,
+    ) -> None:
+        """`settings`: of the data path, from flags. `peers`: the other workers; None: this process
+        is the only one."""
         self._flags = settings
         # Which backends speak TLS, their URLs tell, also those of a later configuration.
         self._engine_tls = EngineTls(replace(settings.tls, prefill=True), _NO_ENGINE)
@@ -49,14 +58,18 @@ class Components:
         self._authorizations = authorizations(configuration)
         self.decisions = Decisions(epp, configuration, {})
         self.decisions.picker.cleans_requests = True
-        self.preparer = self.decisions.preparer(None)
+        sharing = share(self.decisions, peers.settings, peers.keys) if peers else None
+        self.channel = sharing.channel if sharing else None
+        self.preparer = self.decisions.preparer(sharing.turns if sharing else None)
 
     def open(self, stack: AsyncExitStack) -> None:
         """Create the data path; `stack` ends everything that runs."""
         decisions, configuration = self.decisions, self.decisions.configuration
         settings = handoff_settings(configuration, self._flags)
         tls = listen_tls(settings.listen_tls)
-        self._path = path = DataPath(settings, self._tls_for, stack, watches_transfers=True)
+        self._path = path = DataPath(
+            settings, self._tls_for, stack, watches_transfers=self.channel is None
+        )
         placements = Placements(path.observer)
         path.context.observer = placements
         health = BackendHealth(decisions)
@@ -68,16 +81,7 @@ class Components:
         self.server = path.serve(handler, tls)
         self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
         self.credentials = self._engine_tls, tls
-        self.admin = RouterAdmin(
-            metrics=path.metrics,
-            observer=path.observer,
-            lifecycle=path.lifecycle,
-            health=health,
-            breakers=path.breakers,
-            history=path.history,
-            counters=None,
-        )
-        self.admin.decisions = decisions
+        self.admin = RouterAdmin(decisions, path, health)
         decisions.close_with(stack)
         stack.push_async_callback(self.preparer.close)
         self._apply_to_decisions()
@@ -97,6 +101,8 @@ class Components:
     def _apply_to_decisions(self) -> None:
         decisions = self.decisions
         decisions.apply(decisions.listed_backends())
+        if self.channel is not None:
+            self.channel.open()
         scraping = decisions.scraper.settings
         if scraping.tls is None:
             # Checks trust the same authorities as requests.

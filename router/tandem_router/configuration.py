@@ -7,6 +7,7 @@ Errors: `DocumentError`, with file, line and field.
 """
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,8 @@ from urllib.parse import urlsplit
 
 from tandem_contract.commandline import HostPort, parse_host_port
 from tandem_contract.config import Backend
-from tandem_contract.documents import load_documents
-from tandem_epp.configuration import Configuration, read
+from tandem_contract.documents import DocumentError, load_documents
+from tandem_epp.configuration import Configuration, log_notices, read
 from tandem_epp.scheduling.config import load_routing
 from tandem_sidecar.http.messages import Headers
 from tandem_sidecar.settings import Policy, Settings
@@ -56,6 +57,22 @@ def load(file: Path, environ: Mapping[str, str]) -> Configuration:
     serving = configuration.router.disaggregated_serving
     routing = load_routing(documents[0], LEAST_IN_FLIGHT, serving)
     return replace(configuration, routing=routing)
+
+
+def reloaded(file: Path, *, is_worker: bool = False) -> Configuration | None:
+    """The configuration that `file` holds now; None, and a line in the log, if it is unusable.
+
+    `is_worker`: the supervisor logs the change, once for all workers.
+    """
+    try:
+        configuration = load(file, os.environ)
+    except DocumentError as err:
+        _log.error("the configuration was not reloaded, the last good one stays: %s", err)
+        return None
+    if not is_worker:
+        _log.info("%s: reloaded, %d backends", file, len(configuration.router.backends))
+        log_notices(configuration)
+    return configuration
 
 
 def log_ignored_storage(configuration: Configuration) -> None:

@@ -1,6 +1,8 @@
 """`tandem-router`: its flags. Those of the data path are the sidecar's own, with its defaults."""
 
+import asyncio
 import os
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,17 +19,20 @@ from tandem_epp.settings import Settings as EppSettings
 from tandem_sidecar.main import main as sidecar_command
 from tandem_sidecar.main import settings_from
 from tandem_sidecar.observability import logs
-from tandem_sidecar.process.listen import CannotListen, raise_descriptor_limit
+from tandem_sidecar.process.listen import CannotListen, WorkerSockets, raise_descriptor_limit
+from tandem_sidecar.process.supervisor import WorkerFailed
 from tandem_sidecar.settings import Settings
 
 from .configuration import load, log_ignored_storage
-from .run import run
+from .peers import WorkerPeers
+from .run import Worker, run
+from .workers import supervise
 
 SHARED_FLAGS: Final = (
     *("connector", "peer_port", "retries", "prefill_grace", "push_timeout", "silence_timeout"),
     *("drain_timeout", "max_body", "max_connections", "breaker_failures", "breaker_cooldown"),
     *("tokenize_once", "stream_kv", "tls_ca", "tls_cert", "tls_key"),
-    *("history", "log_format", "log_level", "otlp_endpoint"),
+    *("workers", "history", "log_format", "log_level", "otlp_endpoint"),
 )
 """Flags of `tandem-sidecar` that mean the same here. The others name its one engine and what other
 processes decide for it, or the router's file has them."""
@@ -86,13 +91,36 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     help="Directory of tls.crt and tls.key, for clients; reloaded when it changes. Default: clear"
     " text.",
 )
+@click.option(
+    "--worker-sockets",
+    type=WorkerSockets.parse,
+    hidden=True,
+    help="Set by the supervisor for its workers: the sockets they inherit.",
+)
+@click.option(
+    "--peer-sockets",
+    type=lambda text: tuple(map(int, text.split(","))),
+    hidden=True,
+    help="Set by the supervisor for its workers: where each of them listens for the others.",
+)
 def main(
-    *, config: Path, listen: HostPort, admin: HostPort, tls_dir: Path | None, **flags: Any
+    *,
+    config: Path,
+    listen: HostPort,
+    admin: HostPort,
+    tls_dir: Path | None,
+    worker_sockets: WorkerSockets | None,
+    peer_sockets: tuple[int, ...] | None,
+    **flags: Any,
 ) -> None:
     """Route requests to vLLM engines by plain URL: prefill on one, decode on another.
 
     The decision is that of tandem-epp, the hand-off that of tandem-sidecar, in one process.
     """
+    worker = None
+    if worker_sockets is not None:
+        peers = WorkerPeers.inherited(worker_sockets.number, peer_sockets or ())
+        worker = Worker(worker_sockets, peers)
     own = {"listen": listen, "admin": admin, "secure_proxy": bool(tls_dir), "cert_path": tls_dir}
     settings = _settings({**flags, **own})
     logs.configure(settings.log_format, settings.log_level)
@@ -100,13 +128,18 @@ def main(
         configuration = load(config, os.environ)
     except DocumentError as err:
         fail(str(err), status=2)
-    log_notices(configuration)
-    log_ignored_storage(configuration)
+    if worker is None:
+        log_notices(configuration)
+        log_ignored_storage(configuration)
     raise_descriptor_limit()
     collect_seldom()
     try:
-        uvloop.run(run(settings, epp_settings(config, settings), config, configuration))
-    except CannotListen as err:
+        if settings.workers > 1 and worker is None:
+            asyncio.run(supervise(settings, config, configuration, sys.argv[1:]))
+        else:
+            epp = epp_settings(config, settings)
+            uvloop.run(run(settings, epp, config, configuration, worker))
+    except (CannotListen, WorkerFailed) as err:
         fail(str(err))
 
 

@@ -12,18 +12,34 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tandem_contract.commandline import HostPort
-from tandem_contract.documents import DocumentError
-from tandem_epp.configuration import Configuration, FileWatch, log_notices
+from tandem_epp.configuration import Configuration, FileWatch
+from tandem_epp.peers.channel import PeerChannel
 from tandem_epp.settings import Settings as EppSettings
+from tandem_sidecar.process.listen import WorkerSockets
 from tandem_sidecar.process.run import StopSignals, serve, wait_for_first
 from tandem_sidecar.settings import Settings
 
 from .components import Components
-from .configuration import load
+from .configuration import reloaded
+from .peers import WorkerPeers
+from .ready import print_ready
 
 log = logging.getLogger(__name__)
+
+
+_INFORMED_SECONDS: Final = 0.02
+"""Seconds between two looks at whether the other workers have told what they know."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a process is given that is one of several workers."""
+
+    sockets: WorkerSockets
+    peers: WorkerPeers
 
 
 @dataclass(frozen=True)
@@ -37,59 +53,64 @@ class RunningRouter:
 
 @asynccontextmanager
 async def start(
-    settings: Settings, epp: EppSettings, configuration: Configuration
+    settings: Settings,
+    epp: EppSettings,
+    configuration: Configuration,
+    worker: Worker | None = None,
 ) -> AsyncIterator[RunningRouter]:
     """A router that listens, stopped on exit. Raises CannotListen, with nothing left started."""
     async with AsyncExitStack() as stack:
-        components = Components(settings, epp, configuration)
+        sockets, peers = (None, None) if worker is None else (worker.sockets, worker.peers)
+        components = Components(settings, epp, configuration, peers)
         components.open(stack)
-        listen, admin = await serve(components, settings, None, stack)
+        if components.channel is not None:
+            # Before the first request, so that others' placements are known to its decision.
+            await stack.enter_async_context(components.channel.running())
+            await _until_informed(components.channel)
+        listen, admin = await serve(components, settings, sockets, stack)
         yield RunningRouter(listen, admin, components)
 
 
+async def _until_informed(channel: PeerChannel) -> None:
+    """Wait for the snapshots of the other workers, at most `peers.channel.JOIN_SECONDS`."""
+    while not channel.is_informed:  # noqa: ASYNC110 - it may become so by time alone
+        await asyncio.sleep(_INFORMED_SECONDS)
+
+
 async def run(
-    settings: Settings, epp: EppSettings, file: Path, configuration: Configuration
+    settings: Settings,
+    epp: EppSettings,
+    file: Path,
+    configuration: Configuration,
+    worker: Worker | None = None,
 ) -> None:
     """Serve with `configuration` of `file` until a signal, drain, return. Raises CannotListen."""
     # Installed before anything is started: a signal during the start leads to a drain, too.
     signals = StopSignals()
-    signals.install()
-    async with start(settings, epp, configuration) as running:
+    if worker is None:
+        signals.install()
+    else:
+        signals.install_in_worker()
+    async with start(settings, epp, configuration, worker) as running:
         components = running.components
 
         def reload() -> None:
-            new = reloaded(file)
+            new = reloaded(file, is_worker=worker is not None)
             if new is not None:
                 components.apply(new)
 
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, reload)
-        following = loop.create_task(FileWatch(file, reload).run())
-        _print_ready(running, configuration)
+        following = None
+        if worker is None:
+            following = loop.create_task(FileWatch(file, reload).run())
+            print_ready(running.listen, running.admin, configuration, 1)
+        else:
+            # The supervisor waits for this byte. It follows the file for all workers.
+            os.write(sys.stdout.fileno(), b"\n")
         await signals.drain.wait()
         components.lifecycle.drain()
         # After a second signal the stack of `start` unwinds and cuts the requests that still run.
         await wait_for_first(components.lifecycle.idle(), signals.exit_now.wait())
-        following.cancel()
-
-
-def reloaded(file: Path) -> Configuration | None:
-    """The configuration that `file` holds now; None, and a line in the log, if it is unusable."""
-    try:
-        configuration = load(file, os.environ)
-    except DocumentError as err:
-        log.error("the configuration was not reloaded, the last good one stays: %s", err)
-        return None
-    log.info("%s: reloaded, %d backends", file, len(configuration.router.backends))
-    log_notices(configuration)
-    return configuration
-
-
-def _print_ready(running: RunningRouter, configuration: Configuration) -> None:
-    """Print the readiness line, for people and for the program that started the process."""
-    print(  # noqa: T201 - the readiness line
-        f"tandem-router: serving on {running.listen}, admin on {running.admin},"
-        f" {len(configuration.router.backends)} backends",
-        file=sys.stderr,
-        flush=True,
-    )
+        if following is not None:
+            following.cancel()

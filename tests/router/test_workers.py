@@ -1,0 +1,185 @@
+"""Several workers on one port: what they share, and what happens when one of them dies."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from ..sidecar.peers import FakeDecode, Turn
+from ..sidecar.processes import Sidecar
+from .conftest import DECODE
+from .processes import router
+
+pytestmark = [
+    pytest.mark.component,
+    pytest.mark.skipif(sys.platform != "linux", reason="sockets that workers inherit on Linux"),
+]
+STREAM = b'{"model": "m", "prompt": "x", "stream": true}'
+
+
+class Workers:
+    """A router of two workers, and engines that stream until `go` is set."""
+
+    def __init__(self, file: Path, http: aiohttp.ClientSession) -> None:
+        self.file, self.http, self.go = file, http, asyncio.Event()
+        self.backends: list[dict[str, Any]] = []
+        self.server: Sidecar
+
+    async def add(self, name: str, stack: AsyncExitStack) -> None:
+        engine = await stack.enter_async_context(FakeDecode())
+        engine.generate = self._stream_until_go
+        self.backends.append({"name": name, "url": f"http://{engine.address}"})
+
+    def write(self, *names: str) -> None:
+        listed = [b for b in self.backends if b["name"] in names]
+        self.file.write_text(yaml.safe_dump({"backends": listed}))
+
+    async def _stream_until_go(self, turn: Turn) -> None:
+        turn.stream()
+        turn.event("first")
+        await self.go.wait()
+        turn.event("[DONE]")
+        turn.end()
+
+    async def start_stream(self) -> aiohttp.ClientResponse:
+        """A request on a connection of its own whose stream has begun."""
+        answer = await self.http.post(self.server.url(), data=STREAM)
+        assert answer.status == 200, await answer.text()
+        assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
+        return answer
+
+    async def state(self) -> dict[str, Any]:
+        async with self.http.get(self.server.admin_url("/state")) as answer:
+            state: dict[str, Any] = await answer.json()
+        return state
+
+    async def busy(self) -> dict[int, int]:
+        """Process id of each worker, and its number of requests in flight."""
+        return {worker["pid"]: worker["in_flight"] for worker in (await self.state())["workers"]}
+
+    async def until_all_count(self, requests: int) -> None:
+        """Wait until each worker knows of so many requests in flight, and of no others."""
+
+        async def do_count() -> bool:
+            known = [worker["backends_in_flight"] for worker in (await self.state())["workers"]]
+            return known == [requests, requests]
+
+        await self.until(do_count)
+
+    async def metric(self, sample: str) -> float:
+        async with self.http.get(self.server.admin_url("/metrics")) as answer:
+            page = await answer.text()
+        lines = (line.rpartition(" ") for line in page.splitlines())
+        return sum(float(value) for name, _, value in lines if name == sample)
+
+    async def until(self, condition: Any) -> None:
+        """Wait until the coroutine function returns true."""
+        async with asyncio.timeout(30):
+            while not await condition():
+                await asyncio.sleep(0.02)
+
+    async def are_connected(self) -> bool:
+        return await self.metric('tandem_epp_peers{state="connected"}') == 1
+
+
+@pytest.fixture
+async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
+    async with AsyncExitStack() as stack:
+        connector = aiohttp.TCPConnector(force_close=True)
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
+        running = Workers(tmp_path / "router.yaml", http)
+        for name in ("a", "b"):
+            await running.add(name, stack)
+        running.write("a", "b")
+        stack.callback(running.go.set)
+        process = router(running.file, "--workers", "2", "--drain-timeout", "30s")
+        running.server = await stack.enter_async_context(process)
+        await running.until(running.are_connected)
+        yield running
+
+
+async def streams(workers: Workers, least: int) -> list[aiohttp.ClientResponse]:
+    """At least `least` streams, an even number, of which each worker serves some. The next one
+    begins when all workers know of those before it."""
+    started: list[aiohttp.ClientResponse] = []
+
+    while len(started) < least or len(started) % 2 or 0 in (await workers.busy()).values():
+        started.append(await workers.start_stream())
+        await workers.until_all_count(len(started))
+    return started
+
+
+async def test_workers_count_each_others_requests(workers: Workers) -> None:
+    started = await streams(workers, 8)
+    # Least in flight over both workers: neither backend ever has two more than the other.
+    placed = Counter(answer.headers[DECODE] for answer in started)
+    assert placed["a"] == placed["b"]
+    state = await workers.state()
+    counted = {backend["name"]: backend["in_flight"] for backend in state["backends"]}
+    assert counted == placed
+    assert len(state["in_flight"]) == len(started)
+    workers.go.set()
+    for answer in started:
+        assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+    await workers.until_all_count(0)
+    assert await workers.metric('disaggregated_requests_total{routing_path="unified"}') == len(
+        started
+    )
+    async with workers.http.get(workers.server.admin_url("/debug/decisions?limit=99")) as page:
+        assert len(await page.json()) == len(started)
+    async with workers.http.get(workers.server.admin_url("/health")) as page:
+        assert page.status == 200
+
+
+async def test_a_killed_worker_loses_its_own_streams_only(workers: Workers) -> None:
+    started = await streams(workers, 6)
+    victim, lost = max((await workers.busy()).items())
+    os.kill(victim, signal.SIGKILL)
+
+    async def is_replaced() -> bool:
+        busy = await workers.busy()
+        return len(busy) == 2 and victim not in busy and await workers.are_connected()
+
+    await workers.until(is_replaced)
+    await workers.until_all_count(len(started) - lost)
+    workers.go.set()
+    endings = await asyncio.gather(*(answer.read() for answer in started), return_exceptions=True)
+    broken = [ending for ending in endings if isinstance(ending, aiohttp.ClientPayloadError)]
+    whole = [ending for ending in endings if isinstance(ending, bytes)]
+    assert (len(broken), len(whole)) == (lost, len(started) - lost)
+    assert all(ending.endswith(b"data: [DONE]\n\n") for ending in whole)
+
+
+async def test_workers_reload_and_drain_together(workers: Workers) -> None:
+    workers.write("b")
+    workers.server.process.send_signal(signal.SIGHUP)
+
+    async def have_reloaded() -> bool:
+        return len((await workers.state())["backends"]) == 1
+
+    await workers.until(have_reloaded)
+    started = await streams(workers, 2)
+    assert {answer.headers[DECODE] for answer in started} == {"b"}
+    workers.file.write_text("backends: [{name: third}]\n")
+    await workers.server.wait_for_log("not reloaded")
+    workers.server.process.send_signal(signal.SIGTERM)
+
+    async def is_draining() -> bool:
+        return bool((await workers.state())["draining"])
+
+    await workers.until(is_draining)
+    async with workers.http.post(workers.server.url(), data=STREAM) as answer:
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    workers.go.set()
+    for answer in started:
+        assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+    assert await workers.server.exit_status() == 0

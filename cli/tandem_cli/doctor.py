@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.text import Text
 
 from tandem_contract.commandline import fail
-from tandem_doctor import gpus, local_pods, processes
+from tandem_doctor import gpus, local_pods, processes, router_pods
 from tandem_doctor.checks import run_checks
 from tandem_doctor.facts import Facts, Gpu
 from tandem_doctor.findings import Finding, Severity, worst
-from tandem_doctor.gather import Targets, gather_estimates, gather_facts
+from tandem_doctor.gather import Targets, gather_estimates, gather_facts, gather_sidecar
+from tandem_doctor.pod_http import NoAnswer
 from tandem_kvstore.location import StoreLocation
 from tandem_local.state import State
 
@@ -39,12 +40,18 @@ _SERVICE_ACCOUNT_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceacco
 @command("doctor")
 @target_options
 @storage_options
+@click.option(
+    "--router",
+    metavar="URL",
+    help="Check the backends of the tandem-router whose admin port is at URL, and nothing else.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Print passed checks, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     *,
     show_all: bool,
     as_json: bool,
+    router: str | None,
     **options: Any,
 ) -> None:
     """Check what runs and print each problem with its fix.
@@ -64,12 +71,18 @@ def doctor(
     With --storage, also writes, reads and deletes an object in an external store for KV; without
     -n, --kubeconfig, --context and --run-dir, nothing else is checked then.
 
+    With --router, checks the backends of a tandem-router, and what it reports itself.
+
     Exit status: 0 if nothing is broken, 1 if something is broken or cannot be asked, 2 for wrong
     usage.
     """
     location = storage_from(options)
     findings = _storage(location) if location is not None else ()
-    if location is None or any(options.values()):
+    if router is not None and any(options.values()):
+        raise click.UsageError("--router names another target than -n, --context or --run-dir")
+    if router is not None:
+        findings += _router(router)
+    elif location is None or any(options.values()):
         findings += _engines(Target(**options))
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}))
@@ -93,6 +106,23 @@ def _engines(target: Target) -> tuple[Finding, ...]:
     if not facts.engines:
         fail("no pod with an engine is running: see tandem status")
     return run_checks(facts)
+
+
+def _router(url: str) -> tuple[Finding, ...]:
+    try:
+        facts = asyncio.run(_router_facts(url))
+    except NoAnswer as err:
+        fail(f"the router at {url} does not answer on its admin port: {err}")
+    if not facts.engines:
+        fail(f"the router at {url} has no backend: list them in its file")
+    return run_checks(facts)
+
+
+async def _router_facts(url: str) -> Facts:
+    async with router_pods.targets_of(url) as (targets, admin):
+        router = await gather_sidecar(router_pods.ROUTER, admin)
+        facts = await _facts(targets, None, "the engines may be on other machines")
+        return replace(facts, sidecars=(router,))
 
 
 async def _stack(state: State) -> Facts:

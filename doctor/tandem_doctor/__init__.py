@@ -1,6 +1,7 @@
 """Checks a running set of engines and sidecars, and reports findings with their fixes.
 
     cluster_pods, local_pods   the pods to check: of a cluster's namespace, of this machine's stack
+    router_pods                the backends of a tandem-router
     gather                     asks engines and sidecars; the answers become `facts`
     checks                     facts → findings (pure); `compatibility` compares pairs of engines
     lmcache                    what both sides must agree on with LMCache, and what it finds

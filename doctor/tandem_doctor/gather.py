@@ -97,7 +97,11 @@ async def gather_facts(
     async def gather_pod(target: TargetPod) -> tuple[Engine, Sidecar | None]:
         # One place for all requests of a pod, which are sent one after the other.
         async with limit:
-            return await _engine(target), await _sidecar(target)
+            sidecar = target.get_sidecar
+            return (
+                await _engine(target),
+                await gather_sidecar(target.pod, sidecar) if sidecar is not None else None,
+            )
 
     answers = await asyncio.gather(*map(gather_pod, targets))
     return (
@@ -210,20 +214,19 @@ def _port(text: str | None, default: int) -> int:
     return int(text) if text and text.isdecimal() else default
 
 
-async def _sidecar(target: TargetPod) -> Sidecar | None:
-    if target.get_sidecar is None:
-        return None
+async def gather_sidecar(pod: str, get: Get) -> Sidecar:
+    """Read what the sidecar of `pod`, or a router, tells on its admin port."""
     try:
-        page = MetricsPage.parse((await target.get_sidecar(endpoints.METRICS)).decode())
+        page = MetricsPage.parse((await get(endpoints.METRICS)).decode())
     except (NoAnswer, ValueError) as err:
-        return Sidecar(target.pod, error=str(err))
+        return Sidecar(pod, error=str(err))
     not_ready = None
     try:
         # After the metrics: a sidecar that is not ready still reports its counters.
-        await target.get_sidecar(endpoints.READY)
+        await get(endpoints.READY)
     except NoAnswer as err:
         not_ready = str(err)
-    return Sidecar(target.pod, not_ready=not_ready, counters=_counters(page))
+    return Sidecar(pod, not_ready=not_ready, counters=_counters(page))
 
 
 def _counters(page: MetricsPage) -> dict[str, float]:

@@ -61,6 +61,8 @@ class RouterAdmin(ProcessAdmin):
             {
                 "name": pod.name,
                 "role": pod.backend.role.value,
+                "url": pod.backend.url,
+                "models": list(pod.backend.models),
                 "ready": pod in ready,
                 "in_flight": pod.in_flight,
                 "weight": pod.backend.weight,

@@ -38,8 +38,16 @@ async def test_the_state_lists_the_backends(harness: Harness) -> None:
     assert state["draining"] is False
     assert state["in_flight"] == []
     assert state["backends"] == [
-        {"name": "p", "role": "prefill", "ready": True, "in_flight": 0, "weight": 1},
-        {"name": "d", "role": "decode", "ready": True, "in_flight": 0, "weight": 2},
+        {
+            "name": listed["name"],
+            "role": listed["role"],
+            "url": listed["url"],
+            "models": [],
+            "ready": True,
+            "in_flight": 0,
+            "weight": listed.get("weight", 1),
+        }
+        for listed in harness.backends
     ]
 
 

@@ -21,8 +21,11 @@ from .processes import router
 
 pytestmark = [
     pytest.mark.component,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="sockets that workers inherit on Linux"),
 ]
+_HANG_SECONDS = 120.0
+"""Only a hang takes so long: a worker that is replaced starts Python, on a machine with load."""
 STREAM = b'{"model": "m", "prompt": "x", "stream": true}'
 
 
@@ -83,7 +86,7 @@ class Workers:
 
     async def until(self, condition: Any) -> None:
         """Wait until the coroutine function returns true."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(_HANG_SECONDS):
             while not await condition():
                 await asyncio.sleep(0.02)
 

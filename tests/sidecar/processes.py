@@ -12,7 +12,7 @@ from tandem_contract.commandline import HostPort
 COMMAND = (sys.executable, "-m", "tandem_sidecar.main")
 FREE = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 READY = re.compile(r"serving on ([\d.]+):(\d+), admin on ([\d.]+):(\d+)")
-_SECONDS = 60
+_SECONDS = 180
 
 
 @dataclass

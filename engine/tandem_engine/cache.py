@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .config import ConfigError, EngineConfig
-from .types import KvLayout
+from .config import EngineConfig
+from .types import ConfigError, KvLayout
 from .weights import ModelConfig
 
 _CPU_BYTES: Final = 1 << 30

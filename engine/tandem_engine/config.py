@@ -7,28 +7,21 @@ import uuid
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from tandem_contract import ports
 
+from .tiers.settings import KvStorageConfig
 from .transfer.wire import MAX_ID, MAX_SECONDS
-from .types import EngineError, LoadFailurePolicy
-
-if TYPE_CHECKING:
-    # It imports this module.
-    from .tiers.settings import KvStorageConfig
+from .types import ConfigError, LoadFailurePolicy
 
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 
 CONNECTOR: Final = "NixlConnector"
 """The `kv_connector` that this engine implements: hand-offs as with NixlConnector."""
-
-
-class ConfigError(EngineError, ValueError):
-    """A setting that cannot be used; `main` shows it as a usage error."""
 
 
 class KvRole(StrEnum):
@@ -92,7 +85,7 @@ class EngineConfig:
     """Seed of the random generator that requests without a seed draw from."""
     device: Device = "auto"
     """auto: CUDA when torch finds a GPU, else the CPU."""
-    kv_storage: "KvStorageConfig | None" = None
+    kv_storage: KvStorageConfig | None = None
     """Host memory and external storage for KV; None: it lies on the device only."""
     kv_transfer: KvTransferConfig | None = None
     """None: no hand-offs; a request that asks for one is computed here as a whole."""

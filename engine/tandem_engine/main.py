@@ -22,11 +22,11 @@ from tandem_contract.commandline import DURATION, command, fail
 from tandem_contract.durations import format_duration
 
 from .chat import ChatTemplate, ChatTemplateUnusable
-from .config import ConfigError, EngineConfig
+from .config import EngineConfig
 from .events import EventsUnusable
 from .settings import Settings, settings_from
 from .text import Tokenizer, TokenizerUnusable
-from .types import EngineError
+from .types import ConfigError, EngineError
 
 _TINY: Final = re.compile(r"tiny(?::(?P<seed>\d{1,18}))?", re.ASCII)
 _POSITIVE: Final = click.IntRange(min=1)

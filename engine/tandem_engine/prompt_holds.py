@@ -12,11 +12,11 @@ from tandem_contract.transfer_params import TransferParams
 
 from .blocks import BlockManager
 from .cache import KvCache
-from .config import ConfigError, KvTransferConfig
+from .config import KvTransferConfig
 from .observer import EngineObserver
 from .step import Chunk, Sequence
 from .transfer.producer import FreeReason, Producer, Stream
-from .types import RemoteDecode, RequestRejected
+from .types import ConfigError, RemoteDecode, RequestRejected
 
 _log = logging.getLogger(__name__)
 

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .cache import KvCache
-from .config import ConfigError, EngineConfig
+from .config import EngineConfig
 from .model import Batch, DecodeRows, Llama, PrefillRows
 from .sampler import sample
 from .step import Chunk, SampledToken
+from .types import ConfigError
 from .weights import ModelConfig, fingerprint, load_config, load_weights, resolve_dtype
 
 _Ints = NDArray[np.int64]

@@ -12,10 +12,11 @@ from typing import Any, Final
 from tandem_contract import environment, ports
 from tandem_contract.chat_templates import CONFIG_FILE
 
-from .config import ConfigError, EngineConfig, KvTransferConfig, parse_kv_transfer_config
+from .config import EngineConfig, KvTransferConfig, parse_kv_transfer_config
 from .events import KvEventsConfig, parse_kv_events_config
 from .text import TOKENIZER_FILE
 from .tiers.settings import parse_kv_storage_config
+from .types import ConfigError
 
 _WILDCARDS: Final = ("", "0.0.0.0", "::")
 DEFAULT_BODY_LIMIT: Final = 32 * 2**20

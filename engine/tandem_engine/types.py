@@ -8,6 +8,7 @@
 
 Errors, all below `EngineError`:
 
+    ConfigError       a setting that cannot be used
     RequestRejected   the request can never run here; nothing was started             (400)
     KvLoadError       remote KV could not be loaded; the policy says recompute or fail
       KvRefused       the producer refused: other engine id, model or layout; unknown request
@@ -25,6 +26,10 @@ from tandem_contract.transfer_params import TransferParams
 
 class EngineError(Exception):
     """Root of this package's errors."""
+
+
+class ConfigError(EngineError, ValueError):
+    """A setting that cannot be used; `main` shows it as a usage error."""
 
 
 class RequestRejected(EngineError):

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from tandem_engine.cache import KvCache
-from tandem_engine.config import ConfigError, EngineConfig
+from tandem_engine.config import EngineConfig
+from tandem_engine.types import ConfigError
 from tandem_engine.weights import load_config
 
 from .engines import tiny_model

@@ -3,9 +3,9 @@ import asyncio
 import pytest
 
 from tandem_engine.blocks import BlocksStored
-from tandem_engine.config import ConfigError, EngineConfig
+from tandem_engine.config import EngineConfig
 from tandem_engine.engine import Engine
-from tandem_engine.types import RemoteDecode, Request, RequestRejected, SamplingParams
+from tandem_engine.types import ConfigError, RemoteDecode, Request, RequestRejected, SamplingParams
 from tandem_engine.weights import ModelError
 
 from .engines import GREEDY, Tally, expected, finish, prompt, running, tiny_model, until

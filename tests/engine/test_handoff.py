@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.transfer_params import TransferParams, transfer_params_from_object
-from tandem_engine.config import ConfigError, KvRole
+from tandem_engine.config import KvRole
 from tandem_engine.engine import Engine
 from tandem_engine.tiers.settings import KvStorageConfig
-from tandem_engine.types import LoadFailurePolicy, RemoteDecode, Request
+from tandem_engine.types import ConfigError, LoadFailurePolicy, RemoteDecode, Request
 
 from .engines import GREEDY, Tally, all_free, expected, finish, prompt, running, transfer, until
 

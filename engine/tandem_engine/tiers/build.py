@@ -16,9 +16,10 @@ from tandem_kvstore.stores import open_store
 from tandem_kvstore.weights import weights_hash
 
 from ..blocks import BlockManager
-from ..config import ConfigError, EngineConfig
+from ..config import EngineConfig
 from ..observer import EngineObserver
 from ..runner import Runner
+from ..types import ConfigError
 from ..weights import tensor_files
 from .chunk_memory import LAYOUT, ChunkMemory
 from .kv_tiers import KvTiers, OnLoadEnd

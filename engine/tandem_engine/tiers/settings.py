@@ -15,7 +15,7 @@ from tandem_kvstore.location import (
     store_location,
 )
 
-from ..config import ConfigError
+from ..types import ConfigError
 
 
 class KvStorageConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

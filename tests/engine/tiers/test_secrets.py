@@ -18,6 +18,9 @@ from ..engines import tiny_model
 
 pytestmark = pytest.mark.component
 
+START_SECONDS = 120.0
+"""Seconds in which an engine starts and stores: importing torch takes long on a busy machine."""
+
 
 @pytest.mark.parametrize("secret", [SECRET_KEY, "a-wrong-key-that-must-not-appear"])
 async def test_keys_are_shown_nowhere(tmp_path: Path, versitygw_program: None, secret: str) -> None:
@@ -74,10 +77,10 @@ async def use(url: str, *, is_denied: bool) -> str:
             lines = [x for x in page.splitlines() if x.startswith(counter) and label in x]
             return bool(lines) and float(lines[0].rpartition(" ")[2]) > 0
 
-        await until(is_ready)
+        await until(is_ready, within=START_SECONDS)
         body = {"model": "m", "prompt": list(range(4, 104)), "max_tokens": 1}
         async with http.post("/v1/completions", json=body) as answer:
             assert answer.status == 200
             shown = await answer.text()
-        await until(is_counted)
+        await until(is_counted, within=START_SECONDS)
     return shown + page

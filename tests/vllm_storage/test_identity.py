@@ -12,7 +12,7 @@ from tandem_vllm_storage.messages import RankLayout
 from tandem_vllm_storage.plan import first_chunk, load_span, savable_tokens, storable_prompt
 from tandem_vllm_storage.settings import StorageConfigError, StorageSettings, parse_settings
 
-SETTINGS = StorageSettings("http://store:8080")
+SETTINGS = StorageSettings(endpoint="http://store:8080")
 
 
 class FullAttentionSpec:
@@ -135,7 +135,7 @@ def test_weights_are_a_commit_or_all_bytes(tmp_path: Path, monkeypatch: pytest.M
     first = weights_identity(config, SETTINGS)
     (tmp_path / "model.safetensors").write_bytes(b"other")
     assert weights_identity(config, SETTINGS) != first
-    named = StorageSettings("http://store:8080", weights="v1")
+    named = StorageSettings(endpoint="http://store:8080", weights="v1")
     assert weights_identity(config, named) == "v1"
 
 
@@ -144,7 +144,7 @@ def test_weights_are_a_commit_or_all_bytes(tmp_path: Path, monkeypatch: pytest.M
     [
         ({}, "endpoint"),
         ({"endpoint": "http://s:1", "chunk": 1}, "chunk"),
-        ({"endpoint": "http://s:1", "chunk_tokens": 100}, "multiple of vLLM's --block-size 16"),
+        ({"endpoint": "http://s:1", "chunk_tokens": 100}, "multiple of --block-size 16"),
         ({"endpoint": "http://user:pw@s:1"}, "keys belong into a Secret"),
         ({"endpoint": "http://s:1", "weights": ""}, "weights is empty"),
     ],

@@ -5,6 +5,7 @@ than sending it. obstore's retries are off: `guard` decides what a failure means
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -41,9 +42,11 @@ _FULL_CODES: Final = (
     "QuotaExceeded",
     "InsufficientStorage",
     "StorageFull",
-    "507",
     "EntityTooLarge",
 )
+_STATUS: Final = re.compile(r"Server returned non-2xx status code: (\d{3})")
+"""The status of an answer in obstore's text of an error. Elsewhere in the text the same digits are
+those of a duration, a port or a key."""
 _SECONDS_OF_CREDENTIALS: Final = 1.0
 """Least seconds between two looks at the files of the credentials."""
 
@@ -210,16 +213,18 @@ def _store_errors(what: str) -> Iterator[None]:
     except exceptions.NotSupportedError:
         raise StoreUnsupported(f"{what}: the store does not support it") from None
     except (exceptions.BaseError, ValueError, OSError) as err:
-        raise _by_text(what, str(err)) from None
+        raise error_by_text(what, str(err)) from None
 
 
-def _by_text(what: str, text: str) -> StoreError:
-    """Errors that the library has no class for, told apart by the store's answer."""
-    if any(code in text for code in _FULL_CODES):
+def error_by_text(what: str, text: str) -> StoreError:
+    """Errors that the library has no class for, told apart by the store's answer in `text`."""
+    answer = _STATUS.search(text)
+    status = int(answer[1]) if answer else None
+    if status == 507 or any(code in text for code in _FULL_CODES):
         return StoreFull(f"{what}: the store is full")
     if "InvalidAccessKeyId" in text or "SignatureDoesNotMatch" in text or "TimeTooSkewed" in text:
         return StoreDenied(f"{what}: the store refused the signature")
-    if "InvalidRange" in text or "416" in text:
+    if status == 416:
         return ObjectMissing(f"{what}: the object is empty")
     if "timed out" in text or "TimedOut" in text:
         return StoreTimeout(f"{what}: no answer in time")

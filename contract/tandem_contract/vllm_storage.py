@@ -1,13 +1,13 @@
 """Names of vLLM's connector for KV in external storage.
 
-The operator writes them into `--kv-transfer-config` and mounts the packages; vLLM imports the
-class from the module. docs/vllm-storage.md documents the configuration.
+vLLM imports the class from the module; docs/vllm-storage.md documents the configuration. The keys
+of the store are those of the torch engine's `--kv-storage-config`, too, which the operator writes.
 """
 
 from typing import Final
 
 CONNECTOR: Final = "TandemStorageConnector"
-"""`kv_connector`. Written by the operator and by users, read by vLLM."""
+"""`kv_connector`. Written by users, read by vLLM."""
 MODULE_PATH: Final = "tandem_vllm_storage.connector"
 """`kv_connector_module_path`, beside CONNECTOR."""
 LOAD_FAILURE_POLICY: Final = "recompute"
@@ -17,7 +17,7 @@ PACKAGES_PATH: Final = "/opt/tandem/python"
 """Directory that the init container's entrypoint fills (images/tandem-vllm-storage.Dockerfile), and
 that `PYTHONPATH` of the engine's container names."""
 
-# Keys of `kv_connector_extra_config`; the operator writes them, the connector reads them.
+# Keys of a store, in `kv_connector_extra_config` and in `--kv-storage-config`.
 ENDPOINT: Final = "endpoint"
 """URL of the store: http://, https:// or file:///."""
 KV_NAMESPACE: Final = "kv_namespace"
@@ -25,11 +25,6 @@ PROTOCOL: Final = "protocol"
 """s3, http or file, where endpoint and credentials do not tell."""
 CREDENTIALS_DIR: Final = "credentials_dir"
 """Mounted Secret with the files access_key, secret_key and, optionally, session_token."""
-CHUNK_TOKENS: Final = "chunk_tokens"
-CAPACITY_BYTES: Final = "capacity_bytes"
-MAX_AGE_SECONDS: Final = "max_age_seconds"
-WEIGHTS: Final = "weights"
-"""Commit or digest of the weights, for models that do not lie in files of the pod."""
 
 # Metrics on the engine's /metrics page. Written by the connector, read by dashboards.
 LOADED_TOKENS: Final = "tandem_vllm_storage_loaded_tokens"

@@ -14,8 +14,8 @@ from ..types import Tier
 
 _CAPACITY: Final = 1 << 16
 """Chunks that are remembered. Fewer: chunks are written again, and some removals have no event."""
-_UNUSABLE: Final = (
-    *(Reason.TRUNCATED, Reason.CORRUPT, Reason.SWAPPED, Reason.FOREIGN, Reason.FORMAT),
+_UNUSABLE: Final = frozenset(
+    {Reason.TRUNCATED, Reason.CORRUPT, Reason.SWAPPED, Reason.FOREIGN, Reason.FORMAT}
 )
 
 

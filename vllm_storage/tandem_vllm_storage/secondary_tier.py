@@ -41,6 +41,7 @@ _LOOK_UP_SECONDS: Final = 0.25
 _LOAD_SECONDS: Final = 5.0
 """Longest load of a chunk. vLLM computes the request when it fails."""
 _KNOWN: Final = 1 << 16
+"""Keys that are remembered, stored ones and those that are looked up."""
 _GROUP: Final = "000"
 
 
@@ -79,7 +80,7 @@ class TandemSecondaryTier(SecondaryTierManager):
         self._identity = _identity(offloading_spec.config, checked.weights, self.block_size_bytes)
         self._thread = StoreThread()
         self._client = self._thread.call(self._open(checked))
-        self._look_ups: dict[bytes, Future[bool]] = {}
+        self._look_ups: OrderedDict[bytes, Future[bool]] = OrderedDict()
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._jobs: set[Future[None]] = set()
         self._results: SimpleQueue[JobResult] = SimpleQueue()
@@ -89,6 +90,9 @@ class TandemSecondaryTier(SecondaryTierManager):
             return LookupResult.HIT
         if (look_up := self._look_ups.get(key)) is None:
             look_up = self._look_ups[key] = self._thread.submit(self._has(self._chunk(key)))
+            # vLLM does not ask again for a request that was aborted meanwhile.
+            if len(self._look_ups) > _KNOWN:
+                self._look_ups.popitem(last=False)
         if not look_up.done():
             return LookupResult.RETRY
         del self._look_ups[key]

@@ -128,6 +128,11 @@ class LiveStack:
         self.endpoint = ""
         self._epp = ""
 
+    @property
+    def directory(self) -> Path:
+        """For files of the benchmark; removed at the end."""
+        return self._pools.directory
+
     async def wait_until_serving(self) -> None:
         """Return when requests are served. Raises UpFailed."""
         await self._line("Serving at")

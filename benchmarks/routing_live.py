@@ -2,11 +2,11 @@
 
     python -m benchmarks.routing_live --trace mooncake.jsonl [--requests 300] [--json FILE]
 
-The trace's requests are sent with its own times, lengths and shared prefixes, all scaled to what
-this machine carries: `tandem bench` first measures in a closed loop how many of them the stack
-answers per second, and the rest is sent at a share of that. Engines are the torch engine with a
-tiny model on the CPU. All pods, the EPP, Envoy and the load generator share this machine's cores,
-which adds noise to every time.
+The trace's requests are sent with its own lengths and shared prefixes, and with its own times as if
+they had not been rounded to 3 s, all scaled to what this machine carries: `tandem bench` first
+measures in a closed loop how many of them the stack answers per second, and the rest is sent at a
+share of that. Engines are the torch engine with a tiny model on the CPU. All pods, the EPP, Envoy
+and the load generator share this machine's cores, which adds noise to every time.
 
 With 1 prefill and 2 decode pods: the error of the predicted TTFT, by what the EPP recorded of each
 request. With 2 and 4: the default cost beside random routing, in rounds that alternate.
@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from random import Random
 from time import monotonic
 from typing import Final
 
@@ -50,6 +51,7 @@ from .live_summary import (
     noise,
     prediction_errors,
 )
+from .trace_times import ROUNDED_MS, spread
 
 TARGET: Final = 0.2
 """Largest median error of the predicted TTFT, as a share of the measured one."""
@@ -86,6 +88,10 @@ class Sender:
 
     def __init__(self, stack: LiveStack, options: Options) -> None:
         self._stack, self._options = stack, options
+        self._trace = options.trace
+        if options.arrivals == "spread":
+            self._trace = stack.directory / "spread.jsonl"
+            self._trace.write_bytes(spread(options.trace.read_bytes(), ROUNDED_MS, Random(0)))
         self._seeds = count(1)
 
     async def capacity(self, requests: int) -> float:
@@ -95,8 +101,8 @@ class Sender:
 
     async def send(self, name: str, requests: int, rate: float) -> tuple[Repeat, "Decisions"]:
         """Send the first `requests` of the trace at `rate` per second on average."""
-        if self._options.arrivals == "trace":
-            factor = pace(load_trace(self._options.trace, limit=requests), rate)
+        if self._options.arrivals != "poisson":
+            factor = pace(load_trace(self._trace, limit=requests), rate)
             arrivals = Arrivals(process="trace", time_factor=factor)
         else:
             arrivals = Arrivals(process=self._options.arrivals, rate=rate)
@@ -115,7 +121,7 @@ class Sender:
         options = self._options
         workload = Workload(
             preset="trace",
-            file=str(options.trace),
+            file=str(self._trace),
             prompt_tokens=options.prompt,
             output_tokens=options.output,
         )
@@ -290,8 +296,10 @@ _PARTS: Final = {"prediction": prediction, "comparison": comparison}
 @click.option("--layers", default=4, show_default=True, help="of torch's model; more: slower")
 @click.option("--hidden", default=128, show_default=True, help="hidden size of that model")
 @click.option(
-    "--arrivals", type=click.Choice(["trace", "poisson"]), default="trace", show_default=True,
-    help="the trace's times, in which up to 15 requests come at once every 3 s; or Poisson",
+    "--arrivals", type=click.Choice(["spread", "trace", "poisson"]), default="spread",
+    show_default=True,
+    help="spread: the trace's times, each up to 3 s later at random, since they are rounded to "
+    "3 s; trace: as recorded, with up to 15 requests at once; or Poisson",
 )  # fmt: skip
 @click.option(
     "--load", type=click.FloatRange(0, 1, min_open=True), default=0.35, show_default=True,

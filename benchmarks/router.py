@@ -2,13 +2,11 @@
 
 A fake engine that computes nothing is behind all of them. In each round h2load sends the same body
 to each in turn. CPU per request is that of all processes of a stack, from /proc. Router and EPP
-have the same configuration, and both log, count and keep a history. A request counts as lost unless
-it was answered with 2xx and all its bytes, and handed off where it should be.
+have the same configuration, and both log, count and keep a history. With `--workers` the router has
+several processes; the others stay as they are. A request counts as lost unless it was answered with
+2xx and all its bytes, and handed off where it should be.
 """
 
-import asyncio
-import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,18 +14,14 @@ from math import ceil
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import click
 
-from tandem_local.errors import SetupError
-from tandem_local.router import find_envoy
-
-from . import fake_engine, h2load, programs
+from . import h2load, proxy_load
 from .figures import Figure, at_most, progress, report, without_target
+from .proxy_load import CHUNKS, missing_programs
 from .router_stacks import HOST, PLAIN, SPLIT, Stack, Stacks, running
 
-CHUNKS: Final = 256
-_WORDS: Final = "the quick brown fox jumps over a lazy dog "
+__all__ = ["missing_programs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +39,11 @@ class Case:
 
     def body(self) -> bytes:
         """The request body."""
-        text = (_WORDS * (self.size // len(_WORDS) + 1))[: self.size]
-        request = {"model": "bench", "max_tokens": 64, "stream": self.stream}
-        request["messages"] = [{"role": "user", "content": text}]
-        return json.dumps(request, separators=(",", ":")).encode()
+        return proxy_load.chat(self.size, stream=self.stream)
 
     def answer_size(self) -> int:
         """Bytes of the engine's answer."""
-        return fake_engine.stream_size(CHUNKS) if self.stream else len(fake_engine.PLAIN)
+        return proxy_load.answer_size(stream=self.stream)
 
 
 CASES: Final = (
@@ -108,10 +99,7 @@ class Bench:
         return [a / b for a, b in pairs]
 
     async def _prefills(self) -> int:
-        url = f"http://{HOST}:{self._stacks.engine.port}/counts"
-        async with aiohttp.ClientSession() as session, session.get(url) as response:
-            counts: dict[str, int] = await response.json()
-            return counts["prefills"]
+        return (await proxy_load.engine_counts(self._stacks.engine.port))["prefills"]
 
 
 def schedule(stacks: Stacks, number: int) -> Iterator[tuple[Stack, Case]]:
@@ -123,11 +111,11 @@ def schedule(stacks: Stacks, number: int) -> Iterator[tuple[Stack, Case]]:
             yield stack, case
 
 
-async def measure(rounds: int) -> list[Figure]:
+async def measure(rounds: int, workers: int) -> list[Figure]:
     """All figures."""
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        async with running(scratch, CHUNKS) as stacks:
+        async with running(scratch, CHUNKS, workers) as stacks:
             # Not measured: the first requests fill caches and fits.
             for kind in (PLAIN, SPLIT):
                 for stack in (stacks.routers[kind], stacks.three[kind]):
@@ -163,23 +151,13 @@ def figures(bench: Bench, stacks: Stacks) -> Iterator[Figure]:
         yield at_most(f"requests lost, all runs, {name}", lost, "requests", 0)
 
 
-def missing_programs() -> list[str]:
-    """Programs that this benchmark starts and this machine lacks, with how to install them."""
-    return programs.missing([h2load.find, find_envoy])
-
-
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 @click.option("--rounds", default=3, show_default=True, help="rounds; a figure is their median")
-def main(file: Path | None, rounds: int) -> None:
+@click.option("--workers", default=1, show_default=True, help="processes of the router")
+def main(file: Path | None, rounds: int, workers: int) -> None:
     """Compare the router with Envoy, EPP and sidecar; exit status 2 when a program is missing."""
-    try:
-        h2load.find()
-        results = asyncio.run(measure(rounds))
-    except (h2load.NotInstalled, SetupError) as err:
-        click.echo(f"benchmarks.router: {err}", err=True)
-        sys.exit(2)
-    report(results, file)
+    report(proxy_load.measured("router", measure(rounds, workers)), file)
 
 
 if __name__ == "__main__":

@@ -50,9 +50,9 @@ class Stacks:
 
 
 @asynccontextmanager
-async def running(scratch: Path, chunks: int) -> AsyncIterator[Stacks]:
-    """Start the servers, and end them afterwards; the engine streams `chunks` events. Raises
-    SetupError, RuntimeError."""
+async def running(scratch: Path, chunks: int, workers: int) -> AsyncIterator[Stacks]:
+    """Start the servers, and end them afterwards; the engine streams `chunks` events, and a router
+    has so many `workers`. Raises SetupError, RuntimeError."""
     find_envoy()
     write_plan_key(scratch / "keys")
     async with AsyncExitStack() as stack:
@@ -65,7 +65,7 @@ async def running(scratch: Path, chunks: int) -> AsyncIterator[Stacks]:
         front = free_port(HOST)
         bare = Stack("Envoy alone", (await starter.envoy("bare", front, bare_proxy(front, port)),))
         kinds = PLAIN, SPLIT
-        routers = {kind: await starter.router(kind) for kind in kinds}
+        routers = {kind: await starter.router(kind, workers) for kind in kinds}
         three = {kind: await starter.three(kind) for kind in kinds}
         yield Stacks(engine, bare, routers, three)
 
@@ -91,13 +91,13 @@ class _Starter:
         flags = ("--concurrency", "1", "--use-dynamic-base-id", "-l", "error")
         return await self.start(f"envoy-{name}", port, str(find_envoy()), "-c", str(file), *flags)
 
-    async def router(self, kind: str) -> Stack:
+    async def router(self, kind: str, workers: int) -> Stack:
         """Start a router in front of the engine."""
         port, file = free_port(HOST), self._config(f"router-{kind}", kind, self.engine)
         command = (
             *(sys.executable, "-m", "tandem_router.main", "--config", str(file)),
             *("--listen", f"{HOST}:{port}", "--admin", f"{HOST}:{free_port(HOST)}"),
-            *("--log-format", "json"),
+            *("--log-format", "json", "--workers", str(workers)),
         )
         return Stack("tandem-router", (await self.start(f"router-{kind}", port, *command),))
 

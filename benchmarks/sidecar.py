@@ -8,10 +8,7 @@ breakers, JSON log at info. A request counts as lost unless it was answered with
 bytes, and handed off as planned.
 """
 
-import asyncio
-import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,24 +17,21 @@ from math import ceil
 from pathlib import Path
 from typing import Final
 
-import aiohttp
 import click
 from rich.console import Console
 from rich.table import Table
 
 from tandem_contract import headers, plan
 from tandem_contract.paths import RoutingPath
-from tandem_local.errors import SetupError
-from tandem_local.router import find_envoy
 
-from . import fake_engine, h2load, programs
+from . import h2load, proxy_load
 from .figures import Figure, at_most, progress, report
 from .proxies import Server, Servers, running
+from .proxy_load import CHUNKS, missing_programs
 
-CHUNKS: Final = 256
+__all__ = ["missing_programs"]
 REQUEST_ID: Final = "bench"
 """The same for all requests, because a plan is signed for one request id."""
-_WORDS: Final = "the quick brown fox jumps over a lazy dog "
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +51,11 @@ class Case:
 
     def body(self) -> bytes:
         """The request body."""
-        text = (_WORDS * (self.size // len(_WORDS) + 1))[: self.size]
-        request = {"model": "bench", "max_tokens": 64, "stream": self.stream}
-        request["messages"] = [{"role": "user", "content": text}]
-        return json.dumps(request, separators=(",", ":")).encode()
+        return proxy_load.chat(self.size, stream=self.stream)
 
     def answer_size(self) -> int:
         """Bytes of the engine's answer."""
-        return fake_engine.stream_size(CHUNKS) if self.stream else len(fake_engine.PLAIN)
+        return proxy_load.answer_size(stream=self.stream)
 
 
 PLAIN: Final = Case("plain, 1 KB", 12000)
@@ -152,10 +143,7 @@ class Bench:
         return plan.sign(decision, self._keys, now=now)
 
     async def _counts(self) -> dict[str, int]:
-        url = f"http://127.0.0.1:{self.servers.engine.port}/counts"
-        async with aiohttp.ClientSession() as session, session.get(url) as response:
-            counts: dict[str, int] = await response.json()
-            return counts
+        return await proxy_load.engine_counts(self.servers.engine.port)
 
 
 def schedule(servers: Servers, number: int) -> Iterator[tuple[Server, Case]]:
@@ -237,22 +225,12 @@ def _median_and_range(values: Sequence[float], form: str) -> str:
     return median if len(values) == 1 else f"{median} ({min(values):{form}}-{max(values):{form}})"
 
 
-def missing_programs() -> list[str]:
-    """Programs that this benchmark starts and this machine lacks, with how to install them."""
-    return programs.missing([h2load.find, find_envoy])
-
-
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 @click.option("--rounds", default=3, show_default=True, help="rounds; a figure is their median")
 def main(file: Path | None, rounds: int) -> None:
     """Compare the sidecar with Envoy; exit status 2 when h2load or Envoy is missing."""
-    try:
-        h2load.find()
-        results, samples = asyncio.run(measure(rounds))
-    except (h2load.NotInstalled, SetupError) as err:
-        click.echo(f"benchmarks.sidecar: {err}", err=True)
-        sys.exit(2)
+    results, samples = proxy_load.measured("sidecar", measure(rounds))
     show(samples)
     report(results, file)
 

@@ -19,6 +19,7 @@ from tandem_sidecar.process.admin import SupervisorAdmin, WorkerGroup
 from tandem_sidecar.process.aggregate import Families, format_page, parse_page
 
 _DECISION_GAUGE: Final = "# TYPE tandem_epp_"
+_SILENT: Final = "no worker answers\n"
 
 
 class WorkersAdmin(SupervisorAdmin):
@@ -56,22 +57,35 @@ class WorkersAdmin(SupervisorAdmin):
         for _, status, body in await self.request_all(request.path_qs):
             if status == 200:
                 return web.Response(body=body, content_type="application/json")
-        raise web.HTTPServiceUnavailable(text="no worker answers\n")
+        raise web.HTTPServiceUnavailable(text=_SILENT)
 
     async def debug_decisions(self, request: web.Request) -> web.Response:
         """The decisions of all workers, newest last; 400 and 404 as one process answers."""
-        status, traces = 404, []
-        for _, status, body in await self.request_all(request.path_qs):
-            if status == 400:
-                return web.Response(status=status, body=body)
+        answers = [(status, body) for _, status, body in await self.request_all(request.path_qs)]
+        status, body = merge_decisions(answers, by_id="request_id" in request.query)
+        content_type = "application/json" if status in (200, 404) else "text/plain"
+        return web.Response(status=status, body=body, content_type=content_type)
+
+
+def merge_decisions(answers: Sequence[tuple[int, bytes]], *, by_id: bool) -> tuple[int, bytes]:
+    """Status and body of `/debug/decisions`, from those of the workers.
+
+    A list as JSON with 200, or with 404 if the request whose id was asked for (`by_id`) is unknown;
+    text otherwise. A worker that answers with another status, because it fails or ends, is left
+    out; 503: all of them are.
+    """
+    traces: list[dict[str, Any]] = []
+    for status, body in answers:
+        # A question that one worker cannot understand, no worker can.
+        if status == 400:
+            return status, body
+        if status == 200:
             traces += msgspec.json.decode(body)
-        traces.sort(key=lambda trace: trace["decided"])
-        by_id = "request_id" in request.query
-        return web.Response(
-            status=404 if by_id and not traces else 200,
-            body=msgspec.json.format(msgspec.json.encode(traces)) + b"\n",
-            content_type="application/json",
-        )
+    if not any(status in (200, 404) for status, _ in answers):
+        return 503, _SILENT.encode()
+    traces.sort(key=lambda trace: trace["decided"])
+    body = msgspec.json.format(msgspec.json.encode(traces)) + b"\n"
+    return (404 if by_id and not traces else 200), body
 
 
 def greatest_gauges(pages: Sequence[Families]) -> Families:

@@ -4,6 +4,7 @@
 the picker itself.
 """
 
+import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -11,6 +12,7 @@ from random import Random
 from time import time
 
 from tandem_contract.api_paths import ApiPaths
+from tandem_contract.otlp import is_wanted
 
 from .backends.fleet import Fleet
 from .backends.pods import DiscoveredBackend
@@ -55,6 +57,20 @@ class Decisions:
     def preparer(self, turns: TurnTaker | None) -> Preparer:
         """What prepares requests for the picker. `turns`: None if there is one replica."""
         return Preparer(self.precise, self.picker.rewrites, self.metrics.faults, turns)
+
+    def start_tracing(self, stack: AsyncExitStack, service_name: str = "tandem-epp") -> None:
+        """Export a span for each decision, if the settings or the environment name a collector.
+
+        `stack` sends the last ones. `service_name`: what the spans say of their process.
+        """
+        url = self._settings.otlp_endpoint
+        if self._settings.tracing and is_wanted(url, os.environ):
+            # Imported only here: the SDK costs memory and start time.
+            from .spans import OtlpTracer  # noqa: PLC0415
+
+            tracer = OtlpTracer(url, service_name)
+            stack.push_async_callback(tracer.close)
+            self.picker.tracer = tracer
 
     def close_with(self, stack: AsyncExitStack) -> None:
         """Stop what runs in the background when `stack` is closed."""

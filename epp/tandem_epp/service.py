@@ -11,7 +11,6 @@ import signal
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 
-from tandem_contract.otlp import is_wanted
 from tandem_kube.pages import metrics_app
 
 from .backends.pods import DiscoveredBackend
@@ -69,7 +68,7 @@ class Service:
             loop.add_signal_handler(number, self._stop)
         async with AsyncExitStack() as stack:
             await self._start_pages(stack)
-            self._start_tracing(stack)
+            self._decisions.start_tracing(stack)
             # Before the first request, so that others' placements are known to its decision.
             await stack.enter_async_context(self._channel.running())
             stack.push_async_callback(self.preparer.close)
@@ -105,16 +104,6 @@ class Service:
         if self._stopping.is_set():
             self._drained.set()
         self._stopping.set()
-
-    def _start_tracing(self, stack: AsyncExitStack) -> None:
-        url = self._settings.otlp_endpoint
-        if self._settings.tracing and is_wanted(url, os.environ):
-            # Imported only here: the SDK costs memory and start time.
-            from .spans import OtlpTracer  # noqa: PLC0415
-
-            tracer = OtlpTracer(url)
-            stack.push_async_callback(tracer.close)
-            self._picker.tracer = tracer
 
     async def _run_watches(self) -> None:
         """Follow files and pods until SIGTERM or SIGINT."""

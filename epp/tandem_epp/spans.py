@@ -33,9 +33,9 @@ _propagator: Final = TraceContextTextMapPropagator()
 class OtlpTracer:
     """The picker's `DecisionTracer`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, service_name: str = "tandem-epp") -> None:
         """`url` is a collector's; empty: OpenTelemetry's environment variables name one."""
-        default = Resource.create().merge(Resource({"service.name": "tandem-epp"}))
+        default = Resource.create().merge(Resource({"service.name": service_name}))
         # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME win over the default.
         resource = default.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)

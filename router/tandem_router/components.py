@@ -23,6 +23,8 @@ from .placed import Parts
 from .placements import Placements
 from .requests import RoutedRequests
 
+_SERVICE: Final = "tandem-router"
+"""What spans name as their service."""
 _NO_ENGINE: Final = HostPort("", 0)
 """No backend is this process's own engine, as a decode pod's is its sidecar's."""
 
@@ -67,8 +69,13 @@ class Components:
         decisions, configuration = self.decisions, self.decisions.configuration
         settings = handoff_settings(configuration, self._flags)
         tls = listen_tls(settings.listen_tls)
+        decisions.start_tracing(stack, _SERVICE)
         self._path = path = DataPath(
-            settings, self._tls_for, stack, watches_transfers=self.channel is None
+            settings,
+            self._tls_for,
+            stack,
+            watches_transfers=self.channel is None,
+            service_name=_SERVICE,
         )
         placements = Placements(path.observer)
         path.context.observer = placements

@@ -60,14 +60,15 @@ log = logging.getLogger(__name__)
 class OtlpTracer:
     """The observer's `Tracer`: decides which requests are traced, and queues their spans."""
 
-    def __init__(self, url: str, pod_name: str) -> None:
+    def __init__(self, url: str, pod_name: str, service_name: str = "tandem-sidecar") -> None:
         """`url`: the collector's; empty: OTEL_EXPORTER_OTLP_ENDPOINT and the like name it."""
         # The SDK logs every lost batch; `_CountingExporter` logs the first one.
         logging.getLogger(_EXPORTERS).setLevel(logging.CRITICAL)
         self._exporter = _CountingExporter(span_exporter(url, os.environ))
         self._processor = BatchSpanProcessor(self._exporter, max_queue_size=QUEUE)
         # The provider is used only to read sampler and resource from the environment.
-        provider = TracerProvider(resource=_resource(pod_name), shutdown_on_exit=False)
+        resource = _resource(pod_name, service_name)
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._sampler, self._resource = provider.sampler, provider.resource
         self._queued = 0
         """Spans handed to the SDK so far."""
@@ -185,9 +186,9 @@ class _CountingExporter(SpanExporter):
         self._exporter.shutdown()
 
 
-def _resource(pod_name: str) -> Resource:
+def _resource(pod_name: str, service_name: str) -> Resource:
     """Service and pod that the spans come from; OTEL_* variables override these attributes."""
-    attributes = {"service.name": "tandem-sidecar"}
+    attributes = {"service.name": service_name}
     if pod_name:
         attributes |= {"service.instance.id": pod_name, "k8s.pod.name": pod_name}
     return Resource.create().merge(Resource(attributes)).merge(OTELResourceDetector().detect())

@@ -40,12 +40,14 @@ class DataPath:
         stack: AsyncExitStack,
         *,
         watches_transfers: bool,
+        service_name: str = "tandem-sidecar",
     ) -> None:
         """`tls`: the context for a connection to an engine; None: plain TCP. `stack` closes the
         components that need it.
 
         `watches_transfers`: whether every leg of the engines comes from this process. Otherwise it
-        sees its own legs only, and an engine's metrics count those of all.
+        sees its own legs only, and an engine's metrics count those of all. `service_name`: what
+        spans say of their process.
         """
         self.lifecycle = Lifecycle(settings.drain_timeout)
         self.pool = pool = Pool(tls)
@@ -58,7 +60,7 @@ class DataPath:
         stack.callback(transfers.close)
         self._connector_options = ConnectorOptions(settings.tokenize_once, settings.peer_port)
         self.metrics, self.history = Metrics(), History(settings.history)
-        tracer = _tracer(settings, self.metrics, stack)
+        tracer = _tracer(settings, service_name, self.metrics, stack)
         self.observer = RequestObserver(self.metrics, self.history, tracer)
         # After the tracer was pushed, so that it runs first: the last requests get their spans.
         stack.callback(self.observer.catch_up)
@@ -142,13 +144,15 @@ class Components:
         self.server.limits = new.limits
 
 
-def _tracer(settings: Settings, metrics: Metrics, stack: AsyncExitStack) -> Tracer | None:
+def _tracer(
+    settings: Settings, service_name: str, metrics: Metrics, stack: AsyncExitStack
+) -> Tracer | None:
     if not (settings.spans and otlp.is_wanted(settings.otlp_endpoint, os.environ)):
         return None
     # OpenTelemetry takes 20 MB of memory: import it only where spans are sent.
     from ..observability.tracer import OtlpTracer  # noqa: PLC0415
 
-    tracer = OtlpTracer(settings.otlp_endpoint, settings.pod_name)
+    tracer = OtlpTracer(settings.otlp_endpoint, settings.pod_name, service_name)
     stack.push_async_callback(tracer.close)
     metrics.add_gauge(
         "tandem_sidecar_spans_dropped",

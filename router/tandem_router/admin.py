@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 from tandem_contract import endpoints
 from tandem_epp.debug import routes as decision_routes
 from tandem_epp.decisions import Decisions
+from tandem_sidecar.observability.engine_counters import EngineCounters
 from tandem_sidecar.process.admin import Health, ProcessAdmin
 from tandem_sidecar.process.aggregate import format_page, parse_page
 from tandem_sidecar.process.wiring import DataPath
@@ -21,7 +22,13 @@ from tandem_sidecar.process.wiring import DataPath
 class RouterAdmin(ProcessAdmin):
     """Answers for this process."""
 
-    def __init__(self, decisions: Decisions, path: DataPath, health: Health) -> None:
+    def __init__(
+        self,
+        decisions: Decisions,
+        path: DataPath,
+        health: Health,
+        counters: EngineCounters | None,
+    ) -> None:
         super().__init__(
             metrics=path.metrics,
             observer=path.observer,
@@ -29,7 +36,7 @@ class RouterAdmin(ProcessAdmin):
             health=health,
             breakers=path.breakers,
             history=path.history,
-            counters=None,
+            counters=counters,
         )
         self._decisions = decisions
 

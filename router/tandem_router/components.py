@@ -1,6 +1,5 @@
 """Creates the decision and the data path of one process and connects them."""
 
-import ssl
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -13,11 +12,12 @@ from tandem_epp.decisions import Decisions
 from tandem_epp.settings import Settings as EppSettings
 from tandem_epp.sharing import share
 from tandem_sidecar.process.wiring import DataPath
-from tandem_sidecar.security.credentials import EngineTls, listen_tls
+from tandem_sidecar.security.credentials import listen_tls
 from tandem_sidecar.settings import Settings
 
 from .admin import RouterAdmin
-from .configuration import address_of, authorizations, handoff_settings, tls_addresses
+from .backends import ListedBackends
+from .configuration import address_of, handoff_settings
 from .peers import WorkerPeers
 from .placed import Parts
 from .placements import Placements
@@ -25,8 +25,6 @@ from .requests import RoutedRequests
 
 _SERVICE: Final = "tandem-router"
 """What spans name as their service."""
-_NO_ENGINE: Final = HostPort("", 0)
-"""No backend is this process's own engine, as a decode pod's is its sidecar's."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,7 @@ class Components:
         """`settings`: of the data path, from flags. `peers`: the other workers; None: this process
         is the only one."""
         self._flags = settings
-        # Which backends speak TLS, their URLs tell, also those of a later configuration.
-        self._engine_tls = EngineTls(replace(settings.tls, prefill=True), _NO_ENGINE)
-        self._tls_addresses = tls_addresses(configuration)
-        self._authorizations = authorizations(configuration)
+        self._backends = ListedBackends(settings, configuration)
         self.decisions = Decisions(epp, configuration, {})
         self.decisions.picker.cleans_requests = True
         sharing = share(self.decisions, peers.settings, peers.keys) if peers else None
@@ -72,7 +67,7 @@ class Components:
         decisions.start_tracing(stack, _SERVICE)
         self._path = path = DataPath(
             settings,
-            self._tls_for,
+            self._backends.tls_for,
             stack,
             watches_transfers=self.channel is None,
             service_name=_SERVICE,
@@ -81,26 +76,27 @@ class Components:
         path.context.observer = placements
         health = BackendHealth(decisions)
         path.context.other_decode = self._other_decode
-        # A reload replaces the table.
-        path.context.authorization = lambda engine: self._authorizations.get(engine, [])
+        path.context.authorization = self._backends.authorization
         parts = Parts(path.context, decisions.picker, decisions.fleet, placements)
         handler = RoutedRequests(parts, self.preparer.prepare, lambda: health.healthy)
         self.server = path.serve(handler, tls)
         self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
-        self.credentials = self._engine_tls, tls
-        self.admin = RouterAdmin(decisions, path, health)
+        self.credentials = self._backends.credentials, tls
+        # Of several workers, the supervisor counts once for all.
+        is_worker = self.channel is not None
+        self._counters = None if is_worker else path.engine_counters(self._backends.decode_engines)
+        self.admin = RouterAdmin(decisions, path, health, self._counters)
         decisions.close_with(stack)
         stack.push_async_callback(self.preparer.close)
         self._apply_to_decisions()
 
     def background_tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """Nothing: the scraper follows the backends by itself."""
-        return []
+        """Coroutines that run as long as the process serves."""
+        return [self._counters.follow()] if self._counters is not None else []
 
     def apply(self, configuration: Configuration) -> None:
         """Use a new configuration from the next request on."""
-        self._tls_addresses = tls_addresses(configuration)
-        self._authorizations = authorizations(configuration)
+        self._backends.apply(configuration)
         self.decisions.configuration = configuration
         self._apply_to_decisions()
         self._path.apply(handoff_settings(configuration, self._flags))
@@ -112,8 +108,7 @@ class Components:
             self.channel.open()
         scraping = decisions.scraper.settings
         if scraping.tls is None:
-            # Checks trust the same authorities as requests.
-            tls = self._engine_tls.for_address(_NO_ENGINE._replace(port=1))
+            tls = self._backends.tls_for_checks()
             decisions.scraper.settings = replace(scraping, tls=tls)
 
     def _other_decode(self, engine: HostPort) -> HostPort | None:
@@ -124,9 +119,3 @@ class Components:
             if address != engine and pod.backend.role.serves(Role.DECODE):
                 return address
         return None
-
-    def _tls_for(self, address: HostPort) -> ssl.SSLContext | None:
-        """The context for a connection to a backend; None: plain TCP."""
-        if address not in self._tls_addresses:
-            return None
-        return self._engine_tls.for_address(address)

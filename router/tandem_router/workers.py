@@ -5,8 +5,8 @@
 Each worker is a whole router. They accept from the same listening socket, and tell each other what
 they place and learn by the channel between an EPP's replicas (`tandem_epp.peers`), over loopback.
 The supervisor is the sidecar's: it binds the sockets, replaces a worker that exits, and answers the
-admin port for all. It reads the configuration only to check it: a file that cannot be used reaches
-no worker.
+admin port for all. It checks a changed configuration, so that a file that cannot be used reaches no
+worker, and reads the decode engines' counters, once for all.
 
 Errors: `CannotListen`; `WorkerFailed`: a worker exited before it served.
 """
@@ -19,12 +19,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tandem_epp.configuration import Configuration, FileWatch
+from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.process.admin import serve_admin
+from tandem_sidecar.process.engine_client import fetch_all_metrics
 from tandem_sidecar.process.listen import bound_address, listen, listen_for_clients
 from tandem_sidecar.process.run import StopSignals, wait_for_first
 from tandem_sidecar.process.supervisor import Supervisor, WorkerCommand
 from tandem_sidecar.settings import Settings
 
+from .backends import ListedBackends
 from .configuration import reloaded
 from .peers import KEY_VARIABLE, bind
 from .ready import print_ready
@@ -45,18 +48,21 @@ async def supervise(
         for_admin = listen(settings.admin, "--admin")
         for listener in (*for_clients, *for_admin):
             stack.callback(listener.close)
-        descriptors = tuple(peer.fileno() for peer in bind(settings.workers, stack))
-        command = WorkerCommand(
-            (*arguments, "--peer-sockets", ",".join(map(str, descriptors))),
-            module="tandem_router.main",
-            sockets=descriptors,
-            environment={KEY_VARIABLE: secrets.token_hex(32)},
-        )
-        supervisor = Supervisor(settings, command, for_clients)
+        supervisor = Supervisor(settings, _worker_command(settings, arguments, stack), for_clients)
+        backends = ListedBackends(settings, configuration)
+        pool = Pool(backends.tls_for)
+        stack.callback(pool.close)
+        admin = WorkersAdmin(supervisor, lambda: fetch_all_metrics(pool, backends.decode_engines()))
+
+        def reload() -> None:
+            if (new := reloaded(file)) is not None:
+                backends.apply(new)
+                supervisor.reload()
+
         signals = StopSignals()
         signals.install()
         # Before the workers start: until they serve, probes get 503, not a refused connection.
-        async with serve_admin(WorkersAdmin(supervisor), for_admin):
+        async with serve_admin(admin, for_admin):
             try:
                 await supervisor.start()
                 addresses = (
@@ -64,22 +70,27 @@ async def supervise(
                     bound_address(settings.admin, for_admin),
                 )
                 print_ready(*addresses, configuration, settings.workers)
-                await _follow_until_drain(signals, file, supervisor)
+                loop = asyncio.get_running_loop()
+                loop.add_signal_handler(signal.SIGHUP, reload)
+                follow = (FileWatch(file, reload).run(), admin.counters.follow())
+                following = [loop.create_task(coroutine) for coroutine in follow]
+                await signals.drain.wait()
+                for task in following:
+                    task.cancel()
                 await wait_for_first(supervisor.stop(), signals.exit_now.wait())
             finally:
                 # Also after an error at the start: no worker may outlive its supervisor.
                 await supervisor.kill()
 
 
-async def _follow_until_drain(signals: StopSignals, file: Path, supervisor: Supervisor) -> None:
-    """Have the workers reload a changed file that can be used, until the drain begins."""
-
-    def reload() -> None:
-        if reloaded(file) is not None:
-            supervisor.reload()
-
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    following = loop.create_task(FileWatch(file, reload).run())
-    await signals.drain.wait()
-    following.cancel()
+def _worker_command(
+    settings: Settings, arguments: Sequence[str], stack: ExitStack
+) -> WorkerCommand:
+    """How workers start, each with a socket for the others, which `stack` closes."""
+    descriptors = tuple(peer.fileno() for peer in bind(settings.workers, stack))
+    return WorkerCommand(
+        (*arguments, "--peer-sockets", ",".join(map(str, descriptors))),
+        module="tandem_router.main",
+        sockets=descriptors,
+        environment={KEY_VARIABLE: secrets.token_hex(32)},
+    )

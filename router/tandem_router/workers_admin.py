@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from tandem_contract import endpoints
-from tandem_sidecar.process.admin import SupervisorAdmin, WorkerGroup
+from tandem_sidecar.process.admin import SupervisorAdmin
 from tandem_sidecar.process.aggregate import Families, format_page, parse_page
 
 _DECISION_GAUGE: Final = "# TYPE tandem_epp_"
@@ -24,9 +24,6 @@ _SILENT: Final = "no worker answers\n"
 
 class WorkersAdmin(SupervisorAdmin):
     """Answers for all workers; those that do not answer are left out."""
-
-    def __init__(self, workers: WorkerGroup) -> None:
-        super().__init__(workers, _no_page)
 
     def routes(self) -> list[web.RouteDef]:
         """The admin port's paths and handlers."""
@@ -124,7 +121,3 @@ def merge_states(states: Mapping[int, Mapping[str, Any]], *, draining: bool) -> 
             for pid, state in states.items()
         ],
     }
-
-
-async def _no_page() -> None:
-    """No engine is this router's own."""

@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from tandem_cli.trace import trace
 
+from ..sidecar.peers import Script, Turn
 from .conftest import DECODE, Harness
 
 
@@ -28,6 +29,33 @@ async def test_the_documents_metrics_are_there_from_the_start(harness: Harness) 
         "disaggregated_kv_transfer_duration_seconds_count",
     ):
         assert await harness.metric(sample) == 1, sample
+
+
+async def test_transfer_times_are_those_of_every_decode_engine(harness: Harness) -> None:
+    async def answers_as_vllm(turn: Turn) -> None:
+        # Without `x-tandem-timing`.
+        turn.answer(200, b'{"choices": [{"text": "hello"}]}')
+
+    def page_with(*seconds: float) -> Script:
+        name = "vllm:nixl_xfer_time_seconds"
+        count = f'{name}_bucket{{le="+Inf"}} {len(seconds)}\n{name}_sum {sum(seconds)}\n'
+
+        async def page(turn: Turn) -> None:
+            turn.answer(200, count.encode())
+
+        return page
+
+    await harness.prefill("p")
+    decodes = [await harness.decode(f"d-{n}", answers_as_vllm) for n in range(2)]
+    await harness.start()
+    counted = "disaggregated_kv_transfer_duration_seconds_count"
+    assert await harness.metric(counted) == 0
+    decodes[0].metrics, decodes[1].metrics = page_with(0.1), page_with(0.2, 0.3)
+    await harness.ask()
+    # A page is asked for again after a second.
+    async with asyncio.timeout(20):
+        while await harness.metric(counted) != 3:
+            await asyncio.sleep(0.1)
 
 
 async def test_the_state_lists_the_backends(harness: Harness) -> None:

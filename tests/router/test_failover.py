@@ -81,7 +81,8 @@ async def test_two_failures_are_the_clients_to_see(harness: Harness, fails: Scri
     await harness.start()
     response, _ = await harness.ask({"model": "m", "prompt": PROMPT, "stream": True})
     assert response.status == {dies: 502, errs: 500, is_busy: 503, streams_an_error: 200}[fails]
-    assert sum(len(decode.requests) for decode in decodes) == 2
+    # The engines, not their requests: what ends with a reused connection is sent on a new one.
+    assert sum(bool(decode.requests) for decode in decodes) == 2
 
 
 async def test_the_only_backend_is_not_asked_twice(harness: Harness) -> None:

@@ -16,7 +16,7 @@ from tandem_contract.paths import RoutingPath
 from ..router.processes import router
 from ..sidecar.processes import Sidecar
 from .api_requests import KINDS, ask
-from .engines import MODEL_NAME, VENV
+from .engines import MODEL_NAME, VENV, metric
 from .pairs import Moved, Pair, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -40,7 +40,9 @@ print(json.dumps({"path": path, "text": text, "streamed": "".join(pieces), "mode
 
 
 @asynccontextmanager
-async def routed(pair: Pair, http: aiohttp.ClientSession, file: Path) -> AsyncIterator[Sidecar]:
+async def routed(
+    pair: Pair, http: aiohttp.ClientSession, file: Path, *flags: str
+) -> AsyncIterator[Sidecar]:
     """A router of the two engines, without their sidecar; ready."""
     backends = [
         {"name": "prefill-0", "url": f"http://{pair.prefill.address}", "role": "prefill"},
@@ -48,7 +50,7 @@ async def routed(pair: Pair, http: aiohttp.ClientSession, file: Path) -> AsyncIt
     ]
     serving = {"enabled": True, "prefill_timeout": "120s"}
     file.write_text(yaml.safe_dump({"disaggregated_serving": serving, "backends": backends}))
-    async with router(file, *TIMES) as process:
+    async with router(file, *TIMES, *flags) as process:
 
         async def is_ready() -> bool:
             async with http.get(process.admin_url("/state")) as answer:
@@ -72,6 +74,26 @@ async def test_a_hand_off_answers_as_one_engine_does(
         assert handed.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
         assert handed.headers[headers.PREFILL_BACKEND] == "prefill-0"
         assert await moved.by(metrics.ENGINE_PROMPT_BY_SOURCE, source="external_kv_transfer") > 100
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_the_engines_transfer_times_are_counted(
+    pair: Pair, http: aiohttp.ClientSession, tmp_path: Path, workers: str
+) -> None:
+    kind = KINDS["completions"]
+    async with routed(pair, http, tmp_path / "router.yaml", "--workers", workers) as process:
+        for number in range(2):
+            handed = await ask(http, process.url(kind.path), kind.body(f"{workers}{number} " * 90))
+            assert handed.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
+        page = process.admin_url("/metrics")
+        # vLLM counts a transfer a moment after the answer that needed it.
+        await until(lambda: has_samples(http, page, 2), 60)
+
+
+async def has_samples(http: aiohttp.ClientSession, page: str, count: int) -> bool:
+    """Whether the router's page has so many transfer times."""
+    async with http.get(page) as answer:
+        return metric(await answer.text(), f"{metrics.KV_TRANSFER_SECONDS}_count") == count
 
 
 async def test_openais_sdk(pair: Pair, http: aiohttp.ClientSession, tmp_path: Path) -> None:

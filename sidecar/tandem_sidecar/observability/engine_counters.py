@@ -1,6 +1,6 @@
-"""Adds the decode engine's own counters to the sidecar's metrics, each event counted once.
+"""Adds the decode engines' own counters to the process's metrics, each event counted once.
 
-    counters = EngineCounters(fetch_page, metrics, data_path_counts)
+    counters = EngineCounters(fetch_pages, metrics, data_path_counts)
     await counters.refresh()    # before each scrape is answered; `follow` does so every 15 s, too
 
 Two facts are known to both the data path and the engine, and must not be counted twice:
@@ -14,6 +14,8 @@ it is; until then the gains of its histogram are kept in `_pending`.
 as an error, or compute the prompt again without telling. The engine's counter includes both. So the
 number of errors is the greater of the two counts. A failure that the data path counted and that
 the engine's counter lacks at the next refresh will never appear there.
+
+A sidecar has one decode engine, a router several: of those, either all write the header or none.
 
 An engine with several ranks counts each transfer, and each failed one, once per rank. Handshakes
 and notifications that fail are among the failed transfers. `nixl_num_kv_expired_reqs` is not read:
@@ -29,6 +31,7 @@ from math import inf, isfinite
 from typing import Final
 
 from tandem_contract import metrics as names
+from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase
 
 from .metrics import FAILED_LOADS, REPORTS_TIMES, Metrics
@@ -38,6 +41,9 @@ REFRESH_SECONDS: Final = 15.0
 crash, up to this many, is lost."""
 FRESH_SECONDS: Final = 1.0
 """A page fetched at most this many seconds ago is used again: several clients may scrape."""
+
+FetchPages = Callable[[], Awaitable[Mapping[HostPort, bytes | None]]]
+"""The metrics page of each decode engine, by its address; None: it did not answer in time."""
 
 _SAMPLE: Final = re.compile(
     rf"\n({names.ENGINE_XFER_SECONDS}_bucket|{names.ENGINE_XFER_SECONDS}_sum"
@@ -128,33 +134,33 @@ class DataPathCounts:
 
 
 class EngineCounters:
-    """Fetches the engine's counters and adds their gains to `metrics`."""
+    """Fetches the engines' counters and adds their gains to `metrics`."""
 
     def __init__(
         self,
-        fetch_page: Callable[[], Awaitable[bytes | None]],
+        fetch_pages: FetchPages,
         metrics: Metrics,
         data_path: Callable[[], DataPathCounts],
         *,
         fresh: float = FRESH_SECONDS,
     ) -> None:
-        """`fetch_page`: the engine's metrics page, or None when it does not answer."""
-        self._fetch_page = fetch_page
+        """`data_path`: what this process counted of all these engines."""
+        self._fetch_pages = fetch_pages
         self._metrics = metrics
         self._data_path = data_path
         self._fresh = fresh
         self._created = time.time()
         self._lock = asyncio.Lock()
-        """Held while a page is fetched, so that scrapes at the same time fetch one page."""
+        """Held during a fetch, so that scrapes at the same time fetch each page once."""
         self._fetched = -inf
         """Loop time of the last fetch."""
-        self._previous: EngineReadings | None = None
+        self._previous: dict[HostPort, EngineReadings] = {}
         self._engine_failed = 0.0
-        """Failed loads by the engine's count, across its restarts."""
+        """Failed loads by the engines' count, across their restarts."""
         self._data_path_failed = 0.0
-        """Failed loads by the data path's count, at the last page."""
+        """Failed loads by the data path's count, when all engines answered last."""
         self._added_errors = 0.0
-        """Errors that are in the metrics only because the engine counted them."""
+        """Errors that are in the metrics only because an engine counted them."""
         self._pending: list[EngineReadings] = []
         """Histogram gains since it is unknown whether the answers report transfer times."""
 
@@ -165,33 +171,45 @@ class EngineCounters:
             await asyncio.sleep(REFRESH_SECONDS)
 
     async def refresh(self) -> None:
-        """Bring the metrics up to date, from a page at most `fresh` seconds old."""
+        """Bring the metrics up to date, from pages at most `fresh` seconds old."""
         async with self._lock:
             now = asyncio.get_running_loop().time()
             if now - self._fetched >= self._fresh:
                 # Before the fetch: an engine that does not answer is not asked again by every
                 # scrape.
                 self._fetched = now
-                page = await self._fetch_page()
-                if page is not None:
-                    self._add_page(parse_readings(page))
+                self._add_pages(await self._fetch_pages())
         self._update_metrics()
 
-    def _add_page(self, readings: EngineReadings) -> None:
-        if self._previous is None:
-            # Counts from before this sidecar existed belong to its predecessor, so they are the
-            # baseline. An engine that started later has counted for this sidecar from zero.
-            is_newer = readings.started is not None and readings.started >= self._created
-            self._previous = EngineReadings(readings.started) if is_newer else readings
-        gain = readings.since(self._previous)
-        self._previous = readings
-        if any(gain.buckets.values()):
-            self._pending.append(gain)
+    def _add_pages(self, pages: Mapping[HostPort, bytes | None]) -> None:
+        # An engine that left is forgotten: it may come back with another past.
+        self._previous = {e: last for e, last in self._previous.items() if e in pages}
+        gains = [
+            self._gain(engine, parse_readings(page))
+            for engine, page in pages.items()
+            if page is not None
+        ]
+        self._pending += [gain for gain in gains if any(gain.buckets.values())]
+        self._engine_failed += sum(gain.failed for gain in gains)
+        # What the data path counted of an engine that is silent may appear on its next page.
+        if None in pages.values():
+            return
         # Both counters run side by side: after each page the engine's count is raised to the data
         # path's count at the page before. A failure that only the data path counted would
         # otherwise hide a later one that only the engine counts.
-        self._engine_failed = max(self._engine_failed + gain.failed, self._data_path_failed)
+        self._engine_failed = max(self._engine_failed, self._data_path_failed)
         self._data_path_failed = self._data_path().failed_loads
+
+    def _gain(self, engine: HostPort, readings: EngineReadings) -> EngineReadings:
+        """What `engine` counted since its page before."""
+        previous = self._previous.get(engine)
+        if previous is None:
+            # Counts from before this process existed belong to its predecessor, so they are the
+            # baseline. An engine that started later has counted for this process from zero.
+            is_newer = readings.started is not None and readings.started >= self._created
+            previous = EngineReadings(readings.started) if is_newer else readings
+        self._previous[engine] = readings
+        return readings.since(previous)
 
     def _update_metrics(self) -> None:
         data_path = self._data_path()

@@ -8,7 +8,7 @@ import asyncio
 import ipaddress
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any, Final, Protocol
@@ -22,7 +22,7 @@ from tandem_contract.trace import trace_path
 
 from ..handoff.breaker import Breakers
 from ..handoff.context import Lifecycle
-from ..observability.engine_counters import DataPathCounts, EngineCounters
+from ..observability.engine_counters import DataPathCounts, EngineCounters, FetchPages
 from ..observability.metrics import Metrics
 from ..observability.observer import History, RequestObserver
 from . import aggregate
@@ -211,13 +211,11 @@ class WorkerGroup(Protocol):
 class SupervisorAdmin(AdminHandlers):
     """Asks every worker and aggregates the answers; a worker that does not answer is left out."""
 
-    def __init__(
-        self, workers: WorkerGroup, fetch_page: Callable[[], Awaitable[bytes | None]]
-    ) -> None:
-        """`fetch_page`: fetches the decode engine's metrics, once for all workers."""
+    def __init__(self, workers: WorkerGroup, fetch_pages: FetchPages) -> None:
+        """`fetch_pages`: fetches the decode engines' metrics, once for all workers."""
         self._workers = workers
         self._own_metrics = Metrics()
-        self.counters = EngineCounters(fetch_page, self._own_metrics, self._data_path_counts)
+        self.counters = EngineCounters(fetch_pages, self._own_metrics, self._data_path_counts)
 
     async def metrics_page(self) -> bytes:
         # A worker that does not answer counts as at its last scrape: a sum must not fall.

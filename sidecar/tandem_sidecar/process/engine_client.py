@@ -1,6 +1,7 @@
-"""Requests of the sidecar's own to its decode engine: health checks and `/metrics`."""
+"""Requests of the process's own to its decode engines: health checks and `/metrics`."""
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 from tandem_contract import endpoints
@@ -40,6 +41,15 @@ async def fetch_metrics(
 ) -> bytes | None:
     """The engine's metrics page; None: no 200 within `timeout` seconds."""
     return await _get(pool, engine, endpoints.METRICS, timeout=timeout)
+
+
+async def fetch_all_metrics(
+    pool: Pool, engines: Iterable[HostPort]
+) -> dict[HostPort, bytes | None]:
+    """`fetch_metrics` of each engine, all at once, by its address."""
+    asked = tuple(engines)
+    pages = await asyncio.gather(*(fetch_metrics(pool, engine) for engine in asked))
+    return dict(zip(asked, pages, strict=True))
 
 
 async def _get(pool: Pool, engine: HostPort, path: str, *, timeout: float) -> bytes | None:

@@ -35,7 +35,7 @@ from ..security.credentials import EngineTls
 from ..settings import Settings
 from .admin import SupervisorAdmin, WorkerSilent, serve_admin
 from .aggregate import Families, cumulative_families, sum_pages
-from .engine_client import fetch_metrics
+from .engine_client import fetch_all_metrics
 from .listen import (
     WorkerSockets,
     bound_address,
@@ -81,7 +81,7 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
         signals.install()
         pool = Pool(EngineTls(settings.tls, settings.engine).for_address)
         stack.callback(pool.close)
-        admin = SupervisorAdmin(supervisor, partial(fetch_metrics, pool, settings.engine))
+        admin = SupervisorAdmin(supervisor, partial(fetch_all_metrics, pool, (settings.engine,)))
         # Before the workers start: until they serve, probes get 503, not a refused connection.
         async with serve_admin(admin, for_admin):
             try:

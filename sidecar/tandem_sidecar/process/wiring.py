@@ -3,7 +3,7 @@
 import asyncio
 import os
 import ssl
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from ..observability.observer import History, RequestObserver, Tracer
 from ..security.credentials import Credentials, EngineTls, PlanKeys, listen_tls
 from ..settings import Settings
 from .admin import ProcessAdmin
-from .engine_client import EngineHealth, fetch_metrics
+from .engine_client import EngineHealth, fetch_all_metrics, fetch_metrics
 
 
 class DataPath:
@@ -75,6 +75,20 @@ class DataPath:
             transfers,
         )
 
+    def engine_counters(self, engines: Callable[[], Iterable[HostPort]]) -> EngineCounters:
+        """Adds what the decode `engines` count to this process's metrics."""
+
+        def data_path_counts() -> DataPathCounts:
+            # A failed load that waits for the observer's batch would otherwise be missing here, and
+            # the engine's count of it would be added, too, until the next refresh.
+            self.observer.catch_up()
+            return DataPathCounts.of_process(self.metrics)
+
+        async def fetch_pages() -> Mapping[HostPort, bytes | None]:
+            return await fetch_all_metrics(self.pool, engines())
+
+        return EngineCounters(fetch_pages, self.metrics, data_path_counts)
+
     def serve(self, handler: Handler, listen_tls: ServerTls | None) -> Server:
         """A server of `handler`'s requests, which listens nowhere yet."""
         tls = None if listen_tls is None else lambda: listen_tls.context
@@ -114,16 +128,7 @@ class Components:
         self.server = path.serve(Proxy(path.context, keys), tls)
         self.health = EngineHealth(path.pool, settings.engine, settings.health)
 
-        def data_path_counts() -> DataPathCounts:
-            # A failed load that waits for the observer's batch would otherwise be missing here, and
-            # the engine's count of it would be added, too, until the next refresh.
-            path.observer.catch_up()
-            return DataPathCounts.of_process(path.metrics)
-
-        fetch_page = partial(fetch_metrics, path.pool, settings.engine)
-        self._counters = (
-            None if is_worker else EngineCounters(fetch_page, path.metrics, data_path_counts)
-        )
+        self._counters = None if is_worker else path.engine_counters(lambda: (settings.engine,))
         self.admin = ProcessAdmin(
             metrics=path.metrics,
             observer=path.observer,

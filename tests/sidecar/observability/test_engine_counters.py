@@ -5,6 +5,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from tandem_contract import metrics as names
+from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase
 from tandem_engine.metrics import EngineMetrics
 from tandem_engine.types import PullResult
@@ -18,6 +19,7 @@ from tandem_sidecar.observability.metrics import FAILED_LOADS, REPORTS_TIMES, Me
 
 VLLM_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
 ERRORS = ("disaggregated_errors_total", {"phase": "kv_transfer"})
+ENGINE = HostPort("127.0.0.1", 8200)
 COUNT = "disaggregated_kv_transfer_duration_seconds_count"
 BUCKET = "disaggregated_kv_transfer_duration_seconds_bucket"
 
@@ -32,9 +34,9 @@ class Page:
         self.scrapes = 0
         self.unreachable = False
 
-    async def ask(self) -> bytes | None:
+    async def ask(self) -> dict[HostPort, bytes | None]:
         self.scrapes += 1
-        return None if self.unreachable else self.text()
+        return {ENGINE: None if self.unreachable else self.text()}
 
     def text(self) -> bytes:
         lines = [
@@ -251,3 +253,43 @@ def _samples(metrics: Metrics) -> list[tuple[str, float]]:
 def test_a_page_in_another_format_has_no_readings() -> None:
     assert parse_readings(b"<html>") == EngineReadings()
     assert parse_readings(b"vllm:nixl_num_failed_transfers_total NaN\n") == EngineReadings()
+
+
+async def test_several_engines_are_counted_each_from_its_own_past() -> None:
+    metrics, pages = Metrics(), {ENGINE: Page(), HostPort("127.0.0.1", 8201): Page()}
+    first, second = pages.values()
+    second.started, second.took = 1.0, [0.2]
+
+    async def ask() -> dict[HostPort, bytes | None]:
+        return {at: None if page.unreachable else page.text() for at, page in pages.items()}
+
+    counters = EngineCounters(ask, metrics, lambda: DataPathCounts(0, False), fresh=0.0)
+
+    async def count() -> float | None:
+        await counters.refresh()
+        return metrics.registry.get_sample_value(COUNT)
+
+    first.took = [0.1]
+    assert await count() == 1, "the second engine is older: its transfers were another router's"
+    second.took.append(0.3)
+    first.unreachable = True
+    assert await count() == 2
+    first.unreachable = False
+    first.took.append(0.4)
+    second.restart()
+    second.took = [0.5]
+    assert await count() == 4
+    left = pages.pop(ENGINE)
+    assert await count() == 4
+    left.started, left.took = 1.0, [0.1] * 9
+    pages[ENGINE] = left
+    assert await count() == 4, "an engine that is listed again begins anew"
+
+
+async def test_a_failure_of_a_silent_engine_is_not_counted_twice(setup: Setup) -> None:
+    assert await setup.errors() == 0
+    setup.page.unreachable = True
+    setup.count_failed_load()
+    assert await setup.errors() == 1
+    setup.page.unreachable, setup.page.failed = False, 1
+    assert await setup.errors() == 1

@@ -1,0 +1,53 @@
+"""What the data path knows of the listed backends: TLS, API keys, and which of them decode."""
+
+import ssl
+from dataclasses import replace
+from typing import Final
+
+from tandem_contract.commandline import HostPort
+from tandem_contract.paths import Role
+from tandem_epp.configuration import Configuration
+from tandem_sidecar.http.messages import Headers
+from tandem_sidecar.security.credentials import EngineTls
+from tandem_sidecar.settings import Settings
+
+from .configuration import address_of, authorizations, tls_addresses
+
+_NO_ENGINE: Final = HostPort("", 0)
+"""No backend is this process's own engine, as a decode pod's is its sidecar's."""
+_ANY_ENGINE: Final = HostPort("", 1)
+
+
+class ListedBackends:
+    """The backends of the current configuration; `apply` replaces them."""
+
+    def __init__(self, settings: Settings, configuration: Configuration) -> None:
+        # Which backends speak TLS, their URLs tell, also those of a later configuration.
+        self.credentials = EngineTls(replace(settings.tls, prefill=True), _NO_ENGINE)
+        self.apply(configuration)
+
+    def apply(self, configuration: Configuration) -> None:
+        """Use the backends of `configuration` from now on."""
+        self._tls_addresses = tls_addresses(configuration)
+        self._authorizations = authorizations(configuration)
+        listed = configuration.router.backends
+        decoding = [backend for backend in listed if backend.role.serves(Role.DECODE)]
+        self._decode_engines = tuple(map(address_of, decoding))
+
+    def decode_engines(self) -> tuple[HostPort, ...]:
+        """The addresses of the backends that may decode."""
+        return self._decode_engines
+
+    def authorization(self, address: HostPort) -> Headers:
+        """The Authorization header for a backend with an API key; empty: it has none."""
+        return self._authorizations.get(address, [])
+
+    def tls_for(self, address: HostPort) -> ssl.SSLContext | None:
+        """The context for a connection to a backend; None: plain TCP."""
+        if address not in self._tls_addresses:
+            return None
+        return self.credentials.for_address(address)
+
+    def tls_for_checks(self) -> ssl.SSLContext | None:
+        """The context for health checks of any backend: it trusts the authorities of requests."""
+        return self.credentials.for_address(_ANY_ENGINE)

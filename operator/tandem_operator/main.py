@@ -47,8 +47,7 @@ _HEALTH: Final = HostPort("0.0.0.0", ports.OPERATOR_HEALTH)
 _METRICS: Final = HostPort("0.0.0.0", ports.OPERATOR_METRICS)
 
 _RETRY_PERIOD: Final = 5.0
-"""Seconds between attempts at the start, while the API server does not answer or the CRDs are
-missing."""
+"""Seconds between attempts at the start, while the API server or the CRDs are missing."""
 MIN_LEASE_DURATION: Final = 3.0
 """Seconds. Renewing a shorter Lease would leave no time for a single slow call to the API
 server."""
@@ -116,11 +115,12 @@ def _networks(
 @click.option(
     "--engine-image", help="Image of the torch engine.  [default: tandem-engine, of this version]"
 )
+@click.option("--vllm-storage-image", help="With vLLM's storage connector.")
 @click.option("--vllm-repository", help="Repository of vLLM's images.  [default: vllm/vllm-openai]")
 @click.option(
     "--image-pull-policy",
     type=click.Choice(["Always", "IfNotPresent", "Never"]),
-    help="Of the images of sidecar, EPP and Envoy.  [default: Kubernetes chooses by the tag]",
+    help="Of Tandem's images and Envoy's.  [default: Kubernetes chooses by the tag]",
 )
 @click.option(
     "--pod-network",
@@ -219,6 +219,7 @@ def settings_from(flags: Mapping[str, Any]) -> Settings:
         flags["tandem_image"] or DEFAULTS.tandem_image,
         flags["engine_image"] or DEFAULTS.torch_image,
         flags["vllm_repository"] or DEFAULTS.vllm_repository,
+        vllm_storage_image=flags["vllm_storage_image"] or DEFAULTS.vllm_storage_image,
         pull_policy=flags["image_pull_policy"],
         image_pull_secrets=flags["pool_pull_secrets"],
         assigned_users=flags["assigned_users"],

@@ -48,7 +48,7 @@ _SHARED: dict[str, Any] = {
         "leaseDuration": "30s", "rdma": {"resource": "rdma/ib", "count": 2}, "requireRdma": True,
         "dataPorts": {"first": 21000, "last": 21063},
         "storage": {"endpoint": "http://store", "protocol": "s3", "kvNamespace": "kv",
-                    "credentialsSecretRef": {"name": "store"}},
+                    "credentialsSecretRef": {"name": "store"}, "image": "registry/storage:1"},
         "connectors": [{"connector": "nixl"},
                        {"connector": "offloading", "extraConfig": {"block_size": 64}}],
     },
@@ -112,7 +112,7 @@ _PROGRAM: dict[str, Any] = {
 }
 _DECODE: dict[str, Any] = {
     "role": "decode",
-    "transfer": {**_SHARED["transfer"], "loadFailurePolicy": "fail"},
+    "transfer": {**_SHARED["transfer"], "loadFailurePolicy": "recompute"},
     "sidecar": {"prefillTimeout": "20s", "kvTransferTimeout": "5s", "fallbackToUnified": False,
                 "retries": 1, "breakerFailures": 3, "breakerCooldown": "8s",
                 "streamKv": False},

@@ -57,6 +57,8 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"transfer": {"connector": "multi"}}, "transfer.connectors", "multi needs connectors"),
     ({"transfer": {"connectors": [{"connector": "nixl"}]}}, "transfer.connectors", "multi"),
     ({"transfer": {"connector": "storage"}}, "transfer.storage", "needs storage.endpoint"),
+    ({"transfer": {"connector": "multi", "connectors": [{"connector": "storage"}]}},
+     "transfer.storage", "needs storage.endpoint"),
     ({"transfer": {"dataPorts": {"first": 20_001, "last": 20_000}}}, "transfer.dataPorts.last",
      "below first"),
     ({"transfer": {"dataPorts": {"first": 8_300, "last": 9_100}}}, "transfer.dataPorts.first",

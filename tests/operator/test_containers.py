@@ -8,7 +8,8 @@ import pytest
 from tandem_contract import labels
 from tandem_operator.pods.manifests import pods
 from tandem_operator.resources.pool_files import parse_pools
-from tandem_operator.resources.resolve import Defaults
+from tandem_operator.resources.pools import PrefillPool
+from tandem_operator.resources.resolve import Defaults, own_version
 
 from .pool_yaml import decode_pool, documents, pair
 from .rendered_pods import TORCH, engine, rendered, sidecar, value_of
@@ -378,6 +379,68 @@ def test_storage_beside_nixl_keeps_the_hand_off_of_nixl() -> None:
         assert transfer_config["kv_connector"] == "NixlConnector"
         assert "kv-store" not in [v["name"] for v in pod_["spec"]["volumes"]]
     assert value_of("--connector", sidecar(decode)) == "nixl"
+
+
+def test_an_init_container_brings_the_storage_connector_to_vllm() -> None:
+    transfer = {"connector": "storage", "storage": STORE}
+    prefill, decode = rendered({"transfer": transfer})
+    for pod_ in (prefill, decode):
+        packages = pod_["spec"]["initContainers"][-1]
+        assert packages["name"] == "storage-packages"
+        assert packages["image"] == f"tandem-vllm-storage:{own_version()}"
+        assert "command" not in packages
+        mount = {"name": "tandem-python", "mountPath": "/opt/tandem/python"}
+        assert packages["volumeMounts"] == [mount]
+        assert {**mount, "readOnly": True} in engine(pod_)["volumeMounts"]
+        assert {"name": "tandem-python", "emptyDir": {}} in pod_["spec"]["volumes"]
+        assert {"name": "PYTHONPATH", "value": "/opt/tandem/python"} in engine(pod_)["env"]
+        keys = {"name": "kv-store", "mountPath": "/var/run/tandem/kv-store", "readOnly": True}
+        assert keys in engine(pod_)["volumeMounts"]
+        assert keys["name"] not in [mount["name"] for mount in packages["volumeMounts"]]
+        assert not [p for p in engine(pod_)["ports"] if p["name"].startswith("side-channel")]
+    assert value_of("--connector", sidecar(decode)) == "storage"
+
+
+def test_the_image_of_the_storage_connector_is_the_pools_or_the_installations() -> None:
+    own = {"endpoint": "http://s", "image": "registry/storage@sha256:" + "0" * 64}
+    for storage, image, policy in (
+        (STORE, "mirror/storage:1", "Always"),
+        (own, own["image"], None),
+    ):
+        defaults = Defaults(vllm_storage_image="mirror/storage:1", pull_policy="Always")
+        (pool_set,) = pair({"transfer": {"storage": storage}}, {})
+        for pod_ in pods(pool_set, defaults):
+            packages = pod_["spec"]["initContainers"][-1]
+            assert (packages["image"], packages.get("imagePullPolicy")) == (image, policy)
+
+
+def test_a_vllm_without_peer_keeps_kv_in_external_storage() -> None:
+    spec = {"model": {"name": "m"}, "transfer": {"storage": {"endpoint": "http://s"}}}
+    alone = decode_pool(prefillRef=None, role="unified", **spec)
+    pod_, *_ = pods(parse_pools(documents(alone))[0])
+    config = json.loads(value_of("--kv-transfer-config", engine(pod_)))
+    assert (config["kv_connector"], config["kv_role"]) == ("TandemStorageConnector", "kv_both")
+
+
+def test_the_image_of_the_storage_connector_is_no_part_of_the_compat_hash() -> None:
+    def pool(**storage: str) -> PrefillPool:
+        transfer = {"connector": "storage", "storage": {"endpoint": "http://s", **storage}}
+        prefill = pair({"transfer": transfer}, {})[0].prefill
+        assert prefill is not None
+        return prefill
+
+    assert pool(image="a:1").compat == pool(image="b:1").compat == pool().compat
+    assert pool(image="a:1").revision != pool(image="b:1").revision
+
+
+def test_the_sides_of_a_set_may_name_the_storage_image_from_different_registries() -> None:
+    store = {"endpoint": "http://s"}
+    first, second = {**store, "image": "a:1"}, {**store, "image": "b:1"}
+    images = [
+        pod_["spec"]["initContainers"][-1]["image"]
+        for pod_ in rendered({"transfer": {"storage": first}}, {"transfer": {"storage": second}})
+    ]
+    assert images == ["a:1", "b:1"]
 
 
 def test_the_pods_of_pools_with_other_stores_are_not_compatible() -> None:

@@ -244,18 +244,17 @@ def test_all_faults_of_all_objects_are_reported_at_once() -> None:
 
 @pytest.mark.parametrize(
     "transfer",
-    [{"connector": "p2p-nccl"}, {"connector": "storage", "storage": {"endpoint": "http://s"}},
-     {"connector": "multi", "connectors": [{"connector": "storage"}]}],
+    [{"connector": "p2p-nccl"},
+     {"connector": "mooncake", "storage": {"endpoint": "http://s"}}],
 )  # fmt: skip
-def test_connectors_of_later_releases_are_refused_by_name(transfer: dict[str, Any]) -> None:
+def test_connectors_that_are_not_rendered_are_refused_by_name(transfer: dict[str, Any]) -> None:
     (line,) = errors(prefill_pool(transfer=transfer), DECODE)
     assert ": use nixl" in line
 
 
 @pytest.mark.parametrize("connector", PLANNED)
 def test_a_connector_for_which_the_sidecar_exits_is_refused_by_name(connector: str) -> None:
-    storage = {"storage": {"endpoint": "http://s"}} if connector == "storage" else {}
-    transfer = {"connector": connector, **storage}
+    transfer = {"connector": connector}
     unified = decode_pool(role="unified", model={"name": "m"}, transfer=transfer)
     del unified["spec"]["prefillRef"]
     for pools in ([prefill_pool(transfer=transfer), DECODE], [unified]):

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import pytest
 
+from tandem_contract.vllm_storage import CONNECTOR, MODULE_PATH
+
 from ..operator.test_engines import GOLDEN, VERSIONS
 from ..operator.test_transfer_fields import rows
 from .engines import VENV
@@ -102,6 +104,18 @@ def test_chained_connectors_are_configurations_of_their_own(parsed: dict[str, An
         assert {field for link in chain for field in link} <= set(parsed["fields"])
 
 
+def test_storage_comes_last_in_a_chain_and_brings_its_module(parsed: dict[str, Any]) -> None:
+    for side in ("prefill", "decode"):
+        config = parsed["configs"][f"nixl-storage-{side}"]["transfer"]
+        nixl, stored = config["kv_connector_extra_config"]["connectors"]
+        assert nixl["kv_connector"] == "NixlConnector"
+        assert (stored["kv_connector"], stored["kv_role"]) == (CONNECTOR, "kv_both")
+        alone = parsed["configs"][f"storage-{side}"]["transfer"]
+        for link in (stored, alone):
+            assert link["kv_connector_module_path"] == MODULE_PATH
+            assert link["kv_load_failure_policy"] == "recompute"
+
+
 def test_offloading_alone_is_a_connector_of_one_engine(parsed: dict[str, Any]) -> None:
     config = parsed["configs"]["offloading-alone-unified"]["transfer"]
     assert (config["kv_connector"], config["kv_role"]) == ("OffloadingConnector", "kv_both")
@@ -119,7 +133,9 @@ def test_every_rendered_connector_is_one_of_vllms(parsed: dict[str, Any]) -> Non
             *(config["kv_connector_extra_config"] or {}).get("connectors", ()),
         )
     ]
-    assert {link["kv_connector"] for link in links} <= set(parsed["connectors"])
+    own = {link["kv_connector"] for link in links if link.get("kv_connector_module_path")}
+    assert own == {CONNECTOR}
+    assert {link["kv_connector"] for link in links} - own <= set(parsed["connectors"])
 
 
 def test_the_table_of_fields_is_vllms(parsed: dict[str, Any]) -> None:

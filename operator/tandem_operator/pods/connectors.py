@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from tandem_contract import environment as variables
 from tandem_contract import ports
-from tandem_contract import vllm_storage as storage
 from tandem_contract.connectors import ConnectorName
 from tandem_contract.durations import Seconds
 from tandem_contract.paths import Role
@@ -19,16 +18,13 @@ from ..resources import vllm_versions
 from ..resources.pools import DecodePool, Pool
 from ..resources.spec import PoolSpec
 from ..resources.spec_parts import ChainedConnector, PortRange, Transfer
+from . import external_storage
 
 POD_IP: Final = "$(POD_IP)"
 TRANSFER_FLAG: Final = "--kv-transfer-config"
 """The engine flag whose value is `transfer_config` or `offloading_config`."""
 SIDE_CHANNEL: Final = "side-channel"
 """Name of the container port that only engines with a peer have."""
-STORAGE_FLAG: Final = "--kv-storage-config"
-"""The torch engine's flag whose value is `storage_config`."""
-STORE_KEYS_DIR: Final = "/var/run/tandem/kv-store"
-"""Where the Secret with the keys of the external store is mounted."""
 ENGINE_ID: Final = "$(POD_NAME)-$(POD_UID)"
 """Unique for each incarnation of a pod: the UID changes when a pod is replaced."""
 OFFLOAD_BYTES: Final = 10 * 1024**3
@@ -67,55 +63,26 @@ class HandoffPorts:
 
 
 def transfer_config(pool: Pool) -> dict[str, Any] | None:
-    """The value of `--kv-transfer-config` of an engine with a peer; None where KV moves through
-    storage only.
+    """The value of `--kv-transfer-config` of an engine with a peer; None for a torch engine whose
+    KV moves through storage only.
 
-    The torch engine reads the same.
+    The torch engine reads the same, without the storage connector.
     """
     transfer = pool.spec.transfer
-    moving = [link for link in transfer.links if link.connector != ConnectorName.STORAGE]
-    if not moving:
-        return None
-    links = [_connector_config(pool, link, handoff=True) for link in moving]
-    if not transfer.connectors:
-        return {**links[0], "engine_id": ENGINE_ID}
-    config = _connector_config(pool, ChainedConnector(connector=transfer.connector), handoff=True)
-    config["engine_id"] = ENGINE_ID
-    config["kv_connector_extra_config"] = {"connectors": links}
-    return config
+    links = [
+        _connector_config(pool, link, handoff=True)
+        for link in transfer.links
+        if link.connector != ConnectorName.STORAGE
+    ]
+    return _chain(pool, links, is_chain=bool(transfer.connectors))
 
 
 def offloading_config(pool: Pool) -> dict[str, Any] | None:
-    """The value of `--kv-transfer-config` of an engine without a peer; None without offloading.
-
-    Of a chain only offloading is of use without a peer, so no MultiConnector is needed.
-    """
+    """The value of `--kv-transfer-config` of an engine without a peer; None without offloading and
+    storage, the only connectors that are of use then."""
     link = pool.spec.transfer.offloading
-    if link is None:
-        return None
-    return {**_connector_config(pool, link, handoff=False), "engine_id": ENGINE_ID}
-
-
-def storage_config(pool: Pool) -> dict[str, Any] | None:
-    """The value of the torch engine's `--kv-storage-config`; None without external storage."""
-    if pool.spec.engine.type != "torch" or (store := pool.spec.transfer.storage) is None:
-        return None
-    config = {
-        storage.ENDPOINT: store.endpoint,
-        storage.KV_NAMESPACE: store.kv_namespace,
-        storage.PROTOCOL: store.protocol,
-        storage.CREDENTIALS_DIR: STORE_KEYS_DIR if store.credentials_secret_ref else None,
-    }
-    # What the pool leaves out is the engine's to choose.
-    return {key: value for key, value in config.items() if value is not None}
-
-
-def storage_secret(pool: Pool) -> str | None:
-    """Name of the Secret with the keys of the store; None without one."""
-    store = pool.spec.transfer.storage
-    if storage_config(pool) is None or store is None or store.credentials_secret_ref is None:
-        return None
-    return store.credentials_secret_ref["name"]
+    links = [_connector_config(pool, link, handoff=False)] if link is not None else []
+    return _chain(pool, links, is_chain=False)
 
 
 def offloaded_bytes(spec: PoolSpec) -> int:
@@ -202,6 +169,24 @@ def rank_ports(name: str, first: int, ranks: int) -> dict[str, int]:
     return {f"{name}-{rank}" if rank else name: first + rank for rank in range(ranks)}
 
 
+def _chain(pool: Pool, links: list[dict[str, Any]], *, is_chain: bool) -> dict[str, Any] | None:
+    """One connector, or vLLM's MultiConnector for several; None for none.
+
+    The storage connector comes last: it loads nothing that another one does. `is_chain`: a single
+    connector of `links` is a chain, too.
+    """
+    if (stored := external_storage.vllm_link(pool)) is not None:
+        links = [*links, stored]
+    if not links:
+        return None
+    if len(links) == 1 and not is_chain:
+        return {**links[0], "engine_id": ENGINE_ID}
+    config = _connector_config(pool, ChainedConnector(connector=ConnectorName.MULTI), handoff=True)
+    config["engine_id"] = ENGINE_ID
+    config["kv_connector_extra_config"] = {"connectors": links}
+    return config
+
+
 def _connector_config(pool: Pool, link: ChainedConnector, *, handoff: bool) -> dict[str, Any]:
     """The configuration of one connector.
 
@@ -266,4 +251,5 @@ def _uses_ucx_only(transfer: Transfer) -> bool:
     for link in transfer.links:
         stated = link.extra_config.get("backends", [])
         backends += stated if isinstance(stated, list) else [stated]
-    return {*transfer.connector_names} <= _OVER_UCX and all(b == _UCX for b in backends)
+    moving = {*transfer.connector_names} - {ConnectorName.STORAGE}
+    return moving <= _OVER_UCX and all(b == _UCX for b in backends)

@@ -18,13 +18,23 @@ from tandem_contract.durations import format_duration
 from ..resources.pools import DecodePool, Pool, PrefillPool
 from ..resources.resolve import Defaults
 from ..resources.spec import SIDECAR
-from . import connectors, drain_hook, engines, prestop, probes, sidecar_flags
+from . import (
+    connectors,
+    drain_hook,
+    engines,
+    external_storage,
+    prestop,
+    probes,
+    sidecar_flags,
+)
 from .connectors import POD_IP
 
 Container = dict[str, Any]
 
 ENGINE: Final = "engine"
 """Name of the engine's container."""
+STORAGE_PACKAGES: Final = "storage-packages"
+"""Name of the init container that copies the packages of vLLM's storage connector."""
 PLAN_KEYS: Final = "plan-keys"
 """Name of the volume with the keys that verify the EPP's plans."""
 
@@ -35,6 +45,8 @@ _SIDECAR_REQUESTS: Final = {"cpu": "100m", "memory": "96Mi"}
 """An idle sidecar's memory; CPU for some hundred requests per second."""
 _CPU_SIDECAR_REQUESTS: Final = {**_SIDECAR_REQUESTS, "cpu": "50m"}
 """A sidecar beside an engine without accelerators, which serves a few requests per second."""
+_COPY_REQUESTS: Final = {"cpu": "10m", "memory": "16Mi"}
+"""A copy of 15 MB. Quotas on requests refuse a pod with a container that states none."""
 _CPU_ENGINE_REQUESTS: Final = {"cpu": "100m", "memory": "512Mi"}
 """The torch engine with a small model: the quickstart's engines, sidecars, router and operator fit
 two cores beside kube-system. A real model on CPUs needs `engine.resources`."""
@@ -145,6 +157,25 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
         mount = {"name": PLAN_KEYS, "mountPath": _PLAN_KEY_DIR, "readOnly": True}
         container["volumeMounts"].append(mount)
     return container
+
+
+def storage_packages(pool: Pool, defaults: Defaults) -> list[Container]:
+    """The init container that brings vLLM's storage connector, if the pool's engine loads it."""
+    store = pool.spec.transfer.storage
+    if store is None or not external_storage.needs_packages(pool):
+        return []
+    container: Container = {
+        "name": STORAGE_PACKAGES,
+        # The image's entrypoint copies the packages.
+        "image": store.image or defaults.vllm_storage_image,
+        "resources": {"requests": dict(_COPY_REQUESTS)},
+        "securityContext": container_security(read_only=True),
+        "terminationMessagePolicy": _MESSAGE_POLICY,
+        "volumeMounts": [external_storage.PACKAGES_MOUNT],
+    }
+    if defaults.pull_policy and not store.image:
+        container["imagePullPolicy"] = defaults.pull_policy
+    return [container]
 
 
 def _engine(pool: Pool, port: int, *, handoff: bool) -> Container:

@@ -7,7 +7,7 @@ processes of one machine, where each pod has its own address and all use the sta
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_contract import ports
@@ -17,8 +17,9 @@ from tandem_contract.paths import Role
 from ..resources import vllm_versions
 from ..resources.pools import Pool, PrefillPool
 from ..resources.spec import EngineSpec, LoraAdapter, ModelSpec, PoolSpec, S3Source
-from . import connectors
+from . import connectors, external_storage
 from .connectors import POD_IP
+from .container_needs import ContainerNeeds, read_only_mount
 from .models import model_argument, model_mount
 
 SHUTDOWN: Final = 10
@@ -30,21 +31,6 @@ _SHM_PER_RANK: Final = 2
 """GiB of /dev/shm for the queues of NCCL and vLLM between the ranks of one node."""
 _MAX_LORAS: Final = 8
 """Most adapters in one batch (`--max-loras`): each takes memory of the accelerator."""
-
-
-@dataclass(frozen=True)
-class ContainerNeeds:
-    """Environment and mounts of a container, with the volumes that the pod must have for them."""
-
-    env: dict[str, Any] = field(default_factory=dict)
-    """Name → value, or a mapping of the value's source (`valueFrom`)."""
-    mounts: list[dict[str, Any]] = field(default_factory=list)
-    volumes: list[dict[str, Any]] = field(default_factory=list)
-
-    def __add__(self, other: "ContainerNeeds") -> "ContainerNeeds":
-        return ContainerNeeds(
-            self.env | other.env, self.mounts + other.mounts, self.volumes + other.volumes
-        )
 
 
 @dataclass(frozen=True)
@@ -117,8 +103,8 @@ def command(pool: Pool, port: int, *, handoff: bool) -> tuple[list[str], list[st
     transfer = connectors.transfer_config(pool) if handoff else connectors.offloading_config(pool)
     if transfer is not None:
         args += [connectors.TRANSFER_FLAG, _json(transfer)]
-    if (storage := connectors.storage_config(pool)) is not None:
-        args += [connectors.STORAGE_FLAG, _json(storage)]
+    if (storage := external_storage.torch_config(pool)) is not None:
+        args += [external_storage.STORAGE_FLAG, _json(storage)]
     # Last, because the engine takes the last value of a flag: the user's wins.
     return words, [*args, *spec.engine.extra_args]
 
@@ -156,11 +142,15 @@ def downward_api() -> list[dict[str, Any]]:
 
 
 def engine_needs(pool: Pool) -> ContainerNeeds:
-    """Volumes, mounts and variables for the model, the home directory and shared memory."""
-    model = _model_volume(pool.spec.model, model_mount(pool))
+    """Volumes, mounts and variables for the model, the home directory, shared memory and external
+    storage."""
+    model, storage = (
+        _model_volume(pool.spec.model, model_mount(pool)),
+        external_storage.engine_needs(pool),
+    )
     if pool.spec.engine.type == "torch":
-        return model + _writable_home(temporary_files=True) + _store_keys(pool)
-    return model + _writable_home(temporary_files=False) + _shared_memory(pool.spec)
+        return model + _writable_home(temporary_files=True) + storage
+    return model + _writable_home(temporary_files=False) + _shared_memory(pool.spec) + storage
 
 
 def download_needs(pool: Pool) -> ContainerNeeds:
@@ -173,14 +163,14 @@ def _model_volume(model: ModelSpec, mount: str) -> ContainerNeeds:
     if source.path is not None:
         # Same path in the container as on the host: the command line reads the same in both.
         volume = {"name": "model", "hostPath": {"path": source.path, "type": "Directory"}}
-        return _read_only_mount(volume, source.path)
+        return read_only_mount(volume, source.path)
     if source.pvc is not None:
         claim = {"claimName": source.pvc.claim_name, "readOnly": True}
-        return _read_only_mount({"name": "model", "persistentVolumeClaim": claim}, mount)
+        return read_only_mount({"name": "model", "persistentVolumeClaim": claim}, mount)
     if source.oci is not None:
         policy = {"pullPolicy": source.oci.pull_policy} if source.oci.pull_policy else {}
         image = {"reference": source.oci.reference, **policy}
-        return _read_only_mount({"name": "model", "image": image}, mount)
+        return read_only_mount({"name": "model", "image": image}, mount)
     if source.s3 is not None:
         return ContainerNeeds(env=_s3_variables(source.s3))
     return _hub_needs(model)
@@ -221,19 +211,6 @@ def _s3_variables(source: S3Source) -> dict[str, Any]:
             secret = source.credentials_secret_ref.name
             env[key] = {"secretKeyRef": {"name": secret, "key": key}}
     return env
-
-
-def _read_only_mount(volume: dict[str, Any], path: str) -> ContainerNeeds:
-    mount = {"name": volume["name"], "mountPath": path, "readOnly": True}
-    return ContainerNeeds(mounts=[mount], volumes=[volume])
-
-
-def _store_keys(pool: Pool) -> ContainerNeeds:
-    """The keys of the external store as files: the engine reads them again when they change."""
-    if (secret := connectors.storage_secret(pool)) is None:
-        return ContainerNeeds()
-    volume = {"name": "kv-store", "secret": {"secretName": secret}}
-    return _read_only_mount(volume, connectors.STORE_KEYS_DIR)
 
 
 def _writable_home(*, temporary_files: bool) -> ContainerNeeds:

@@ -47,7 +47,10 @@ def template(pool: Pool, defaults: Defaults = DEFAULTS) -> PodTemplate:
 
     Labels of the endpoint are not in it: a change of `routing` relabels live pods instead.
     """
-    parts = _prefill_parts(pool) if isinstance(pool, PrefillPool) else _decode_parts(pool, defaults)
+    if isinstance(pool, PrefillPool):
+        parts = _prefill_parts(pool, defaults)
+    else:
+        parts = _decode_parts(pool, defaults)
     own = {
         "labels": {**pool.kueue_labels, **_labels(pool)},
         "annotations": _annotations(pool),
@@ -134,9 +137,13 @@ def _replicas(pool: Pool, pool_set: PoolSet, defaults: Defaults) -> Iterator[Pod
         yield pod(pod_template, name=name, namespace=pool.namespace, labels=routing_labels)
 
 
-def _prefill_parts(pool: PrefillPool) -> dict[str, Any]:
-    engine = containers.prefill_engine(pool)
-    return {"containers": [engine], "volumes": engines.engine_needs(pool).volumes}
+def _prefill_parts(pool: PrefillPool, defaults: Defaults) -> dict[str, Any]:
+    init = containers.storage_packages(pool, defaults)
+    return {
+        **({"initContainers": init} if init else {}),
+        "containers": [containers.prefill_engine(pool)],
+        "volumes": engines.engine_needs(pool).volumes,
+    }
 
 
 def _decode_parts(pool: DecodePool, defaults: Defaults) -> dict[str, Any]:
@@ -145,7 +152,10 @@ def _decode_parts(pool: DecodePool, defaults: Defaults) -> dict[str, Any]:
         secret = {"secretName": plan_key_secret(pool.spec.routing.endpoint)}
         volumes = [*volumes, {"name": containers.PLAN_KEYS, "secret": secret}]
     return {
-        "initContainers": [containers.sidecar(pool, defaults)],
+        "initContainers": [
+            containers.sidecar(pool, defaults),
+            *containers.storage_packages(pool, defaults),
+        ],
         "containers": [containers.decode_engine(pool)],
         "volumes": volumes,
     }

@@ -44,6 +44,9 @@ _INHERITED: Final[tuple[FieldPath, ...]] = (
 
 _VERSION: Final = ("engine", "version")
 _IMAGE: Final = ("engine", "image")
+_STORAGE: Final = ("transfer", "storage")
+_OWN_OF_STORAGE: Final = frozenset({"image"})
+"""Fields of `transfer.storage` that change no KV."""
 _ABSENT: Final = object()
 
 _KV_FLAGS: Final = (
@@ -127,7 +130,7 @@ def disagreements(
 
 def compat_facts(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a resolved spec that both sides of a hand-off must have equal, by path."""
-    values = {".".join(path): _get(spec, path) for path in AGREE}
+    values = {".".join(path): _shared(spec, path) for path in AGREE}
     fields = {path: value for path, value in values.items() if value is not _ABSENT}
     return {**fields, **_kv_settings(spec)}
 
@@ -161,7 +164,7 @@ def _field_mismatches(
     for path in AGREE:
         # The version may come from the tag of the DecodePool's own image.
         stated_at = _IMAGE if path == _VERSION and _get(decode, path) is _ABSENT else path
-        ours, theirs = _get(prefill_spec, path), _get(decode_spec, path)
+        ours, theirs = _shared(prefill_spec, path), _shared(decode_spec, path)
         if ours != theirs and _get(decode, stated_at) is not _ABSENT:
             yield Mismatch(path, _or_none(ours), _or_none(theirs), stated_at)
 
@@ -286,6 +289,14 @@ def _get(spec: Mapping[str, Any], path: FieldPath) -> Any:
             return _ABSENT
         node = node[step]
     return node
+
+
+def _shared(spec: Mapping[str, Any], path: FieldPath) -> Any:
+    """The value of a field of `AGREE`, without the parts in which the two sides may differ."""
+    value = _get(spec, path)
+    if path == _STORAGE and isinstance(value, Mapping):
+        return {name: part for name, part in value.items() if name not in _OWN_OF_STORAGE}
+    return value
 
 
 def _set(spec: dict[str, Any], path: FieldPath, value: Any) -> None:

@@ -70,6 +70,8 @@ class Defaults:
     """imagePullPolicy of `tandem_image`; None leaves it to Kubernetes, which decides by the tag."""
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets, in the pools' namespaces, with which nodes pull the images of pools."""
+    vllm_storage_image: str = field(default_factory=lambda: f"tandem-vllm-storage:{own_version()}")
+    """Image of the init container that brings vLLM's storage connector."""
     assigned_users: bool = False
     """Whether the platform assigns user ids to pods, as OpenShift does; pods then name none."""
     pod_networks: tuple[str, ...] = (

@@ -45,6 +45,8 @@ class Storage(_Section, frozen=True, kw_only=True):
     protocol: str | None = None
     kv_namespace: str | None = None
     credentials_secret_ref: dict[str, str] | None = None
+    image: str | None = None
+    """Of the init container that brings vLLM's connector; None: the installation's."""
 
 
 class Rdma(_Section, frozen=True, kw_only=True):
@@ -62,9 +64,11 @@ class ChainedConnector(_Section, frozen=True, kw_only=True):
 def handoff_connector(names: Sequence[str]) -> str:
     """The connector of a chain that moves KV between the pods of a set.
 
-    The first that is not offloading: beside another connector, offloading only adds host memory.
+    The first that is neither offloading nor storage: beside another connector, these only keep KV.
     """
-    return next((name for name in names if name != ConnectorName.OFFLOADING), names[0])
+    return min(
+        names, key=lambda name: (name == ConnectorName.OFFLOADING, name == ConnectorName.STORAGE)
+    )
 
 
 class PortRange(_Section, frozen=True, kw_only=True):

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandem_contract.connectors import ConnectorName
+from tandem_contract.vllm_storage import CONNECTOR
 
 from .lmcache import lmcache_problems
 from .schema import Path_, Problem
 from .spec import SIDECAR, DecodeSpec, PoolSpec, PrefillSpec
 from .spec_parts import Transfer
+from .storage import storage_problems
 
 Release = tuple[int, int]
 """Major and minor version."""
@@ -56,6 +58,8 @@ OFFLOAD_PEERS: Final = VersionRange((0, 25))
 """OffloadingConnector's `p2p` tier, with which it can hand KV off."""
 NIXL_PIPELINE: Final = VersionRange((0, 26))
 """NIXL between engines with pipeline stages."""
+STORAGE: Final = VersionRange((0, 32))
+"""Tandem's storage connector, which was written against the interface of this version."""
 
 CONNECTORS: Final[Mapping[str, tuple[str, VersionRange]]] = {
     ConnectorName.NIXL: ("NixlConnector", VersionRange()),
@@ -65,14 +69,13 @@ CONNECTORS: Final[Mapping[str, tuple[str, VersionRange]]] = {
     ConnectorName.MOONCAKE: ("MooncakeConnector", VersionRange((0, 13))),
     ConnectorName.OFFLOADING: ("OffloadingConnector", VersionRange((0, 11))),
     ConnectorName.MULTI: ("MultiConnector", VersionRange()),
+    ConnectorName.STORAGE: (CONNECTOR, STORAGE),
 }
-"""`transfer.connector` → vLLM's class, and the versions that have it."""
+"""`transfer.connector` → vLLM's class, or Tandem's, and the versions that have it."""
 
 _NOT_RENDERED: Final[Mapping[str, str]] = {
     ConnectorName.P2P_NCCL: "vLLM removed P2pNcclConnector in 0.24: use nixl, which within a node"
     " moves blocks over NVLink as well",
-    ConnectorName.STORAGE: "storage is rendered for engine.type torch only: use nixl, or multi with"
-    " nixl and offloading to keep KV in memory",
 }
 """`transfer.connector` → why this release does not render it, and what to use instead."""
 
@@ -119,6 +122,11 @@ def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
         if has_handoff:
             yield from _unsupported_transfer(spec, release)
         yield from _unsupported_offloading(spec, release, has_handoff=has_handoff)
+        if spec.transfer.storage is not None and not STORAGE.includes(release):
+            yield _requires(
+                "transfer.storage", STORAGE, spec, ("spec", "transfer", "storage", "endpoint")
+            )
+    yield from storage_problems(spec, has_handoff=has_handoff)
     own_sidecar = isinstance(spec, DecodeSpec) and _has_own_sidecar(spec)
     yield from lmcache_problems(spec, own_sidecar=own_sidecar)
     if not has_handoff and not own_sidecar:

@@ -1,0 +1,90 @@
+"""External storage in a vLLM pool: what its connector refuses at the start, found before it starts.
+
+storage_problems(spec, has_handoff=…)    -> each such setting, with the fix
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tandem_contract.connectors import ConnectorName
+from tandem_contract.vllm_storage import LOAD_FAILURE_POLICY, PACKAGES_PATH
+
+from .schema import Path_, Problem
+from .spec import DecodeSpec, PrefillSpec
+from .spec_parts import ChainedConnector
+
+_CHUNK_TOKENS: Final = 256
+"""Tokens of a stored chunk unless extraConfig says `chunk_tokens`."""
+_BESIDE: Final = frozenset({ConnectorName.NIXL, ConnectorName.OFFLOADING, ConnectorName.STORAGE})
+"""Connectors that storage may stand beside."""
+_REFUSED_FLAGS: Final = {
+    "--no-enable-prefix-caching": "without prefix caching nothing is shared",
+    "--calculate-kv-scales": "each engine would have other scales of its fp8 cache",
+}
+"""Flags of vLLM with which the storage connector does not start, and why."""
+
+
+def storage_problems(spec: PrefillSpec | DecodeSpec, *, has_handoff: bool) -> Iterator[Problem]:
+    """`spec`: of a vLLM pool. Paths begin at `spec`."""
+    transfer = spec.transfer
+    if transfer.storage is None:
+        return
+    if transfer.load_failure_policy != LOAD_FAILURE_POLICY:
+        yield Problem(
+            ("spec", "transfer", "loadFailurePolicy"),
+            "with transfer.storage a request whose KV cannot be loaded is computed: leave"
+            " loadFailurePolicy out",
+        )
+    others = [name for name in transfer.connector_names if name not in _BESIDE]
+    if has_handoff and others:
+        yield Problem(
+            ("spec", "transfer", "storage"),
+            f"storage stands beside nixl and offloading only, not beside {others[0]}: use nixl, or"
+            " leave storage out",
+        )
+    yield from _chunk_problems(spec, _own_link(spec))
+    yield from _engine_problems(spec)
+
+
+def _own_link(spec: PrefillSpec | DecodeSpec) -> ChainedConnector:
+    """The storage connector as the pool names it; without settings if it does not."""
+    default = ChainedConnector(connector=ConnectorName.STORAGE)
+    return next((li for li in spec.transfer.links if li.connector == default.connector), default)
+
+
+def _chunk_problems(spec: PrefillSpec | DecodeSpec, link: ChainedConnector) -> Iterator[Problem]:
+    chunk, block = link.extra_config.get("chunk_tokens", _CHUNK_TOKENS), spec.engine.block_size
+    if not isinstance(chunk, int) or chunk < 1 or (block and chunk % block):
+        path: Path_ = ("spec", "engine", "blockSize")
+        if "chunk_tokens" in link.extra_config:
+            path = ("spec", "transfer", "extraConfig", "chunk_tokens")
+        yield Problem(
+            path,
+            f"a stored chunk has {chunk} tokens, which must be a multiple of engine.blockSize,"
+            f" {block}",
+        )
+    if spec.model.source.s3 and not link.extra_config.get("weights"):
+        yield Problem(
+            ("spec", "model", "source", "s3"),
+            "stored KV is keyed by the weights, which are in no files here: name their commit or"
+            ' digest in extraConfig of connector storage, like {"weights": "COMMIT"}',
+        )
+
+
+def _engine_problems(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
+    """Arguments and variables of the user that the connector cannot start with."""
+    for i, argument in enumerate(spec.engine.extra_args):
+        reason = _REFUSED_FLAGS.get(argument.partition("=")[0].replace("_", "-"))
+        if reason is not None:
+            yield Problem(
+                ("spec", "engine", "extraArgs", i),
+                f"{argument} and transfer.storage exclude each other: {reason}",
+            )
+    for i, variable in enumerate(spec.engine.env):
+        value = variable.get("value")
+        is_own = isinstance(value, str) and PACKAGES_PATH not in value.split(":")
+        if variable.get("name") == "PYTHONPATH" and is_own:
+            yield Problem(
+                ("spec", "engine", "env", i, "value"),
+                f"vLLM imports the storage connector from {PACKAGES_PATH}: add it to PYTHONPATH",
+            )

@@ -77,6 +77,9 @@ replacement by it (back-off). Operator → operator."""
 SIDECAR_FLAGS: Final = f"{GROUP}/sidecar-flags"
 """On decode pods: JSON, the sidecar's flags that change while it runs, by name. The operator
 patches it on live pods. Operator → sidecar, as its `--config` through a downwardAPI volume."""
+STORAGE_BOUNDS: Final = f"{GROUP}/storage-bounds"
+"""On pods with external storage: JSON, the bounds of the store's namespace, which the operator
+patches on live pods. Operator → engine, as a file of a downwardAPI volume."""
 PULLED_MODEL: Final = f"{GROUP}/pulled-model"
 """On pods whose model was downloaded before them: JSON with repository, revision, claim, and the
 commit that the revision was then. Pods of later revisions of the set get the same commit.

@@ -25,6 +25,12 @@ PROTOCOL: Final = "protocol"
 """s3, http or file, where endpoint and credentials do not tell."""
 CREDENTIALS_DIR: Final = "credentials_dir"
 """Mounted Secret with the files access_key, secret_key and, optionally, session_token."""
+BOUNDS_FILE: Final = "bounds_file"
+"""JSON file with the two keys below, read again while the engine runs; it wins over settings of the
+same names. Written by the kubelet from the annotation `labels.STORAGE_BOUNDS`."""
+CAPACITY: Final = "capacity_bytes"
+"""Bytes of the namespace; left out or 0, no bound."""
+MAX_AGE: Final = "max_age_seconds"
 
 # Metrics on the engine's /metrics page. Written by the connector, read by dashboards.
 LOADED_TOKENS: Final = "tandem_vllm_storage_loaded_tokens"

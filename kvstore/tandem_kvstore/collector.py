@@ -18,8 +18,9 @@ from typing import Final
 
 import msgspec
 
+from .bounds_file import BoundsReader
 from .errors import ObjectExists, ObjectMissing, StoreError, StoreUnsupported
-from .format.collection import LEASE, TOUCH_PREFIX, Bounds, Collection, plan_collection
+from .format.collection import LEASE, TOUCH_PREFIX, Collection, plan_collection
 from .stores import ObjectStore
 from .stores.base import ObjectInfo
 
@@ -67,13 +68,13 @@ class Collector:
     def __init__(
         self,
         objects: ObjectStore,
-        bounds: Bounds,
+        bounds: BoundsReader,
         *,
         lease: float = 60.0,
         on_removed: OnRemoved = lambda _: None,
     ) -> None:
-        """`lease`: seconds without a change after which another process takes over. `on_removed`
-        gets the keys of the chunks that a round has deleted."""
+        """`bounds` is asked in each round. `lease`: seconds without a change after which another
+        process takes over. `on_removed` gets the keys of the chunks that a round has deleted."""
         self._objects, self._bounds, self._lease = objects, bounds, lease
         self._on_removed = on_removed
         self._holder = uuid.uuid4().hex
@@ -84,9 +85,12 @@ class Collector:
         self._records_read: set[str] = set()
 
     async def collect(self, now: float | None = None) -> Collection | None:
-        """One round. Returns None when another process is the collector, or when the store has no
-        conditional writes or no listing. Raises StoreError. `now`: of this process, in seconds."""
+        """One round. Returns None without bounds, when another process is the collector, or when
+        the store has no conditional writes or no listing. Raises StoreError. `now`: of this
+        process, in seconds."""
         now = time.monotonic() if now is None else now
+        if (bounds := self._bounds()) is None:
+            return None
         try:
             if not await self._take_lease(now):
                 return None
@@ -98,7 +102,7 @@ class Collector:
         if present is None:
             return None
         await self._read_records(objects)
-        plan = plan_collection(objects, self._uses, self._unreferenced, self._bounds, present)
+        plan = plan_collection(objects, self._uses, self._unreferenced, bounds, present)
         await self._delete(plan)
         return plan
 

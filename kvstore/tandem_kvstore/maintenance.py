@@ -7,9 +7,9 @@ import logging
 from contextlib import suppress
 from typing import Final
 
+from .bounds_file import BoundsReader
 from .collector import Collector, OnRemoved, Touches
 from .errors import StoreError
-from .format.collection import Bounds
 from .stores import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -25,10 +25,11 @@ class Maintenance:
     """Background task of one engine. For one event loop."""
 
     def __init__(
-        self, objects: ObjectStore, bounds: Bounds, on_removed: OnRemoved = lambda _: None
+        self, objects: ObjectStore, bounds: BoundsReader, on_removed: OnRemoved = lambda _: None
     ) -> None:
         """`on_removed` gets the keys of the chunks that this engine's collector deletes."""
         self.touches = Touches(objects)
+        self._bounds = bounds
         self._collector = Collector(objects, bounds, on_removed=on_removed)
         self._task: asyncio.Task[None] | None = None
 
@@ -54,6 +55,9 @@ class Maintenance:
             collecting.cancel()
 
     async def _flush(self) -> None:
+        # Without bounds no collector reads the records, nor deletes them.
+        if self._bounds() is None:
+            return
         try:
             await self.touches.flush()
         except StoreError as err:

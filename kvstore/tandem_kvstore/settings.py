@@ -4,6 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from .bounds_file import BoundsFile, BoundsReader
+from .format.collection import Bounds
 from .location import DEFAULT_NAMESPACE, StoreCredentials, StoreLocation, store_location
 
 
@@ -30,6 +32,8 @@ class EngineStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     bounds itself."""
     max_age_seconds: float = 7 * 86400.0
     """Age since the last use at which chunks are deleted; only with capacity_bytes."""
+    bounds_file: str | None = None
+    """JSON file with these two, which is read again while the engine runs and wins over them."""
 
     def location_of(self, endpoint: str) -> StoreLocation:
         """The store at `endpoint`. Raises LocationError."""
@@ -43,6 +47,13 @@ class EngineStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             virtual_host_style=self.virtual_host_style,
             ca_file=Path(self.ca_file) if self.ca_file else None,
         )
+
+    def bounds_reader(self) -> BoundsReader | None:
+        """Reads the bounds of the namespace; None: the engines keep none, now or later."""
+        stated = Bounds(self.capacity_bytes, self.max_age_seconds) if self.capacity_bytes else None
+        if self.bounds_file is not None:
+            return BoundsFile(Path(self.bounds_file), stated, self.max_age_seconds).read
+        return (lambda: stated) if stated is not None else None
 
     def fault(self, block_size: int) -> str | None:
         """What is wrong with the numbers, for an engine with blocks of `block_size` tokens; None:

@@ -22,7 +22,7 @@ from rich.console import Console
 from tandem_contract import endpoints, labels, metrics, ports
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.paths import Role
-from tandem_operator.pods import sidecar_flags
+from tandem_operator.pods import external_storage, sidecar_flags
 from tandem_operator.pods.manifests import plan_key_secrets, pods
 from tandem_operator.resources.pools import PoolSet
 from tandem_operator.routing.endpoint.requirements import api_paths, static_router_config
@@ -237,7 +237,7 @@ def _manifests(pool_sets: Sequence[PoolSet]) -> list[dict[str, Any]]:
 
 def _fixed(pod: Mapping[str, Any]) -> dict[str, Any]:
     """A Pod without what may change while it runs."""
-    return dict(sidecar_flags.with_flags(pod, ""))
+    return dict(external_storage.with_bounds(sidecar_flags.with_flags(pod, ""), ""))
 
 
 def _fallback_addresses(pods: Sequence[RunningPod]) -> tuple[str, ...]:

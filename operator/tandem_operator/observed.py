@@ -130,6 +130,8 @@ class PodState:
 
     sidecar_flags: str | None = None
     """Annotation `tandem.dev/sidecar-flags`."""
+    storage_bounds: str | None = None
+    """Annotation `tandem.dev/storage-bounds`."""
 
     @property
     def leaving(self) -> bool:

@@ -75,7 +75,7 @@ async def test_a_namespace_stays_within_its_capacity(server: Server) -> None:
     touches.add([chunk.key for chunk in used])
     await touches.flush()
     bounds = Bounds(capacity=size - 1, max_age=1e9, io_deadline=-1.0)
-    collector = Collector(client.objects, bounds)
+    collector = Collector(client.objects, lambda: bounds)
     plan = await collector.collect(now=0.0)
     assert plan is not None
     assert plan.manifests
@@ -102,7 +102,7 @@ async def test_a_reader_keeps_what_it_is_reading(server: Server) -> None:
     chunks, client = chain(1, 3), engine(server.location)
     await client.put_all(chunks)
     manifests, _ = await client.chunks.find(chunks)
-    collector = Collector(client.objects, Bounds(capacity=1, max_age=1e9))
+    collector = Collector(client.objects, lambda: Bounds(capacity=1, max_age=1e9))
     plan = await collector.collect(now=0.0)
     assert isinstance(plan, Collection)
     assert len(plan.manifests) == 3
@@ -118,7 +118,7 @@ async def test_one_collector_is_elected_and_replaced_when_it_stops(server: Serve
     client = engine(server.location)
     await client.put_all(chain(1, 1))
     bounds = Bounds(capacity=10**9, max_age=1e9)
-    first, second = (Collector(client.objects, bounds, lease=60.0) for _ in range(2))
+    first, second = (Collector(client.objects, lambda: bounds, lease=60.0) for _ in range(2))
     assert await first.collect(now=0.0) is not None
     assert await second.collect(now=5.0) is None
     assert await first.collect(now=50.0) is not None

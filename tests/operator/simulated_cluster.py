@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from tandem_contract.labels import SIDECAR_FLAGS
+from tandem_contract.labels import SIDECAR_FLAGS, STORAGE_BOUNDS
 from tandem_operator.observed import (
     Failure,
     NodeState,
@@ -266,6 +266,8 @@ class SimulatedCluster:
         self._change(name, labels=changed, draining="tandem.dev/draining" in changed)
         if SIDECAR_FLAGS in annotations:
             self._change(name, sidecar_flags=annotations[SIDECAR_FLAGS])
+        if STORAGE_BOUNDS in annotations:
+            self._change(name, storage_bounds=annotations[STORAGE_BOUNDS])
 
     def _delete(self, name: str) -> None:
         pod = self.pods[name]

@@ -57,6 +57,8 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"transfer": {"connector": "multi"}}, "transfer.connectors", "multi needs connectors"),
     ({"transfer": {"connectors": [{"connector": "nixl"}]}}, "transfer.connectors", "multi"),
     ({"transfer": {"connector": "storage"}}, "transfer.storage", "needs storage.endpoint"),
+    ({"transfer": {"storage": {"endpoint": "http://s", "maxAge": "0h"}}},
+     "transfer.storage.maxAge", "give a time above 0"),
     ({"transfer": {"connector": "multi", "connectors": [{"connector": "storage"}]}},
      "transfer.storage", "needs storage.endpoint"),
     ({"transfer": {"dataPorts": {"first": 20_001, "last": 20_000}}}, "transfer.dataPorts.last",

@@ -358,6 +358,7 @@ def test_kv_moves_through_the_store_without_a_side_channel() -> None:
             "kv_namespace": "bucket/kv",
             "protocol": "s3",
             "credentials_dir": "/var/run/tandem/kv-store",
+            "bounds_file": "/var/run/tandem/storage-bounds/bounds.json",
         }
         assert "--kv-transfer-config" not in engine(pod_)["args"]
         assert not [p for p in engine(pod_)["ports"] if p["name"].startswith("side-channel")]
@@ -374,7 +375,8 @@ def test_storage_beside_nixl_keeps_the_hand_off_of_nixl() -> None:
     prefill, decode = rendered({**TORCH, "transfer": transfer}, {"accelerator": {}})
     for pod_ in (prefill, decode):
         config = json.loads(value_of("--kv-storage-config", engine(pod_)))
-        assert config == {"endpoint": "file:///kv"}
+        bounds = "/var/run/tandem/storage-bounds/bounds.json"
+        assert config == {"endpoint": "file:///kv", "bounds_file": bounds}
         transfer_config = json.loads(value_of("--kv-transfer-config", engine(pod_)))
         assert transfer_config["kv_connector"] == "NixlConnector"
         assert "kv-store" not in [v["name"] for v in pod_["spec"]["volumes"]]

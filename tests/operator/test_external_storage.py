@@ -1,9 +1,15 @@
-"""External storage in pools on a cluster: what an upgrade changes, and what changes pods."""
+"""External storage in pools on a cluster: what changes pods, what they get while they run."""
 
+import json
+from typing import Any
+
+import pytest
+
+from tandem_contract import labels
 from tandem_operator.resources.resolve import Defaults
 
 from .pool_yaml import DECODE, prefill_pool
-from .simulated_cluster import SimulatedCluster, settled
+from .simulated_cluster import SimulatedCluster, named, settled
 
 STORED = prefill_pool(transfer={"storage": {"endpoint": "http://store:8080"}})
 
@@ -37,3 +43,77 @@ def test_another_storage_image_of_the_pool_rolls_its_pods() -> None:
     cluster.settle()
     assert not before & set(cluster.pods)
     assert "registry/storage:2" in packages_images(cluster)
+
+
+def stored(**store: Any) -> dict[str, Any]:
+    """`transfer` with a store."""
+    return {"storage": {"endpoint": "http://store:8080", **store}}
+
+
+def bounds(cluster: SimulatedCluster) -> list[dict[str, Any]]:
+    return [json.loads(pod.storage_bounds or "null") for pod in cluster.pods.values()]
+
+
+@pytest.mark.parametrize(
+    ("store", "expected"),
+    [
+        ({"capacity": "2Gi"}, {"capacity_bytes": 2 << 30}),
+        ({"capacity": 1000, "maxAge": "24h"}, {"capacity_bytes": 1000, "max_age_seconds": 86400.0}),
+        ({"maxAge": "90m"}, {"max_age_seconds": 5400.0}),
+    ],
+)
+def test_running_pods_of_both_sides_get_the_bounds_and_none_is_replaced(
+    store: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    cluster = settled(STORED, DECODE)
+    assert bounds(cluster) == [{}] * len(cluster.pods)
+    before, revisions = set(cluster.pods), set(cluster.revisions)
+    compat = {pod.compat for pod in cluster.pods.values()}
+    cluster.edit("PrefillPool", "p", transfer=stored(**store))
+    cluster.settle()
+    assert (set(cluster.pods), set(cluster.revisions)) == (before, revisions)
+    assert bounds(cluster) == [expected] * len(cluster.pods)
+    assert {pod.compat for pod in cluster.pods.values()} == compat
+    assert cluster.condition("d", "Progressing")["reason"] == "Complete"
+    assert cluster.condition("d", "UpdateAvailable")["status"] == "False"
+    cluster.edit("PrefillPool", "p", transfer=stored())
+    cluster.settle()
+    assert bounds(cluster) == [{}] * len(before)
+
+
+def test_new_pods_get_the_present_bounds() -> None:
+    cluster = settled(STORED, DECODE)
+    cluster.edit("PrefillPool", "p", transfer=stored(capacity="1Gi"))
+    cluster.remove_pod(cluster.of("p")[0].name)
+    cluster.settle()
+    assert bounds(cluster) == [{"capacity_bytes": 1 << 30}] * len(cluster.pods)
+
+
+def test_pods_of_an_unreadable_pool_keep_the_bounds_that_they_have() -> None:
+    cluster = settled(named(STORED, "p", replicas=2), DECODE)
+    cluster.edit("PrefillPool", "p", transfer=stored(capacity="1Gi"))
+    cluster.settle()
+    broken = {**stored(capacity="5Gi"), "requireRdma": True}
+    cluster.edit("PrefillPool", "p", transfer=broken)
+    cluster.remove_pod(cluster.of("p")[0].name)
+    cluster.settle()
+    assert bounds(cluster) == [{"capacity_bytes": 1 << 30}] * len(cluster.pods)
+
+
+def test_pods_of_an_earlier_operator_stay_until_they_need_bounds() -> None:
+    cluster = settled(STORED, DECODE)
+    for body in cluster.revisions.values():
+        template = body["data"]
+        template["metadata"]["annotations"].pop(labels.STORAGE_BOUNDS)
+        volumes = template["spec"]["volumes"]
+        template["spec"]["volumes"] = [v for v in volumes if v["name"] != "storage-bounds"]
+    for name in cluster.pods:
+        cluster._change(name, storage_bounds=None)
+    before = set(cluster.pods)
+    cluster.settle()
+    assert set(cluster.pods) == before
+    assert bounds(cluster) == [None] * len(before)
+    cluster.edit("PrefillPool", "p", transfer=stored(capacity="1Gi"))
+    cluster.settle()
+    assert not before & set(cluster.pods)
+    assert bounds(cluster) == [{"capacity_bytes": 1 << 30}] * len(before)

@@ -61,8 +61,14 @@ class Counted:
 class Engine:
     """One engine of `ranks` workers; `step` is what vLLM does with the connector in a step."""
 
-    def __init__(self, store: Path, ranks: int = 1, weights: str = "w") -> None:
-        settings = StorageSettings(endpoint=f"file://{store}", chunk_tokens=CHUNK)
+    def __init__(
+        self, store: Path, ranks: int = 1, weights: str = "w", bounds_file: Path | None = None
+    ) -> None:
+        settings = StorageSettings(
+            endpoint=f"file://{store}",
+            chunk_tokens=CHUNK,
+            bounds_file=str(bounds_file) if bounds_file else None,
+        )
         self.caches = [[torch.zeros(BLOCKS, 2, BLOCK, 3) for _ in range(2)] for _ in range(ranks)]
         self.counted = Counted()
         self.workers = [_worker(settings, cache, r, ranks) for r, cache in enumerate(self.caches)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem_kvstore import maintenance
 from tandem_kvstore.errors import Reason
 
 from .sides import BLOCK, CHUNK, Engine, FakeRequest
@@ -61,6 +62,26 @@ def test_blocks_that_are_cached_locally_are_not_written(engine: MakeEngine) -> N
     [[layer, _]] = second.caches
     assert (layer[9] == 0.0).all()
     assert (layer[[8, 7, 6]] == 7.0).all()
+
+
+def test_bounds_in_a_file_hold_as_soon_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "COLLECT_SECONDS", 0.01)
+    bounds, store = tmp_path / "bounds.json", tmp_path / "kv"
+    bounds.write_text("{}")
+    engine = Engine(store, bounds_file=bounds)
+    engine.compute(FakeRequest("a", list(range(2 * CHUNK))), [0, 1, 2, 3], 7.0)
+    assert len(stored_chunks(store)) == 2
+    bounds.write_text('{"capacity_bytes": 1}')
+    # The collector deletes the data of a chunk only when it has no manifest.
+    while stored_chunks(store):
+        engine.step()
+    engine.close()
+
+
+def stored_chunks(store: Path) -> list[Path]:
+    return list(store.rglob("?" * 64))
 
 
 def test_after_a_failed_load_the_answer_is_0(engine: MakeEngine, tmp_path: Path) -> None:

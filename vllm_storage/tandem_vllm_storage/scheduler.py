@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol
 from tandem_kvstore.chunk_store import Chunk, ChunkStore, chunks_of
 from tandem_kvstore.client import LoadResult, StoreClient
 from tandem_kvstore.errors import Reason
-from tandem_kvstore.format.collection import Bounds
 from tandem_kvstore.format.identity import KvIdentity, Prompt, chunk_keys
 from tandem_kvstore.guard.breaker import BreakerState
 from tandem_kvstore.guard.load_guard import Decision
@@ -297,8 +296,7 @@ class SchedulerSide:
         location = self._settings.location()
         objects = open_store(location)
         maintenance = None
-        if self._settings.capacity_bytes:
-            bounds = Bounds(self._settings.capacity_bytes, self._settings.max_age_seconds)
+        if (bounds := self._settings.bounds_reader()) is not None:
             maintenance = Maintenance(objects, bounds)
             maintenance.start()
         return StoreClient(

@@ -9,7 +9,6 @@ from tandem_kvstore.chunk_store import ChunkStore
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.collector import OnRemoved
 from tandem_kvstore.errors import LocationError
-from tandem_kvstore.format.collection import Bounds
 from tandem_kvstore.format.identity import KvIdentity
 from tandem_kvstore.maintenance import Maintenance
 from tandem_kvstore.stores import open_store
@@ -99,8 +98,7 @@ def _client(
     except LocationError as err:
         raise ConfigError(f"--kv-storage-config: {err}") from err
     maintenance = None
-    if storage.capacity_bytes:
-        bounds = Bounds(storage.capacity_bytes, storage.max_age_seconds)
+    if (bounds := storage.bounds_reader()) is not None:
         # Its task runs from the next await on, when the tiers are there.
         maintenance = Maintenance(objects, bounds, on_removed)
         maintenance.start()

@@ -101,6 +101,7 @@ def pod_state(body: Body) -> PodState:
         leaves_by=timestamp(metadata.get("deletionTimestamp")),
         attempt=_number(_mapping(metadata, "annotations").get(labels.ATTEMPT)),
         sidecar_flags=_mapping(metadata, "annotations").get(labels.SIDECAR_FLAGS),
+        storage_bounds=_mapping(metadata, "annotations").get(labels.STORAGE_BOUNDS),
     )
 
 

@@ -1,23 +1,14 @@
 """Whether an object on the API server is as desired already, so that nothing has to be written."""
 
-import re
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any, Final
 
 from ..observed import Body
+from ..resources.quantities import quantity
 
 _EXACT: Final = frozenset({"data", "matchLabels", "selector"})
 """Mappings that only the operator writes: an additional key is a difference."""
 _QUANTITIES: Final = frozenset({"requests", "limits"})
-_QUANTITY: Final = re.compile(
-    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?:[eE]([+-]?[0-9]+)|([numkMGTPE]|[KMGTPE]i)?)"
-)
-_SUFFIX: Final = {
-    "n": Decimal(10) ** -9, "u": Decimal(10) ** -6, "m": Decimal(10) ** -3,
-    **{s: Decimal(1000) ** (i + 1) for i, s in enumerate("kMGTPE")},
-    **{f"{s}i": Decimal(1024) ** (i + 1) for i, s in enumerate("KMGTPE")},
-}  # fmt: skip
 
 
 def is_up_to_date(live: Body, desired: Body) -> bool:
@@ -27,15 +18,6 @@ def is_up_to_date(live: Body, desired: Body) -> bool:
     and are compared by position, quantities by their amount. An empty value counts as absent.
     """
     return _has_fields(live, desired)
-
-
-def quantity(text: Any) -> Decimal | None:
-    """A Kubernetes quantity as a number; None when the text is no quantity."""
-    match = _QUANTITY.fullmatch(str(text))
-    if match is None:
-        return None
-    number, exponent, suffix = match.groups()
-    return Decimal(number) * (Decimal(10) ** int(exponent or 0)) * _SUFFIX.get(suffix, Decimal(1))
 
 
 def _has_fields(live: Mapping[str, Any], desired: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from ..observed import Body, NodeState
-from .drift import quantity
+from ..resources.quantities import quantity
 
 _TRANSIENT: Final = "node.kubernetes.io/"
 """Prefix of the taints that Kubernetes sets and removes by itself: not ready, under pressure."""

@@ -24,6 +24,7 @@ from ..observed import (
     PoolKey,
     RevisionState,
 )
+from ..pods.external_storage import reads_bounds, with_bounds
 from ..pods.models import pulled_model
 from ..pods.sidecar_flags import reads_annotation, with_flags
 from ..resources.resolve import DEFAULTS, Defaults
@@ -183,7 +184,7 @@ def _plan_writes(observed: Observed, pool: PoolState, plan: PoolPlan, gate: Gate
         adopt=(*_adopt_revisions(pool), *pod_plan.plan_adoptions(pool.resource, pool.pods)),
         create_revisions=tuple(_create_revision(pool, plan)),
         apply_budgets=tuple(_apply_budget(observed, pool)) if plan.template else (),
-        label_pods=(*draining, *relabelled, *_set_sidecar_flags(pool)),
+        label_pods=(*draining, *relabelled, *_set_sidecar_flags(pool), *_set_bounds(pool)),
         create_pods=tuple(
             _create_pods(observed, pool, batches, routing=routing, deletions=deletions)
         ),
@@ -238,10 +239,12 @@ def _create_pods(
     ended = {delete.name for delete in deletions if delete.reason == pod_plan.OVER}
     replaced = [pod for pod in pool.pods if pod.name in ended]
     flags = pool.flags or pod_plan.newest_flags(pool.pods)
+    bounds = pool.bounds or pod_plan.newest_bounds(pool.pods)
     for number, template in batches:
         if template is not None:
-            # Its annotation has the flags from the time when the revision was new.
+            # Its annotations have the values from the time when the revision was new.
             template = with_flags(template, flags) if flags else template
+            template = with_bounds(template, bounds) if bounds else template
             yield from pod_plan.plan_creations(
                 pool.resource, template, number, existing_names, routing=routing, replaced=replaced
             )
@@ -252,6 +255,13 @@ def _set_sidecar_flags(pool: PoolState) -> Iterable[Label]:
     reading = {state.revision for state in pool.pinned if reads_annotation(state.template)}
     pods = [pod for pod in pool.pods if pod.revision in reading]
     return pod_plan.plan_flags(pool.resource, pods, pool.flags) if pool.flags else ()
+
+
+def _set_bounds(pool: PoolState) -> Iterable[Label]:
+    """The pool's present bounds of its store on its pods, as far as their engines read them."""
+    reading = {state.revision for state in pool.pinned if reads_bounds(state.template)}
+    pods = [pod for pod in pool.pods if pod.revision in reading]
+    return pod_plan.plan_bounds(pool.resource, pods, pool.bounds) if pool.bounds else ()
 
 
 def _adopt_revisions(pool: PoolState) -> Iterable[Adopt]:

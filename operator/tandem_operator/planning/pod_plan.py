@@ -134,10 +134,23 @@ def plan_flags(resource: PoolResource, pods: Iterable[PodState], flags: str) -> 
             yield Label(resource.key, pod.name, pod.uid, {}, {labels.SIDECAR_FLAGS: flags})
 
 
+def plan_bounds(resource: PoolResource, pods: Iterable[PodState], bounds: str) -> Iterator[Label]:
+    """Changes of the annotation after which active pods have these bounds of the external store."""
+    for pod in pods:
+        if pod.active and pod.storage_bounds != bounds:
+            yield Label(resource.key, pod.name, pod.uid, {}, {labels.STORAGE_BOUNDS: bounds})
+
+
 def newest_flags(pods: Iterable[PodState]) -> str | None:
     """The flags of the sidecar that the youngest pod runs with; None: no pod reads them."""
     reading = [pod for pod in pods if pod.sidecar_flags]
     return max(reading, key=lambda pod: (pod.created, pod.name)).sidecar_flags if reading else None
+
+
+def newest_bounds(pods: Iterable[PodState]) -> str | None:
+    """The bounds that the youngest pod has; None: no pod reads them."""
+    reading = [pod for pod in pods if pod.storage_bounds]
+    return max(reading, key=lambda pod: (pod.created, pod.name)).storage_bounds if reading else None
 
 
 def plan_deletions(

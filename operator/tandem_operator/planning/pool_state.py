@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..observed import Failure, Observed, PodState, PoolKey, PoolResource, RevisionState
+from ..pods.external_storage import bounds_text
 from ..pods.sidecar_flags import flags_text
 from ..resources.pools import DecodePool, Pool
 from ..resources.resolve import Defaults
@@ -42,6 +43,12 @@ class PoolState:
         """The sidecar's flags that pods have to run with; None: those that they have."""
         pool = self.rollable_pool
         return flags_text(pool.spec.sidecar) if isinstance(pool, DecodePool) else None
+
+    @property
+    def bounds(self) -> str | None:
+        """The bounds of the external store that pods have to keep; None: those that they have."""
+        pool = self.rollable_pool
+        return bounds_text(pool.spec.transfer.storage) if pool else None
 
     @property
     def desired(self) -> int:

@@ -20,7 +20,7 @@ from tandem_contract import labels
 from tandem_contract.paths import Role
 
 from ..observed import Body, Observed, PodState, PoolResource, RevisionState, roles_of
-from ..pods import connectors, manifests, sidecar_flags
+from ..pods import connectors, external_storage, manifests, sidecar_flags
 from ..pods.containers import ENGINE
 from ..pods.manifests import PodTemplate
 from ..pods.models import PulledModel, at_commit, with_pulled_model
@@ -98,7 +98,7 @@ def is_pinned(pool: Pool, pinned: Sequence[RevisionState], defaults: Defaults) -
 
 def differs(template: PodTemplate, pinned: Body) -> bool:
     """Whether pods of two templates differ in more than what changes while they run."""
-    return sidecar_flags.with_flags(template, "") != sidecar_flags.with_flags(pinned, "")
+    return _fixed(template) != _fixed(pinned)
 
 
 def current_revision(
@@ -173,6 +173,11 @@ def owner_reference(resource: PoolResource) -> dict[str, Any]:
     }
 
 
+def _fixed(template: Body) -> Body:
+    """A template without what changes while its pods run."""
+    return external_storage.with_bounds(sidecar_flags.with_flags(template, ""), "")
+
+
 class _PoolIdentity:
     """A pool as a cache key, compared by identity.
 
@@ -222,7 +227,9 @@ def _is_pinned_by(pool: Pool, state: RevisionState, defaults: Defaults) -> bool:
     # An earlier recipe gave a unified pool one name with and without a prefillRef.
     if pool.role is Role.UNIFIED and _hands_off(state.template) != _hands_off(rendered):
         return False
-    return sidecar_flags.has_flags_of(state.template, pool, rendered)
+    return sidecar_flags.has_flags_of(state.template, pool, rendered) and (
+        external_storage.has_bounds_of(state.template, pool, rendered)
+    )
 
 
 def _hands_off(template: Body) -> bool:

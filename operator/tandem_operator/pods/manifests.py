@@ -23,7 +23,7 @@ from tandem_contract.paths import Role
 
 from ..resources.pools import DecodePool, Pool, PoolSet, PrefillPool
 from ..resources.resolve import DEFAULTS, Defaults
-from . import containers, engines, sidecar_flags
+from . import containers, engines, external_storage, sidecar_flags
 from .connectors import handoff_ports
 from .merge import merge
 
@@ -180,6 +180,8 @@ def _labels(pool: Pool) -> dict[str, str]:
 
 def _annotations(pool: Pool) -> dict[str, str]:
     served = {labels.SERVED_MODELS: json.dumps(pool.spec.model.names)}
+    if (bounds := external_storage.bounds_text(pool.spec.transfer.storage)) is not None:
+        served[labels.STORAGE_BOUNDS] = bounds
     if isinstance(pool, PrefillPool):
         return served
     return {**served, labels.SIDECAR_FLAGS: sidecar_flags.flags_text(pool.spec.sidecar)}

@@ -45,7 +45,7 @@ _INHERITED: Final[tuple[FieldPath, ...]] = (
 _VERSION: Final = ("engine", "version")
 _IMAGE: Final = ("engine", "image")
 _STORAGE: Final = ("transfer", "storage")
-_OWN_OF_STORAGE: Final = frozenset({"image"})
+_OWN_OF_STORAGE: Final = frozenset({"image", "capacity", "maxAge"})
 """Fields of `transfer.storage` that change no KV."""
 _ABSENT: Final = object()
 

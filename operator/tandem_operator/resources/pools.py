@@ -41,8 +41,9 @@ _NOT_IN_TEMPLATE: Final = frozenset(
 """Fields of the spec that change no pod, and so no revision."""
 _LIVE: Final = frozenset({"sidecar"})
 """Fields of the spec that change in running pods; earlier recipes had them in the revision."""
-_ACTS_ONCE: Final = frozenset({"prePull"})
-"""Fields, at any depth, that act when a revision is new and change no pod that exists."""
+_CHANGES_NO_POD: Final = frozenset({"prePull", "capacity", "maxAge"})
+"""Fields, at any depth, that are in no revision: `prePull` acts when a revision is new, the bounds
+of `transfer.storage` change in running pods."""
 _MEANT_WHEN_EMPTY: Final = frozenset({"tiny"})
 """Fields whose presence is a choice: `source.tiny: {}` is another model than no source."""
 _ABSENT: Final = object()
@@ -221,7 +222,7 @@ def _stated(schema: Mapping[str, Any], value: Any, *, keep_empty: bool) -> Any:
         # Inner fields first: a mapping that holds only defaults then equals its own default.
         item = _stated(field, item, keep_empty=keep_empty)
         is_left_out = not keep_empty and item in ({}, []) and name not in _MEANT_WHEN_EMPTY
-        if is_left_out or name in _ACTS_ONCE:
+        if is_left_out or name in _CHANGES_NO_POD:
             continue
         default = field.get("default", _ABSENT)
         if default is _ABSENT or item != _stated(field, default, keep_empty=keep_empty):

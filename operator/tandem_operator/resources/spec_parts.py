@@ -45,6 +45,9 @@ class Storage(_Section, frozen=True, kw_only=True):
     protocol: str | None = None
     kv_namespace: str | None = None
     credentials_secret_ref: dict[str, str] | None = None
+    capacity: int | str | None = None
+    """Bytes, as a Kubernetes quantity."""
+    max_age: Seconds | None = None
     image: str | None = None
     """Of the init container that brings vLLM's connector; None: the installation's."""
 

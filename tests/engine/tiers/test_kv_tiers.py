@@ -21,9 +21,14 @@ CHUNK = 32
 LENGTH = 200
 
 
-def storage(directory: Path, **settings: int) -> KvStorageConfig:
+def storage(directory: Path, bounds_file: Path | None = None, **settings: int) -> KvStorageConfig:
     """A directory as external storage; the smallest chunks."""
-    return KvStorageConfig(endpoint=f"file://{directory}", chunk_tokens=CHUNK, **settings)
+    return KvStorageConfig(
+        endpoint=f"file://{directory}",
+        chunk_tokens=CHUNK,
+        bounds_file=str(bounds_file) if bounds_file else None,
+        **settings,
+    )
 
 
 def host(size: int) -> KvStorageConfig:
@@ -135,6 +140,20 @@ async def test_chunks_that_the_collector_deletes_have_an_event(
         await ask(engine, prompt(LENGTH))
         await until(lambda: len(in_storage(tally, BlocksRemoved)) == 12)
     assert sorted(in_storage(tally, BlocksRemoved)) == sorted(in_storage(tally, BlocksStored))
+
+
+async def test_bounds_in_a_file_hold_as_soon_as_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "COLLECT_SECONDS", 0.01)
+    tally, bounds = Tally(), tmp_path / "bounds.json"
+    bounds.write_text("{}")
+    async with running(tally, kv_storage=storage(tmp_path / "kv", bounds)) as engine:
+        await ask(engine, prompt(LENGTH))
+        await until(lambda: tally.counts["storage_stored"] == 6 * CHUNK)
+        bounds.write_text('{"capacity_bytes": 1}')
+        await until(lambda: len(in_storage(tally, BlocksRemoved)) == 12)
+    assert chunk_files(tmp_path) == 0
 
 
 async def test_chunks_that_a_load_finds_missing_have_an_event(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ import msgspec
 from tandem_contract.documents import Document, DocumentError, load_documents
 
 from ...observed import Body
-from ...planning.drift import quantity
+from ...resources.quantities import quantity
 from ...resources.resolve import own_version
 
 _FIELD_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")

@@ -9,7 +9,7 @@ from tandem_contract import labels, ports
 from tandem_contract.api_paths import ApiPaths
 
 from ...observed import Body
-from ...planning.drift import quantity
+from ...resources.quantities import quantity
 from ..endpoint.observed import ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import RouterSettings

@@ -19,7 +19,6 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 from tandem_contract.timing import Timing
 from tandem_contract.transfer_params import TransferParams
@@ -34,6 +33,7 @@ from .remote_prefills import RemotePrefills
 from .runner import Runner
 from .scheduler import Scheduler, Step
 from .step import Chunk, Phase, SampledToken, Sequence, new_sequence
+from .step_runner import StepRunner
 from .tiers.build import open_tiers
 from .tiers.no_tiers import NO_TIERS, Tiers
 from .transfer.puller import Puller
@@ -52,6 +52,7 @@ class Engine:
     _runner: Runner
     _blocks: BlockManager
     _scheduler: Scheduler
+    _steps: StepRunner
 
     def __init__(self, config: EngineConfig, observer: EngineObserver) -> None:
         self.config = config
@@ -179,7 +180,7 @@ class Engine:
         blocks = BlockManager(cache.num_blocks, config.block_size, observer.record_kv_event)
         self._blocks = blocks
         self._tiers = await open_tiers(
-            *(config, runner, blocks, observer, self._on_load_end), on_unpin=self._wake.set
+            *(config, runner, blocks, observer, self._on_load_end), wake=self._wake.set
         )
         self._scheduler = Scheduler(
             blocks,
@@ -189,11 +190,11 @@ class Engine:
         )
         sizes = (runner.model_config.vocab_size, cache.num_blocks, config.block_size)
         self.limits = RequestLimits(runner.max_model_len, *sizes)
-        if (transfer := config.kv_transfer) is None:
-            return
-        if transfer.role.produces:
+        transfer = config.kv_transfer
+        if transfer is not None and transfer.role.produces:
             self._prompt_holds = PromptHolds(transfer, cache, blocks, observer, self._on_hold_end)
-        if transfer.role.consumes:
+        self._steps = StepRunner(runner, self._worker, self._tiers, self._prompt_holds)
+        if transfer is not None and transfer.role.consumes:
             puller = Puller(cache.layers, cache.layout)
             self._remote_prefills = RemotePrefills(
                 transfer.policy, puller, blocks, observer, self._on_pull_end
@@ -219,7 +220,6 @@ class Engine:
         return new_sequence(request, self._order, self._random, eos)
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while self._stop_reason is None:
                 # Clear before scheduling: whatever changes after this line wakes the loop again.
@@ -229,12 +229,7 @@ class Engine:
                 if not step.chunks:
                     await self._wake.wait()
                     continue
-                holds = self._prompt_holds
-                on_layer = holds.layer_publisher(step.chunks) if holds is not None else None
-                run = partial(self._runner.run, step.chunks, on_layer)
-                begin = time.perf_counter()
-                results = await loop.run_in_executor(self._worker, run)
-                self._tiers.observe_step(step.chunks, time.perf_counter() - begin)
+                results = await self._steps.run(step)
                 # The worker thread is idle now: from here on `_end` may free these blocks at once.
                 self._step_sequences = frozenset()
                 for chunk, sampled in zip(step.chunks, results, strict=True):
@@ -267,7 +262,11 @@ class Engine:
         seq = chunk.sequence
         if seq.aborted:
             # `_end` has sent the last delta; only the blocks were left to be freed.
-            self._remove(seq)
+            if not self._tiers.is_loading(seq.id):
+                self._remove(seq)
+            return
+        if seq.computed_tokens != chunk.start:
+            # Dropped: not all of the KV before it arrived. The end of the load queues it again.
             return
         self._scheduler.advance(chunk, sampled.token if sampled is not None else None)
         if (holds := self._holds_for(seq)) is not None:
@@ -343,8 +342,9 @@ class Engine:
         self._wake.set()
 
     def _on_load_end(self, seq: Sequence, computed: int) -> None:
-        if seq.aborted:
-            self._remove(seq)
-        else:
+        if not seq.aborted:
             self._scheduler.finish_pull(seq, computed)
+        # A step on arriving KV may write to its blocks: `_advance` removes it then.
+        elif seq not in self._step_sequences:
+            self._remove(seq)
         self._wake.set()

@@ -36,6 +36,8 @@ class Step:
     """Sequences that got blocks into which KV is to be loaded from host memory or storage now."""
     preempted: list[Sequence] = field(default_factory=list)
     """Sequences that lost their blocks and wait again."""
+    arriving: Sequence | None = None
+    """The only sequence of a step that waits in each layer for stored KV; None: no other step."""
 
 
 class Scheduler:
@@ -97,13 +99,18 @@ class Scheduler:
         # `_running` meanwhile; the phase tells which ones.
         for seq in (*decodes, *prefills):
             if step.budget and seq.phase is Phase.RUNNING and self._extend_or_preempt(seq, step):
-                self._add_chunk(seq, step)
+                self._add_chunk(seq, step, seq.computed_tokens)
         # Their blocks are allocated and their KV is here: only a place in the step is needed.
         while self._loaded and self._has_slot(step):
             self._start(self._loaded.pop(0), step)
         # A preempted sequence is older than any other that waits: it must get the next free blocks.
         if not step.preempted:
             self._admit(step)
+        # Only when nothing else can run: such a step may wait for the store.
+        if not step.chunks:
+            step.arriving = next((s for s in self._loading if s.arriving_tokens is not None), None)
+            if step.arriving is not None and step.arriving.arriving_tokens is not None:
+                self._add_chunk(step.arriving, step, step.arriving.arriving_tokens)
         return step
 
     def finish_pull(self, seq: Sequence, computed: int) -> None:
@@ -118,6 +125,10 @@ class Scheduler:
 
     def advance(self, chunk: Chunk, token: int | None) -> None:
         """Take in a computed chunk and, after the last chunk of the prompt, the sampled `token`."""
+        if chunk.sequence in self._loaded:
+            # Computed while its KV arrived, in a step of its own.
+            self._loaded.remove(chunk.sequence)
+            self._set_running(chunk.sequence)
         self._set_computed(chunk.sequence, chunk.end)
         if token is not None:
             chunk.sequence.tokens.append(token)
@@ -207,19 +218,22 @@ class Scheduler:
         return True
 
     def _start(self, seq: Sequence, step: Step) -> None:
+        self._set_running(seq)
+        self._add_chunk(seq, step, seq.computed_tokens)
+
+    def _set_running(self, seq: Sequence) -> None:
         seq.phase = Phase.RUNNING
         insort(self._running, seq, key=_order)
-        self._add_chunk(seq, step)
 
-    def _add_chunk(self, seq: Sequence, step: Step) -> None:
+    def _add_chunk(self, seq: Sequence, step: Step, start: int) -> None:
         # A prompt longer than the budget goes on in the next steps (chunked prefill).
-        end = min(len(seq.tokens), seq.computed_tokens + step.budget)
-        step.budget -= end - seq.computed_tokens
+        end = min(len(seq.tokens), start + step.budget)
+        step.budget -= end - start
         step.chunks.append(
             Chunk(
                 sequence=seq,
-                token_ids=tuple(seq.tokens[seq.computed_tokens : end]),
-                start=seq.computed_tokens,
+                token_ids=tuple(seq.tokens[start:end]),
+                start=start,
                 blocks=self._blocks.table(seq.id)[: self._blocks.blocks_for(end)],
                 # Only the chunk that reaches the last token has logits to sample from.
                 draw=seq.draw() if end == len(seq.tokens) else None,

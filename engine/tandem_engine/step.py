@@ -17,7 +17,7 @@ class Phase(Enum):
     WAITING = auto()
     """Queued: it has no blocks yet, or its pull has ended and no place in a step is free."""
     LOADING = auto()
-    """A pull is filling its blocks."""
+    """A pull or a load is filling its blocks."""
     RUNNING = auto()
     """It has its blocks and a place in every step."""
     ENDED = auto()
@@ -62,6 +62,9 @@ class Sequence:
     """Prompt tokens found in the prefix cache at first admission."""
     pull: PullResult | None = None
     """The pull that loaded its KV; None when none did."""
+    arriving_tokens: int | None = None
+    """Leading tokens whose KV a load brings layer by layer, from now on; see `tiers.arriving`.
+    None: it has no such load, or its end is to be awaited."""
     load_limit: float | None = None
     """Seconds to load the stored KV that its hand-off names; None: it names none."""
     saved_chunks: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 from .errors import KvRejected, Reason, StoreError
 from .format.manifest import Manifest
@@ -61,6 +61,19 @@ class Progress:
     bytes: int = 0
 
 
+class LayerWatch(Protocol):
+    """Follows a load that goes layer group by layer group."""
+
+    def on_chain(self, chunks: int) -> None:
+        """The look-up ended: the store has the first `chunks` chunks."""
+
+    def on_group(self, index: int) -> None:
+        """Layer groups 0 to `index` of all these chunks are verified and delivered."""
+
+    def on_cut(self) -> None:
+        """Not all of these chunks can be used. The load goes on with those that can."""
+
+
 def chunk_of(manifest: Manifest) -> Chunk:
     """The place that a manifest describes."""
     return Chunk(manifest.prefix_hash, manifest.previous, manifest.token_count)
@@ -79,6 +92,52 @@ async def load_in_order(loads: Sequence[Coroutine[Any, Any, None]], progress: Pr
     finally:
         await end_tasks(tasks)
     return Outcome(progress.chunks, None, progress.bytes)
+
+
+async def load_by_layers(
+    load: Callable[[int, int], Coroutine[Any, Any, None]],
+    chunks: int,
+    groups: int,
+    watch: LayerWatch,
+    progress: Progress,
+) -> Outcome:
+    """Run `load(chunk, group)` for all: the first group of each chunk, then the second, …
+
+    A chunk that cannot be used ends the chain before it. The groups of the chunks that are left
+    still come, but `watch` hears of no further group.
+    """
+    rows = [
+        [asyncio.ensure_future(load(chunk, group)) for chunk in range(chunks)]
+        for group in range(groups)
+    ]
+    end, reason = chunks, None
+    try:
+        for index, row in enumerate(rows):
+            for chunk, task in enumerate(row[:end]):
+                try:
+                    await task
+                except (StoreError, KvRejected) as err:
+                    log_rejected(err)
+                    end, reason = chunk, err.reason
+                    watch.on_cut()
+                    await end_tasks([task for other in rows for task in other[end:]])
+                    break
+            if reason is None:
+                watch.on_group(index)
+    finally:
+        progress.chunks = _complete(rows, end)
+        await end_tasks([task for row in rows for task in row])
+    return Outcome(progress.chunks, reason, progress.bytes)
+
+
+def _complete(rows: Sequence[Sequence[asyncio.Future[None]]], end: int) -> int:
+    """Leading chunks of the first `end` whose groups have all been delivered."""
+    for chunk in range(end):
+        for row in rows:
+            task = row[chunk]
+            if not task.done() or task.cancelled() or task.exception() is not None:
+                return chunk
+    return end
 
 
 async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:

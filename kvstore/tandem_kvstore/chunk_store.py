@@ -22,11 +22,13 @@ from .chain import (
     Chunk,
     Deliver,
     Groups,
+    LayerWatch,
     Outcome,
     Progress,
     chunk_of,
     chunks_of,
     end_tasks,
+    load_by_layers,
     load_in_order,
     log_rejected,
 )
@@ -169,6 +171,29 @@ class ChunkStore:
                 await self._load_chunk(manifest, body, groups, partial(deliver, index), progress)
 
         return await load_in_order([load(i, item) for i, item in enumerate(manifests)], progress)
+
+    async def load_layers(
+        self,
+        manifests: Sequence[Manifest],
+        groups: Groups,
+        deliver: Deliver,
+        watch: LayerWatch,
+        progress: Progress,
+    ) -> Outcome:
+        """As `load`, but the first layer group of all chunks, then the second, …"""
+        # The groups of such a chunk come all at once: there is no order to keep.
+        if any(manifest.is_inline for manifest in manifests):
+            return await self.load(manifests, groups, deliver, progress)
+
+        async def load(index: int, group: int) -> None:
+            manifest, to = manifests[index], partial(deliver, index)
+            try:
+                await self._load_group(manifest, None, groups[group], to, progress)
+            except (ObjectMissing, KvRejected):
+                self.mark_broken(manifest.prefix_hash)
+                raise
+
+        return await load_by_layers(load, len(manifests), len(groups), watch, progress)
 
     async def fetch(
         self,

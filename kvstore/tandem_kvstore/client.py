@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 from tandem_contract.kv_reference import KvReference
 
+from .chain import LayerWatch
 from .chunk_store import Chunk, ChunkStore, Deliver, Groups, Outcome, Progress
 from .errors import ObjectMissing, Reason, StoreDenied, StoreError, StoreUnavailable
 from .format.tensors import LayerGroup
@@ -151,11 +152,15 @@ class StoreClient:
         context: int,
         *,
         limit: float | None = None,
+        watch: LayerWatch | None = None,
     ) -> LoadResult:
         """Load the longest profitable stored prefix of `chunks`, after `context` cached tokens.
 
         `limit`: seconds for KV that another engine has just stored for this request. It is loaded
         whatever the cost model predicts, and whatever was missing a moment ago.
+
+        `watch`: load layer group by layer group, and tell it. The first groups come sooner; when
+        the deadline ends such a load, few chunks have come as a whole.
         """
         start = _now()
         decision = self._decide(len(chunks), context, start, limit)
@@ -164,7 +169,8 @@ class StoreClient:
         progress = Progress()
         try:
             async with asyncio.timeout(decision.deadline):
-                reason = await self._load(chunks[: decision.chunks], groups, deliver, progress)
+                loaded = chunks[: decision.chunks]
+                reason = await self._load(loaded, groups, deliver, progress, watch)
         except TimeoutError:
             reason = Reason.TIMEOUT
             self.guard.observe_slow_load(progress.bytes, _now() - start, _now())
@@ -226,9 +232,22 @@ class StoreClient:
         return Decision(chunks, limit)
 
     async def _load(
-        self, chunks: Sequence[Chunk], groups: Groups, deliver: Deliver, progress: Progress
+        self,
+        chunks: Sequence[Chunk],
+        groups: Groups,
+        deliver: Deliver,
+        progress: Progress,
+        watch: LayerWatch | None,
     ) -> Reason | None:
-        outcome = await self._store.fetch(chunks, groups, deliver, progress)
+        if watch is None:
+            outcome = await self._store.fetch(chunks, groups, deliver, progress)
+        else:
+            manifests, outcome = await self._store.find(chunks)
+            if manifests:
+                watch.on_chain(len(manifests))
+                load = self._store.load_layers(manifests, groups, deliver, watch, progress)
+                if (data := await load).reason is not None:
+                    outcome = data
         self._judge(chunks, outcome)
         return outcome.reason
 

@@ -112,3 +112,12 @@ def test_misses_are_bounded_and_forgotten() -> None:
     assert not missing.has("4", now=9.5)
     missing.discard("3")
     assert not missing.has("3", now=5.0)
+
+
+def test_overlapping_pays_when_both_loading_and_computing_take_long() -> None:
+    learned = guard(tokens_per_second=1000, bytes_per_second=1e9)
+    assert learned.overlap_pays(8 * SIZE, groups=16, tokens=1000, context=8 * CHUNK)
+    # All layers come at once; one token is computed; nothing was measured.
+    assert not learned.overlap_pays(8 * SIZE, groups=1, tokens=1000, context=8 * CHUNK)
+    assert not learned.overlap_pays(8 * SIZE, groups=16, tokens=1, context=8 * CHUNK)
+    assert not LoadGuard().overlap_pays(8 * SIZE, groups=16, tokens=1000, context=8 * CHUNK)

@@ -3,5 +3,6 @@
     GPU blocks ──save──► host tier (LRU) ──write-back──► storage (tandem_kvstore)
         ▲──────────────── load ◄──────────────┴────────────────┘
 
-`kv_tiers` moves chunks for the engine's loop; `host_tier` is bookkeeping, `chunk_memory` copies.
+`kv_tiers` saves chunks for the engine's loop, `loads` loads them; `arriving` lets a step compute
+while later layers load. `host_tier` is bookkeeping, `chunk_memory` copies.
 """

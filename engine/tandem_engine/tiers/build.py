@@ -21,7 +21,9 @@ from ..runner import Runner
 from ..types import ConfigError
 from ..weights import tensor_files
 from .chunk_memory import LAYOUT, ChunkMemory
-from .kv_tiers import KvTiers, OnLoadEnd
+from .device_chunks import DeviceChunks
+from .kv_tiers import KvTiers
+from .loads import OnLoadEnd
 from .no_tiers import NO_TIERS, Tiers
 from .settings import KvStorageConfig
 
@@ -53,7 +55,7 @@ async def open_tiers(
     observer: EngineObserver,
     on_end: OnLoadEnd,
     *,
-    on_unpin: Callable[[], None],
+    wake: Callable[[], None],
 ) -> Tiers:
     """The tiers, started; NO_TIERS without a configuration.
 
@@ -66,12 +68,11 @@ async def open_tiers(
     identity = await asyncio.to_thread(storage_identity, config, runner, storage)
     memory = ChunkMemory(runner.cache.layers, runner.cache.layout, storage.chunk_tokens)
     tiers = KvTiers(
-        memory,
-        identity,
+        DeviceChunks(memory, identity, blocks.block_size),
         blocks,
         observer,
         on_end,
-        on_unpin=on_unpin,
+        wake=wake,
         host_bytes=storage.host_bytes,
         pending_bytes=storage.pending_bytes,
         client=_client(

@@ -20,6 +20,9 @@ _HEADROOM: Final = 0.85
 """Share of the deadline that a predicted load may fill: predictions are medians."""
 RETRY: Final = 10.0
 """Seconds after which a store that was too slow is tried again, by one request."""
+_OVERLAP_GAIN: Final = 0.05
+"""Least share of loading and computing that overlapping them must be predicted to save. Less: a
+load that its deadline ends, of which an overlapped one keeps little, costs more than that."""
 _LATENCY: Final = 0.005
 _SECONDS_PER_BYTE: Final = 1 / 500e6
 """Prior of a store: 5 ms and 500 MB/s, until loads were measured."""
@@ -91,6 +94,15 @@ class LoadGuard:
         ):
             return Decision(0, 0.0, Reason.UNPROFITABLE)
         return Decision(count, deadline)
+
+    def overlap_pays(self, size: int, groups: int, tokens: int, context: int) -> bool:
+        """Whether to compute `tokens` after `context` while `size` bytes in `groups` layer groups
+        are loaded: layer by layer, from the moment at which the first group is here."""
+        if groups < 2 or not self.loading.samples:
+            return False
+        load = self.loading.predict(1, size)
+        compute = self.compute_seconds(tokens, context)
+        return (1 - 1 / groups) * min(load, compute) >= _OVERLAP_GAIN * (load + compute)
 
     def _loadable(self, chunks: int, chunk_bytes: int, deadline: float) -> int:
         """Chunks that are predicted to be loaded within the deadline."""

@@ -186,7 +186,7 @@ class Feed(ListWatch[Object]):
 
     def _on_error(self, err: ApiError) -> None:
         super()._on_error(err)
-        if self.watch.optional and self.failures == 1:
+        if self.watch.optional and self.failures == 1 and not self.synced.is_set():
             # From now on nothing waits for this feed.
             self._listener.enqueue_namespace(self.namespace)
 

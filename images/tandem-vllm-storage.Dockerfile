@@ -16,5 +16,6 @@ COPY vllm_storage/tandem_vllm_storage /packages/tandem_vllm_storage
 FROM ${PYTHON}
 COPY --from=build /packages /packages
 USER 65532:65532
-ENTRYPOINT ["cp", "-R", "/packages/.", "/opt/tandem/python"]
+ENTRYPOINT ["cp", "-R", "/packages/."]
+CMD ["/opt/tandem/python"]
 LABEL org.opencontainers.image.title=tandem-vllm-storage org.opencontainers.image.licenses=Apache-2.0

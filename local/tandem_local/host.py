@@ -1,9 +1,10 @@
 """The parts of a container that this machine provides: command, environment, GPUs.
 
-Images are not pulled. Tandem's own (`tandem`, `tandem-engine`, with any registry and tag) run from
-the Python environment of this process. A container of another image needs an explicit command that
-is on PATH, or that `programs` names a file for. Containers inherit the environment of this process
-except `TANDEM_*`, which would override the flags that the Pod leaves at their defaults.
+Images are not pulled. Tandem's own (`tandem`, `tandem-engine`, `tandem-vllm-storage`, with any
+registry and tag) run from the Python environment of this process. A container of another image
+needs an explicit command that is on PATH, or that `programs` names a file for. Containers inherit
+the environment of this process except `TANDEM_*`, which would override the flags that the Pod
+leaves at their defaults.
 """
 
 import os
@@ -19,7 +20,11 @@ from typing import Final
 from .errors import SetupError
 from .pod_spec import ContainerSpec, PodSpec
 
-ENTRYPOINTS: Final = {"tandem": "tandem", "tandem-engine": "tandem-engine"}
+ENTRYPOINTS: Final = {
+    "tandem": ("tandem",),
+    "tandem-engine": ("tandem-engine",),
+    "tandem-vllm-storage": (sys.executable, "-m", "tandem_local.storage_packages"),
+}
 """Tandem's images, and the command of a container that names none."""
 
 GPU: Final = "nvidia.com/gpu"
@@ -94,7 +99,7 @@ class Host:
                     f"{where}: image {spec.image} cannot be run as a process: "
                     "give the container a command that is installed here"
                 )
-            command = (entrypoint, *command)
+            command = (*entrypoint, *command)
         program = str(self._programs.get(command[0], command[0]))
         file = shutil.which(program, path=env["PATH"])
         if file is None:

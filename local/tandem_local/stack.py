@@ -23,8 +23,10 @@ from tandem_contract import endpoints, labels, metrics, ports
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.paths import Role
 from tandem_operator.pods import external_storage, sidecar_flags
+from tandem_operator.pods.containers import STORAGE_PACKAGES
 from tandem_operator.pods.manifests import plan_key_secrets, pods
 from tandem_operator.resources.pools import PoolSet
+from tandem_operator.resources.resolve import DEFAULTS
 from tandem_operator.routing.endpoint.requirements import api_paths, static_router_config
 from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
 
@@ -232,7 +234,13 @@ class Stack:
 
 
 def _manifests(pool_sets: Sequence[PoolSet]) -> list[dict[str, Any]]:
-    return [pod for pool_set in pool_sets for pod in pods(pool_set)]
+    manifests = [pod for pool_set in pool_sets for pod in pods(pool_set)]
+    for pod in manifests:
+        for container in pod["spec"].get("initContainers", ()):
+            # No image is pulled, so a pool's own one counts as the installation's.
+            if container["name"] == STORAGE_PACKAGES:
+                container["image"] = DEFAULTS.vllm_storage_image
+    return manifests
 
 
 def _fixed(pod: Mapping[str, Any]) -> dict[str, Any]:

@@ -391,6 +391,7 @@ def test_an_init_container_brings_the_storage_connector_to_vllm() -> None:
         assert packages["name"] == "storage-packages"
         assert packages["image"] == f"tandem-vllm-storage:{own_version()}"
         assert "command" not in packages
+        assert packages["args"] == ["/opt/tandem/python"]
         mount = {"name": "tandem-python", "mountPath": "/opt/tandem/python"}
         assert packages["volumeMounts"] == [mount]
         assert {**mount, "readOnly": True} in engine(pod_)["volumeMounts"]

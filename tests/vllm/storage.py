@@ -1,31 +1,23 @@
 """The storage connector's packages and configuration for real vLLM in tests."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any, Final
 
 from tandem_contract import vllm_storage
-from tandem_operator.pods.connectors import TRANSFER_FLAG
 
-from .engines import Vllm
+from ..images.dockerfile import build_packages
+from .engines import VENV, Vllm
 
 CHUNK: Final = 256
 """Tokens of a chunk: the default."""
-_PACKAGES: Final = ("tandem_contract", "tandem_kvstore", "tandem_vllm_storage", "xxhash", "obstore")
 
 
 def packages(directory: Path) -> str:
-    """A directory for PYTHONPATH with what vLLM's own environment does not have."""
+    """A directory for PYTHONPATH with what the init container brings."""
     target = directory / "python"
     if not target.exists():
-        target.mkdir()
-        for name in _PACKAGES:
-            spec = importlib.util.find_spec(name)
-            assert spec is not None
-            assert spec.origin is not None
-            source = Path(spec.origin).parent
-            (target / name).symlink_to(source)
+        build_packages(target, "--python", str(VENV / "bin/python"))
     return str(target)
 
 
@@ -47,21 +39,10 @@ def data_objects(store: Path) -> list[Path]:
     return [path for path in store.rglob("?" * 64) if path.is_file()]
 
 
-def add_storage(engine: Vllm, endpoint: str, directory: Path) -> None:
-    """Put the storage connector behind the one that the operator configured for the engine."""
-    container = engine.container_document
-    args = container["args"]
-    index = args.index(TRANSFER_FLAG) + 1
-    first = json.loads(args[index])
-    engine_id = first.pop("engine_id")
-    multi = {
-        "kv_connector": "MultiConnector",
-        "kv_role": first["kv_role"],
-        "kv_load_failure_policy": vllm_storage.LOAD_FAILURE_POLICY,
-        "kv_buffer_device": first["kv_buffer_device"],
-        "engine_id": engine_id,
-        "kv_connector_extra_config": {"connectors": [first, json.loads(transfer_config(endpoint))]},
-    }
-    args[index] = json.dumps(multi)
-    env = {"PYTHONPATH": packages(directory), "VLLM_SERVER_DEV_MODE": "1"}
-    container["env"] += [{"name": name, "value": value} for name, value in env.items()]
+def mount_packages(engine: Vllm, directory: Path) -> None:
+    """Put the packages where PYTHONPATH of the rendered container says, which is no path here."""
+    env = engine.container_document["env"]
+    [variable] = [entry for entry in env if entry["name"] == "PYTHONPATH"]
+    assert variable["value"] == vllm_storage.PACKAGES_PATH
+    variable["value"] = packages(directory)
+    env.append({"name": "VLLM_SERVER_DEV_MODE", "value": "1"})

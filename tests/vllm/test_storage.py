@@ -19,7 +19,7 @@ from .engines import MODEL_NAME, make_pair, metric
 from .pairs import Moved, Pair, until
 from .pairs import page as metrics_page
 from .single import SingleVllm, single_vllm
-from .storage import CHUNK, add_storage, data_objects, packages, transfer_config
+from .storage import CHUNK, data_objects, mount_packages, packages, transfer_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -73,9 +73,9 @@ async def test_storage_beside_a_hand_off(
     body = kind.body("All the same. " * 80, cache_salt="a conversation")
     async with AsyncExitStack() as stack, AsyncExitStack() as store:
         server = await store.enter_async_context(store_in_this_process(tmp_path / "store"))
-        engines = make_pair(model, tmp_path)
+        engines = make_pair(model, tmp_path, storage={"endpoint": server.location.endpoint})
         for engine in engines:
-            add_storage(engine, server.location.endpoint, tmp_path)
+            mount_packages(engine, tmp_path)
         pair = Pair(*engines, tmp_path)
         stack.callback(pair.end)
         await asyncio.to_thread(pair.start)

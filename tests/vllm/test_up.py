@@ -16,6 +16,8 @@ from tandem_contract import headers
 from tandem_contract.documents import load_documents
 
 from .engines import STARTS_WITHIN, VENV
+from .pairs import until
+from .storage import data_objects
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(STARTS_WITHIN + 120)]
 
@@ -28,6 +30,9 @@ def example(directory: Path, model: Path) -> Path:
     """The example file with a local model."""
     pools: list[dict[str, Any]] = [document.data for document in load_documents(EXAMPLE)]
     pools[0]["spec"]["model"] |= {"source": {"path": str(model)}}
+    # The init container links the connector's packages, and the store is beside the hand-off.
+    storage = {"endpoint": f"file://{directory / 'store'}", "image": "registry/storage:1"}
+    pools[0]["spec"].setdefault("transfer", {})["storage"] = storage
     file = directory / "vllm.yaml"
     file.write_text("\n---\n".join(map(json.dumps, pools)))
     return file
@@ -73,7 +78,13 @@ async def tandem(*arguments: str | Path) -> tuple[int | None, str]:
     return process.returncode, out.decode()
 
 
-async def test_your_own_vllm_hands_off_and_passes_doctor(tmp_path: Path, model: Path) -> None:
+async def test_your_own_vllm_hands_off_stores_kv_and_passes_doctor(
+    tmp_path: Path, model: Path
+) -> None:
+
+    async def is_stored() -> bool:
+        return bool(data_objects(tmp_path / "store"))
+
     async with up(tmp_path, model) as endpoint, aiohttp.ClientSession() as http:
         body = {"model": "qwen3-0.6b", "prompt": LONG, "max_tokens": 8, "temperature": 0}
         async with http.post(f"{endpoint}/completions", json=body) as answer:
@@ -83,6 +94,9 @@ async def test_your_own_vllm_hands_off_and_passes_doctor(tmp_path: Path, model: 
             ident = answer.headers[headers.REQUEST_ID]
         async with http.post(f"{endpoint}/completions", json=body) as answer:
             assert (await answer.json())["choices"][0]["text"] == text
+
+        # Either engine stores the chunks of the prompt.
+        await until(is_stored, STARTS_WITHIN)
 
         code, story = await tandem("trace", ident, "--run-dir", tmp_path / "run")
         assert code == 0

@@ -168,6 +168,7 @@ def storage_packages(pool: Pool, defaults: Defaults) -> list[Container]:
         "name": STORAGE_PACKAGES,
         # The image's entrypoint copies the packages.
         "image": store.image or defaults.vllm_storage_image,
+        "args": [external_storage.PACKAGES_MOUNT["mountPath"]],
         "resources": {"requests": dict(_COPY_REQUESTS)},
         "securityContext": container_security(read_only=True),
         "terminationMessagePolicy": _MESSAGE_POLICY,

@@ -121,3 +121,18 @@ def test_overlapping_pays_when_both_loading_and_computing_take_long() -> None:
     assert not learned.overlap_pays(8 * SIZE, groups=1, tokens=1000, context=8 * CHUNK)
     assert not learned.overlap_pays(8 * SIZE, groups=16, tokens=1, context=8 * CHUNK)
     assert not LoadGuard().overlap_pays(8 * SIZE, groups=16, tokens=1000, context=8 * CHUNK)
+
+
+def test_a_store_that_recovered_is_used_after_one_retry() -> None:
+    slow = guard(tokens_per_second=10_000, bytes_per_second=20e6)
+    assert slow.decide(8, CHUNK, SIZE, 0, now=1.0).reason is Reason.UNPROFITABLE
+    assert slow.decide(8, CHUNK, SIZE, 0, now=11.0).chunks == 8
+    slow.observe_load(8 * SIZE, 8 * SIZE / 4e9, now=11.1)
+    assert slow.decide(8, CHUNK, SIZE, 0, now=11.2).chunks == 8
+
+
+def test_a_retry_that_is_slow_again_changes_nothing() -> None:
+    slow = guard(tokens_per_second=10_000, bytes_per_second=20e6)
+    assert slow.decide(8, CHUNK, SIZE, 0, now=11.0).chunks == 8
+    slow.observe_slow_load(SIZE, 0.1, now=11.1)
+    assert slow.decide(8, CHUNK, SIZE, 0, now=11.2).reason is Reason.UNPROFITABLE

@@ -23,6 +23,9 @@ RETRY: Final = 10.0
 _OVERLAP_GAIN: Final = 0.05
 """Least share of loading and computing that overlapping them must be predicted to save. Less: a
 load that its deadline ends, of which an overlapped one keeps little, costs more than that."""
+_RECOVERED: Final = 0.5
+"""Share of the predicted time below which a load that was tried again shows that the store has
+become faster. More: noise counts as a change. Less: such a store stays unused for minutes."""
 _LATENCY: Final = 0.005
 _SECONDS_PER_BYTE: Final = 1 / 500e6
 """Prior of a store: 5 ms and 500 MB/s, until loads were measured."""
@@ -55,6 +58,8 @@ class LoadGuard:
         self.loading = TwoTermFit(_LATENCY, _SECONDS_PER_BYTE)
         self.computing = TwoTermFit(_SECONDS_PER_TOKEN, _SECONDS_PER_PAIR)
         self._last_load = 0.0
+        # Whether the next load to end was started to try a slow store again.
+        self._is_retry = False
 
     def compute_seconds(self, tokens: int, context: int) -> float:
         """Predicted seconds to compute `tokens` after `context` tokens that are cached."""
@@ -66,11 +71,16 @@ class LoadGuard:
 
     def observe_load(self, size: int, seconds: float, now: float) -> None:
         """Learn from a load that succeeded."""
+        # At one load every `retry` seconds, the slow ones would outweigh it for minutes.
+        if self._is_retry and seconds < _RECOVERED * self.loading.predict(1, size):
+            self.loading.forget()
+        self._is_retry = False
         self.loading.observe(1, size, seconds)
         self._last_load = now
 
     def observe_slow_load(self, size: int, seconds: float, now: float) -> None:
         """Learn from a load that its deadline ended: `size` bytes came in all that time."""
+        self._is_retry = False
         # At least this slow; without a byte, the delay alone is known.
         self.loading.observe(1, size, seconds)
         self._last_load = now
@@ -86,7 +96,7 @@ class LoadGuard:
             return Decision(0, 0.0, Reason.UNPROFITABLE)
         # Without measurements, and after a while without any, one load tells how fast the store is.
         if not self.loading.samples or now - self._last_load > self._retry:
-            self._last_load = now
+            self._last_load, self._is_retry = now, True
             return Decision(chunks, deadline)
         count = self._loadable(chunks, chunk_bytes, deadline)
         if count == 0 or self._load_seconds(count, chunk_bytes) >= self.compute_seconds(

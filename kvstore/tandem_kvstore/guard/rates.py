@@ -56,6 +56,10 @@ class TwoTermFit:
             self._samples.append(_Sample(x, y, seconds))
             self._fit()
 
+    def forget(self) -> None:
+        """Drop all samples: what they measured has changed. The fit stays until the next one."""
+        self._samples.clear()
+
     def _fit(self) -> None:
         (a0, b0), samples = self._prior, self._samples
         ratios = [s.seconds / (a0 * s.x + b0 * s.y) for s in samples]

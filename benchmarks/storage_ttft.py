@@ -1,8 +1,13 @@
-"""Time to first token with KV in storage, beside computing, on the torch engine.
+"""Time to first token with KV in storage, beside loading and beside computing, on the torch engine.
 
-At each length, rounds alternate between an engine without storage and one that starts anew and
-finds the prompt in an S3 store (versitygw). Then the store is stopped: with the circuit breaker
-open, prompts must take as long as without storage.
+Three engines get the same requests one by one, in turns: one without storage, one that always
+loads and one whose cost model decides. Each forgets its prefix cache after each request, so that
+the KV of every prompt is in an S3 store (versitygw) only. Then the store is stopped: with the
+circuit breaker open, prompts must take as long as without storage.
+
+Computing is paced: a step sleeps as long as a GPU of a given speed would compute, because two cores
+that also run the store and the clients would hide what storage costs. Loads are real. `--speed 0`
+computes for real, on a small model.
 """
 
 import asyncio
@@ -10,10 +15,12 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import click
 import torch
@@ -22,18 +29,28 @@ from tests.engine.engines import GREEDY, Tally, finish
 
 from tandem_engine.config import EngineConfig
 from tandem_engine.engine import Engine
+from tandem_engine.runner import Runner
+from tandem_engine.step import Chunk, SampledToken
 from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_engine.tiny import make_tiny_model
 from tandem_engine.types import Request
+from tandem_kvstore import client
+from tandem_kvstore.guard.load_guard import Decision, LoadGuard
 
 from . import programs
 from .figures import Figure, at_least, at_most, progress, report, without_target
 from .storage import KEYS, s3_server
 
-LENGTHS: Final = {512: 5, 2048: 5, 8192: 3, 32_000: 1}
+LENGTHS: Final = {512: 20, 2048: 16, 8192: 8, 32_000: 4}
 """Tokens → rounds."""
+SPEEDS: Final = (10_000, 40_000)
+"""Tokens that a paced step computes in a second, without attention to earlier tokens."""
+_SECONDS_PER_PAIR: Final = 1e-9
+"""Paced seconds for a token's attention to another one."""
 _DOWN: Final = 100
 _CHUNK: Final = 256
+_TOKEN_BYTES: Final = 4 * 2 * 8 * 128 * 2
+"""KV of a token: layers, keys and values, heads, their width, bytes of bfloat16."""
 
 
 def missing_programs() -> list[str]:
@@ -41,29 +58,67 @@ def missing_programs() -> list[str]:
     return programs.missing([lambda: tools.path("versitygw")])
 
 
+class _AlwaysLoads(LoadGuard):
+    def decide(
+        self, chunks: int, chunk_tokens: int, chunk_bytes: int, context: int, now: float
+    ) -> Decision:
+        return Decision(chunks, 60.0)
+
+
+@contextmanager
+def paced(speed: int) -> Iterator[None]:
+    """Have the engines' steps sleep instead of computing; 0: they compute."""
+
+    def run(
+        _: Runner, chunks: Sequence[Chunk], on_layer: Callable[[int], None] | None = None
+    ) -> list[SampledToken | None]:
+        seconds = 0.0
+        for chunk in chunks:
+            tokens = len(chunk.token_ids)
+            seconds += tokens / speed + tokens * (chunk.start + tokens / 2) * _SECONDS_PER_PAIR
+        for layer in range(4):
+            if on_layer is not None:
+                on_layer(layer + 1)
+            time.sleep(seconds / 4)
+        return [SampledToken(5) if chunk.draw is not None else None for chunk in chunks]
+
+    if speed:
+        with mock.patch.object(Runner, "run", run):
+            yield
+    else:
+        yield
+
+
 class Bench:
     """Engines on one model, with and without storage."""
 
-    def __init__(self, directory: Path, url: str) -> None:
-        self.model = directory / "model"
-        make_tiny_model(self.model, layers=4, hidden=256, heads=8, kv_heads=4, max_position=33_000)
-        keys = directory / "keys"
+    def __init__(self, directory: Path, url: str, name: str) -> None:
+        self.model = directory / f"model-{name}"
+        make_tiny_model(self.model, layers=4, hidden=1024, heads=8, kv_heads=8, max_position=33_000)
+        keys = directory / f"keys-{name}"
         keys.mkdir()
-        for name, key in zip(("access_key", "secret_key"), KEYS, strict=True):
-            (keys / name).write_text(key)
+        for file, key in zip(("access_key", "secret_key"), KEYS, strict=True):
+            (keys / file).write_text(key)
         self.storage = KvStorageConfig(
-            endpoint=url, kv_namespace="bucket/ttft", credentials_dir=str(keys), chunk_tokens=_CHUNK
+            endpoint=url,
+            kv_namespace=f"bucket/{name}",
+            credentials_dir=str(keys),
+            chunk_tokens=_CHUNK,
+            pending_bytes=1 << 30,
         )
 
     @asynccontextmanager
-    async def engine(self, *, stores: bool, tally: Tally | None = None) -> AsyncIterator[Engine]:
-        """A started engine that has computed a prompt before."""
+    async def engine(
+        self, *, stores: bool, tally: Tally | None = None, guard: type[LoadGuard] = LoadGuard
+    ) -> AsyncIterator[Engine]:
+        """A started engine that has computed prompts before."""
         config = EngineConfig(
-            model=self.model, dtype="float32", device="cpu", num_blocks=2200,
+            model=self.model, dtype="bfloat16", device="cpu", num_blocks=2200,
             kv_storage=self.storage if stores else None,
         )  # fmt: skip
         engine = Engine(config, tally or Tally())
-        await engine.start()
+        with mock.patch.object(client, "LoadGuard", guard):
+            await engine.start()
         try:
             # Teaches the cost model how fast this machine computes.
             for length in (300, 1200, 2400):
@@ -77,81 +132,134 @@ _ids = iter(range(10**9))
 
 
 async def ttft(engine: Engine, length: int, seed: int | None = None) -> float:
-    """Seconds to the first token of a prompt; a new one without a seed."""
+    """Seconds to the first token of a prompt; a new one without a seed. The device forgets it."""
     source = random.Random(f"{length} {seed}" if seed is not None else next(_ids))
     tokens = tuple(source.randrange(4, 512) for _ in range(length))
     begin = time.perf_counter()
     await finish(engine.submit(Request(str(next(_ids)), tokens, GREEDY(max_tokens=1))))
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    # Blocks are in use until their chunks are copied.
+    while not engine.reset_prefix_cache():  # noqa: ASYNC110 - the engine has no event for it
+        await asyncio.sleep(0.005)
+    return seconds
 
 
-async def healthy(bench: Bench, longest: int) -> list[Figure]:
-    """TTFT from storage and computed, at each length."""
-    figures = []
-    offered = loaded = 0
-    for length, rounds in LENGTHS.items():
-        if length > longest:
-            continue
-        progress(f"storage_ttft: {length} tokens")
-        computed, stored = [], []
-        async with bench.engine(stores=True) as writer:
+@dataclass
+class Hits:
+    """Tokens of stored prompts where loading was faster than computing."""
+
+    profitable: int = 0
+    loaded: int = 0
+
+
+@dataclass
+class Rounds:
+    """TTFT of one length, in the order of the rounds."""
+
+    computed: list[float] = field(default_factory=list)
+    loaded: list[float] = field(default_factory=list)
+    decided: list[float] = field(default_factory=list)
+
+    def ratios(self) -> list[float]:
+        """Of each round: the time with the cost model, over the better one of the others."""
+        best = min(statistics.median(self.computed), statistics.median(self.loaded))
+        is_load = best == statistics.median(self.loaded)
+        pairs = zip(self.decided, self.loaded if is_load else self.computed, strict=True)
+        return [decided / other for decided, other in pairs]
+
+
+async def rounds_of(
+    engines: tuple[Engine, Engine, Engine], length: int, count: int, tally: Tally, hits: Hits
+) -> Rounds:
+    """Measure one length; the engines: without storage, always loading, deciding."""
+    rounds, came = Rounds(), 0
+    for number in range(-1, count):
+        times = [0.0, 0.0, 0.0]
+        for place in sorted(range(3), key=lambda i: (i + number) % 3):
+            before = tally.counts["storage_loaded"]
+            times[place] = await ttft(engines[place], length, seed=0)
+            if place == 2 and number >= 0:
+                came += tally.counts["storage_loaded"] - before
+        # The first round teaches and connects.
+        if number >= 0:
+            rounds.computed.append(times[0])
+            rounds.loaded.append(times[1])
+            rounds.decided.append(times[2])
+    if statistics.median(rounds.loaded) < statistics.median(rounds.computed):
+        hits.profitable += count * (length // _CHUNK * _CHUNK)
+        hits.loaded += came
+    return rounds
+
+
+async def healthy(bench: Bench, label: str, longest: int) -> list[Figure]:
+    """TTFT from a healthy store at each length, the hits that were loaded, and the crossover."""
+    figures, tally, hits = [], Tally(), Hits()
+    lengths = {length: count for length, count in LENGTHS.items() if length <= longest}
+    async with bench.engine(stores=True) as writer:
+        for length in lengths:
             await ttft(writer, length, seed=0)
-        async with bench.engine(stores=False) as plain:
-            for number in range(rounds):
-                computed.append(await ttft(plain, length, seed=number + 1))
-                tally = Tally()
-                async with bench.engine(stores=True, tally=tally) as engine:
-                    before = tally.counts["storage_loaded"]
-                    stored.append(await ttft(engine, length, seed=0))
-                    offered += length // _CHUNK * _CHUNK
-                    loaded += tally.counts["storage_loaded"] - before
-        shown = f"{statistics.median(stored):.3f} s, computed {statistics.median(computed):.3f} s"
-        ratio = statistics.median(stored) / statistics.median(computed)
-        figures.append(at_most(f"TTFT {length} tokens from storage ({shown})", ratio, "x", 1.15))
-    figures.append(at_least("tokens loaded of those in storage", loaded / offered, "", 0.95))
+    async with (
+        bench.engine(stores=False) as plain,
+        bench.engine(stores=True, guard=_AlwaysLoads) as loading,
+        bench.engine(stores=True, tally=tally) as deciding,
+    ):
+        for length, count in lengths.items():
+            progress(f"storage_ttft: {label}, {length} tokens")
+            engines = (plain, loading, deciding)
+            rounds = await rounds_of(engines, length, count, tally, hits)
+            medians = [
+                f"{1000 * statistics.median(x):.0f}"
+                for x in (rounds.decided, rounds.loaded, rounds.computed)
+            ]
+            shown = f"{' / '.join(medians)} ms with storage / all loaded / computed"
+            name = f"{label}: TTFT of {length} tokens ({shown})"
+            figures.append(at_most(name, rounds.ratios(), "x", 1.15))
+        figures.append(crossover(deciding, label))
+    if hits.profitable:
+        share = hits.loaded / hits.profitable
+        name = f"{label}: tokens loaded of those whose loading is faster"
+        figures.append(at_least(name, share, "", 0.95))
     return figures
 
 
-async def crossover(bench: Bench) -> Figure:
-    """The length from which loading pays, as the cost model of one engine has learned it."""
-    async with bench.engine(stores=True) as engine:
-        for _ in range(4):
-            await ttft(engine, 2048, seed=0)
-            engine.reset_prefix_cache()
-        client = engine._tiers._client  # type: ignore[attr-defined]
-        per_token = 4 * 2 * 4 * 32 * 4
-        for chunks in range(1, 128):
-            decision = client.guard.decide(chunks, _CHUNK, _CHUNK * per_token, 0, 0.0)
-            if decision.chunks:
-                return without_target("learned crossover", chunks * _CHUNK, "tokens")
-    return without_target("learned crossover", float("inf"), "tokens")
+def crossover(engine: Engine, label: str) -> Figure:
+    """The length from which loading pays, as the cost model of an engine has learned it."""
+    guard = engine._tiers._client.guard  # type: ignore[attr-defined]
+    # No load is due only because none was measured for long.
+    now = guard._last_load
+    for chunks in range(1, 128):
+        if guard.decide(chunks, _CHUNK, _CHUNK * _TOKEN_BYTES, 0, now).chunks:
+            return without_target(f"{label}: learned crossover", chunks * _CHUNK, "tokens")
+    return without_target(f"{label}: learned crossover", float("inf"), "tokens")
 
 
-async def down(bench: Bench) -> Figure:
-    """p99 TTFT with a store that is down, against none; requests alternate."""
+async def down(bench: Bench, label: str) -> Figure:
+    """p99 TTFT with a store that is down, against none; requests alternate, as does the first."""
     async with bench.engine(stores=True) as broken, bench.engine(stores=False) as plain:
         for _ in range(4):
             await ttft(broken, 1024)
         times: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(_DOWN):
-            times[True].append(await ttft(broken, 1024))
-            times[False].append(await ttft(plain, 1024))
+        for number in range(_DOWN):
+            for is_broken in (True, False) if number % 2 else (False, True):
+                times[is_broken].append(await ttft(broken if is_broken else plain, 1024))
     ratio = sorted(times[True])[-2] / sorted(times[False])[-2]
-    return at_most("p99 TTFT with the store down vs without storage", ratio, "x", 1.05)
+    name = f"{label}: p99 TTFT of 1,024 tokens with the store down vs without storage"
+    return at_most(name, ratio, "x", 1.05)
 
 
-async def measure(longest: int) -> list[Figure]:
+async def measure(longest: int, speeds: Sequence[int] = SPEEDS) -> list[Figure]:
     """All figures."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as directory:
-        async with s3_server() as url:
-            bench = Bench(Path(directory), url)
-            figures = await healthy(bench, longest)
-            progress("storage_ttft: crossover")
-            figures.append(await crossover(bench))
-        progress("storage_ttft: store down")
-        # The server has ended: the same endpoint refuses connections now.
-        figures.append(await down(bench))
+    figures = []
+    for speed in speeds:
+        label = f"computing paced at {speed:,} tokens/s" if speed else "computing for real"
+        with tempfile.TemporaryDirectory() as directory, paced(speed):
+            async with s3_server() as url:
+                bench = Bench(Path(directory), url, f"speed-{speed}")
+                figures += await healthy(bench, label, longest)
+            progress(f"storage_ttft: {label}, store down")
+            # The server has ended: the same endpoint refuses connections now.
+            figures.append(await down(bench, label))
     return figures
 
 
@@ -160,9 +268,13 @@ async def measure(longest: int) -> list[Figure]:
 @click.option(
     "--longest", default=max(LENGTHS), show_default=True, help="longest prompt, in tokens"
 )
-def main(file: Path | None, longest: int) -> None:
+@click.option(
+    "--speed", "speeds", type=int, multiple=True, default=SPEEDS, show_default=True,
+    help="tokens that paced computing computes in a second; 0: compute for real",
+)  # fmt: skip
+def main(file: Path | None, longest: int, speeds: tuple[int, ...]) -> None:
     """Measure TTFT from storage and with the storage down."""
-    report(asyncio.run(measure(longest)), file)
+    report(asyncio.run(measure(longest, speeds)), file)
 
 
 if __name__ == "__main__":

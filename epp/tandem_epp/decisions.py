@@ -18,6 +18,7 @@ from .backends.fleet import Fleet
 from .backends.pods import DiscoveredBackend
 from .backends.scrape import Scraper
 from .backends.warmup import WarmUps
+from .backends.warmup_requests import SidecarHandOffs
 from .configuration import Configuration
 from .history import History
 from .metrics import Metrics
@@ -44,10 +45,11 @@ class Decisions:
         picker = EndpointPicker if settings.subset_hints else HintlessPicker
         self.picker = picker(self.fleet, self._routing(), self.metrics, self.history, Random())
         self.picker.plan_keys = plan_keys
+        self._sidecars = SidecarHandOffs(lambda: self.picker.plan_keys)
         self.warm_ups = WarmUps(
             self.fleet,
             lambda result: self.metrics.warm_ups.child(result).inc(),
-            lambda: self.picker.plan_keys,
+            self._sidecars,
             self._is_warm_up_enabled,
         )
         self.scraper = Scraper(self.fleet, self.warm_ups.on_backend_up)
@@ -89,7 +91,7 @@ class Decisions:
         self.picker.routing = self._routing()
         self.precise.apply(routing.scheduling.events, routing.scheduling.tokenizers)
         scraping = routing.scheduling.scraping
-        self.scraper.settings, self.warm_ups.tls = scraping, scraping.tls
+        self.scraper.settings, self._sidecars.tls = scraping, scraping.tls
         self.scraper.checks = self.configuration.router.health_checks
         self.scraper.sync()
 

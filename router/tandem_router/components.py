@@ -22,6 +22,7 @@ from .peers import WorkerPeers
 from .placed import Parts
 from .placements import Placements
 from .requests import RoutedRequests
+from .warmups import OwnHandOffs
 
 _SERVICE: Final = "tandem-router"
 """What spans name as their service."""
@@ -78,6 +79,7 @@ class Components:
         path.context.other_decode = self._other_decode
         path.context.authorization = self._backends.authorization
         parts = Parts(path.context, decisions.picker, decisions.fleet, placements)
+        decisions.warm_ups.hand_offs = OwnHandOffs(parts)
         handler = RoutedRequests(parts, self.preparer.prepare, lambda: health.healthy)
         self.server = path.serve(handler, tls)
         self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
@@ -99,6 +101,8 @@ class Components:
         self._backends.apply(configuration)
         self.decisions.configuration = configuration
         self._apply_to_decisions()
+        # The change may be that requests are split from now on.
+        self.decisions.warm_ups.warm_all()
         self._path.apply(handoff_settings(configuration, self._flags))
 
     def _apply_to_decisions(self) -> None:

@@ -92,6 +92,12 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     " text.",
 )
 @click.option(
+    "--warm-up/--no-warm-up",
+    default=EppSettings.warm_up,
+    help="Make one tiny hand-off between each prefill and decode backend as soon as both answer, so"
+    " that no request waits for their handshake.",
+)
+@click.option(
     "--worker-sockets",
     type=WorkerSockets.parse,
     hidden=True,
@@ -109,6 +115,7 @@ def main(
     listen: HostPort,
     admin: HostPort,
     tls_dir: Path | None,
+    warm_up: bool,
     worker_sockets: WorkerSockets | None,
     peer_sockets: tuple[int, ...] | None,
     **flags: Any,
@@ -137,7 +144,7 @@ def main(
         if settings.workers > 1 and worker is None:
             asyncio.run(supervise(settings, config, configuration, sys.argv[1:]))
         else:
-            epp = epp_settings(config, settings)
+            epp = epp_settings(config, settings, warm_up=warm_up)
             uvloop.run(run(settings, epp, config, configuration, worker))
     except (CannotListen, WorkerFailed) as err:
         fail(str(err))
@@ -150,14 +157,14 @@ def _settings(flags: dict[str, Any]) -> Settings:
     return settings_from({**context.params, **flags})
 
 
-def epp_settings(file: Path, settings: Settings) -> EppSettings:
-    """The settings of the decision. Warm-ups are off: they ask for a sidecar."""
+def epp_settings(file: Path, settings: Settings, *, warm_up: bool) -> EppSettings:
+    """The settings of the decision."""
     return EppSettings(
         config=file,
         max_body=settings.limits.body,
         history=settings.history,
         otlp_endpoint=settings.otlp_endpoint,
-        warm_up=False,
+        warm_up=warm_up,
         log_level=settings.log_level,
     )
 

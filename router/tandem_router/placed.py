@@ -131,12 +131,13 @@ class PlacedRequest:
         return Route(
             path,
             decision.reason,
-            tuple(map(_candidate, placement.prefill)) if split else (),
+            tuple(map(candidate, placement.prefill)) if split else (),
             decode_name=placement.decode.name,
             decode_rank=placement.decode.rank,
             timeouts=Timeouts(serving.prefill_timeout, serving.kv_transfer_timeout),
         )
 
 
-def _candidate(pod: Pod) -> Candidate:
+def candidate(pod: Pod) -> Candidate:
+    """A backend that may prefill, as the data path reads it."""
     return Candidate(pod.name, address_of(pod.backend), pod.rank)

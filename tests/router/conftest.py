@@ -80,12 +80,17 @@ class Harness:
         serving: Mapping[str, Any] | None = None,
         *,
         settings: Settings | None = None,
+        warm_up: bool = False,
         **sections: Any,
     ) -> None:
-        """Start the router, and wait until every backend was checked once."""
+        """Start the router, and wait until every backend was checked once.
+
+        `warm_up`: off, so that the engines get the test's requests only.
+        """
         self.write(serving, **sections)
         flags = settings or Settings(listen=LOOPBACK, admin=LOOPBACK)
-        context = start(flags, epp_settings(self.file, flags), load(self.file, os.environ))
+        epp = epp_settings(self.file, flags, warm_up=warm_up)
+        context = start(flags, epp, load(self.file, os.environ))
         self.router = await self._stack.enter_async_context(context)
         timeout = aiohttp.ClientTimeout(total=20)
         self.http = await self._stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))

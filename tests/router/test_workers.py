@@ -35,11 +35,13 @@ class Workers:
     def __init__(self, file: Path, http: aiohttp.ClientSession) -> None:
         self.file, self.http, self.go = file, http, asyncio.Event()
         self.backends: list[dict[str, Any]] = []
+        self.engines: dict[str, FakeDecode] = {}
         self.server: Sidecar
 
     async def add(self, name: str, stack: AsyncExitStack) -> None:
         engine = await stack.enter_async_context(FakeDecode())
         engine.generate = self._stream_until_go
+        self.engines[name] = engine
         self.backends.append({"name": name, "url": f"http://{engine.address}"})
 
     def write(self, *names: str) -> None:
@@ -186,3 +188,24 @@ async def test_workers_reload_and_drain_together(workers: Workers) -> None:
     for answer in started:
         assert (await answer.read()).endswith(b"data: [DONE]\n\n")
     assert await workers.server.exit_status() == 0
+
+
+async def test_a_backend_that_one_worker_ejects_is_ejected_by_the_other(workers: Workers) -> None:
+    async def fails(turn: Turn) -> None:
+        turn.answer(500, b"{}")
+
+    workers.engines["a"].generate = fails
+    workers.go.set()
+    # One connection: all requests are one worker's, and the other learns of them by their channel.
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as http:
+
+        async def is_ejected() -> bool:
+            async with http.post(workers.server.url(), data=STREAM) as answer:
+                assert answer.status == 200
+                assert answer.headers[DECODE] == "b"
+                assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+            return await workers.metric('tandem_epp_ejected{backend="a"}') == 1
+
+        await workers.until(is_ejected)
+    line = await workers.server.wait_for_log("outcomes of this EPP's requests: none")
+    assert "backend a is ejected" in line

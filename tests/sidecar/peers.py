@@ -112,6 +112,10 @@ class Peer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
     def close_port(self) -> None:
         """Refuse connections from now on."""
         self._server.close()

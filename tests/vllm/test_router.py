@@ -50,7 +50,7 @@ async def routed(
     ]
     serving = {"enabled": True, "prefill_timeout": "120s"}
     file.write_text(yaml.safe_dump({"disaggregated_serving": serving, "backends": backends}))
-    async with router(file, *TIMES, *flags) as process:
+    async with router(file, "--no-warm-up", *TIMES, *flags) as process:
 
         async def is_ready() -> bool:
             async with http.get(process.admin_url("/state")) as answer:

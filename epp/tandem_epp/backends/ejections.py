@@ -104,7 +104,7 @@ class Ejections:
             pod.name,
             health.until - now,
             reason,
-            ", ".join(f"{n} {outcome}" for outcome, n in health.outcomes.items()) or "none",
+            ", ".join(f"{n} {outcome}" for outcome, n in health.outcomes.items() if n) or "none",
         )
         self._watch(pod, now)
         self._on_change()

@@ -24,6 +24,7 @@ from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.warmup import ATTEMPTS, WarmUps
+from tandem_epp.backends.warmup_requests import SidecarHandOffs
 from tandem_epp.metrics import Metrics
 from tandem_local.ports import free_port
 from tandem_local.stack import Stack
@@ -67,7 +68,7 @@ class Pairs:
         self.warm_ups = WarmUps(
             self.fleet,
             lambda result: self.metrics.warm_ups.child(result).inc(),
-            lambda: keys,
+            SidecarHandOffs(lambda: keys),
             lambda: self.is_enabled,
             back_off=0,
         )

@@ -1,10 +1,10 @@
 """Two prefill, two decode engines and a router, all processes."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import pytest
@@ -63,18 +63,35 @@ class Routed:
         await until(has_phase)
 
 
+class Server(Protocol):
+    """An engine, or something that stands before one."""
+
+    @property
+    def url(self) -> str: ...
+
+
 @asynccontextmanager
 async def routed(
-    file: Path, engines: dict[str, tuple[Engine, str]], *flags: str, **sections: Any
+    file: Path,
+    engines: Mapping[str, tuple[Server, str]],
+    *flags: str,
+    serving: Mapping[str, object] | None = None,
 ) -> AsyncIterator[Routed]:
-    """A router of `engines`, which are given by name, with their role; ready."""
+    """A router of `engines`, which are given by name, with their role; ready.
+
+    Without warm-ups, unless `flags` say so: engines then get the test's requests only. `serving`:
+    members of `disaggregated_serving`.
+    """
     backends = [
         {"name": name, "url": engine.url, "role": role} for name, (engine, role) in engines.items()
     ]
-    data = {"disaggregated_serving": {"enabled": True}, "backends": backends, **sections}
+    data = {"disaggregated_serving": {"enabled": True, **(serving or {})}, "backends": backends}
     file.write_text(yaml.safe_dump(data))
     timeout = aiohttp.ClientTimeout(total=60)
-    async with router(file, *flags) as process, aiohttp.ClientSession(timeout=timeout) as http:
+    async with (
+        router(file, "--no-warm-up", *flags) as process,
+        aiohttp.ClientSession(timeout=timeout) as http,
+    ):
         running = Routed(process, http)
 
         async def is_ready() -> bool:

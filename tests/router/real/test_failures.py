@@ -113,12 +113,15 @@ async def test_a_decode_backend_killed_within_a_stream_ends_it_with_an_error(
         assert "decode" in result.error or "connection" in result.error
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_engines_killed_under_load_lose_no_request(
-    shared: dict[str, Engine], tmp_path: Path
+    shared: dict[str, Engine], tmp_path: Path, workers: int
 ) -> None:
     engines = await backends(shared, *ROLES)
-    async with routed(tmp_path / "router.yaml", engines) as router:
-        requests = [call(100 + number, tokens=20, length=60) for number in range(40)]
+    flags = ("--workers", str(workers))
+    async with routed(tmp_path / "router.yaml", engines, *flags) as router:
+        first = 100 * workers
+        requests = [call(first + number, tokens=20, length=60) for number in range(40)]
         waiting = [asyncio.create_task(router.ask(request)) for request in requests]
         await router.wait_for_phase("decoding")
         shared["decode-0"].kill()

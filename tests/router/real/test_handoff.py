@@ -8,7 +8,7 @@ from tandem_contract import endpoints, metrics
 from tandem_contract.pod_reports import TRANSFER_EXPOSED
 
 from ...sidecar.real.engine import Engine
-from ...sidecar.real.pair import call, expected_tokens
+from ...sidecar.real.pair import call, expected_tokens, until
 from .conftest import Routed, routed
 
 pytestmark = pytest.mark.component
@@ -51,3 +51,27 @@ async def timing(router: Routed, request_id: str) -> dict[str, float]:
         [record] = await answer.json()
     figures: dict[str, float] = record["timing"]
     return figures
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_engines_are_warmed_up_and_hold_nothing_afterwards(
+    shared: dict[str, Engine], tmp_path: Path, workers: int
+) -> None:
+    prefill, decode = shared["prefill-0"], shared["decode-0"]
+    await prefill.up()
+    await decode.up()
+    backends = {"p": (prefill, "prefill"), "d": (decode, "decode")}
+    flags = ("--warm-up", "--workers", str(workers))
+    async with routed(tmp_path / "router.yaml", backends, *flags) as router:
+
+        async def is_warm() -> bool:
+            return await router.figure("tandem_epp_warmups_total", result="warm") == workers
+
+        await until(is_warm)
+        await router.wait_until_idle(prefill, decode)
+        # A client's request is another one.
+        assert await router.figure("disaggregated_requests_total") == 0
+        request = call(3)
+        result = await router.ask(request)
+        assert (result.path, result.tokens) == ("prefill_then_decode", expected_tokens(request))
+        await router.wait_until_idle(prefill, decode)

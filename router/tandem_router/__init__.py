@@ -7,6 +7,8 @@
 - `requests`: one request, from its last byte to the engines that serve it; read this first
 - `placed`: a placed request on its engines, and on others if its decode engine fails
 - `placements`: tells the picker's counts and verdicts what happens to each request
+- `backends`: what the data path knows of the listed backends
+- `warmups`: the first hand-off of each pair of backends
 - `components`: creates both halves of the process and connects them
 - `admin`: the admin port
 - `run`: start, reload, drain and end

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from ..sidecar.peers import FakeDecode, Turn
-from ..sidecar.processes import Sidecar
+from ..sidecar.workers import STREAM, StreamingWorkers
 from .conftest import DECODE
 from .processes import router
 
@@ -26,50 +26,26 @@ pytestmark = [
 ]
 _HANG_SECONDS = 120.0
 """Only a hang takes so long: a worker that is replaced starts Python, on a machine with load."""
-STREAM = b'{"model": "m", "prompt": "x", "stream": true}'
 
 
-class Workers:
+class Workers(StreamingWorkers):
     """A router of two workers, and engines that stream until `go` is set."""
 
     def __init__(self, file: Path, http: aiohttp.ClientSession) -> None:
-        self.file, self.http, self.go = file, http, asyncio.Event()
+        super().__init__(http)
+        self.file = file
         self.backends: list[dict[str, Any]] = []
         self.engines: dict[str, FakeDecode] = {}
-        self.server: Sidecar
 
     async def add(self, name: str, stack: AsyncExitStack) -> None:
         engine = await stack.enter_async_context(FakeDecode())
-        engine.generate = self._stream_until_go
+        engine.generate = self.stream_until_go
         self.engines[name] = engine
         self.backends.append({"name": name, "url": f"http://{engine.address}"})
 
     def write(self, *names: str) -> None:
         listed = [b for b in self.backends if b["name"] in names]
         self.file.write_text(yaml.safe_dump({"backends": listed}))
-
-    async def _stream_until_go(self, turn: Turn) -> None:
-        turn.stream()
-        turn.event("first")
-        await self.go.wait()
-        turn.event("[DONE]")
-        turn.end()
-
-    async def start_stream(self) -> aiohttp.ClientResponse:
-        """A request on a connection of its own whose stream has begun."""
-        answer = await self.http.post(self.server.url(), data=STREAM)
-        assert answer.status == 200, await answer.text()
-        assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
-        return answer
-
-    async def state(self) -> dict[str, Any]:
-        async with self.http.get(self.server.admin_url("/state")) as answer:
-            state: dict[str, Any] = await answer.json()
-        return state
-
-    async def busy(self) -> dict[int, int]:
-        """Process id of each worker, and its number of requests in flight."""
-        return {worker["pid"]: worker["in_flight"] for worker in (await self.state())["workers"]}
 
     async def until_all_count(self, requests: int) -> None:
         """Wait until each worker knows of so many requests in flight, and of no others."""
@@ -79,12 +55,6 @@ class Workers:
             return known == [requests, requests]
 
         await self.until(do_count)
-
-    async def metric(self, sample: str) -> float:
-        async with self.http.get(self.server.admin_url("/metrics")) as answer:
-            page = await answer.text()
-        lines = (line.rpartition(" ") for line in page.splitlines())
-        return sum(float(value) for name, _, value in lines if name == sample)
 
     async def until(self, condition: Any) -> None:
         """Wait until the coroutine function returns true."""
@@ -117,7 +87,7 @@ async def streams(workers: Workers, least: int) -> list[aiohttp.ClientResponse]:
     begins when all workers know of those before it."""
     started: list[aiohttp.ClientResponse] = []
 
-    while len(started) < least or len(started) % 2 or 0 in (await workers.busy()).values():
+    while len(started) < least or len(started) % 2 or 0 in (await workers.pids()).values():
         started.append(await workers.start_stream())
         await workers.until_all_count(len(started))
     return started
@@ -147,11 +117,11 @@ async def test_workers_count_each_others_requests(workers: Workers) -> None:
 
 async def test_a_killed_worker_loses_its_own_streams_only(workers: Workers) -> None:
     started = await streams(workers, 6)
-    victim, lost = max((await workers.busy()).items())
+    victim, lost = max((await workers.pids()).items())
     os.kill(victim, signal.SIGKILL)
 
     async def is_replaced() -> bool:
-        busy = await workers.busy()
+        busy = await workers.pids()
         return len(busy) == 2 and victim not in busy and await workers.are_connected()
 
     await workers.until(is_replaced)

@@ -17,7 +17,7 @@ _SECONDS = 180
 
 @dataclass
 class Sidecar:
-    """A sidecar process that serves."""
+    """A process that serves: of a sidecar, or of a router."""
 
     process: asyncio.subprocess.Process
     listen: HostPort
@@ -71,9 +71,8 @@ async def fails(*arguments: str) -> tuple[int, str]:
 
 
 @asynccontextmanager
-async def sidecar(*arguments: str, under: tuple[str, ...] = ()) -> AsyncIterator[Sidecar]:
-    """Start a sidecar; `under` is a command that execs it."""
-    process = await spawn(*FREE, *arguments, under=under)
+async def serving(process: asyncio.subprocess.Process) -> AsyncIterator[Sidecar]:
+    """Wait until `process`, a sidecar or a router, serves; it is killed at the end."""
     server = Sidecar(process, HostPort("", 0), HostPort("", 0))
     try:
         line = await server.wait_for_log("serving on")
@@ -86,3 +85,10 @@ async def sidecar(*arguments: str, under: tuple[str, ...] = ()) -> AsyncIterator
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+@asynccontextmanager
+async def sidecar(*arguments: str, under: tuple[str, ...] = ()) -> AsyncIterator[Sidecar]:
+    """Start a sidecar; `under` is a command that execs it."""
+    async with serving(await spawn(*FREE, *arguments, under=under)) as server:
+        yield server

@@ -7,7 +7,7 @@ fleet: from the configuration file (`tandem_epp.configuration`) or from a cluste
 `pool_discovery`, with `inference_pool` reading the pool). `members` makes each data-parallel
 rank of a backend a pod. `scrape` keeps load and health current, at the pace of `pace`:
 `page_client` requests the pages, and `page_reader` reads them. `prefix_tree` remembers the prompts
-of all pods, and `warmup` has each prefill/decode pair make its first hand-off early. Choosing among
-backends belongs to `scheduling`.
+of all pods, and `warmup` has each prefill/decode pair make its first hand-off early, by
+`warmup_requests`. Choosing among backends belongs to `scheduling`.
 Read `pods` first.
 """

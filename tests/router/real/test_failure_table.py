@@ -168,7 +168,7 @@ async def test_kv_that_cannot_be_read_is_computed_by_the_decode_backend(
         await check_answer(router, seed, path)
         await wait_for_error(router, ErrorPhase.KV_TRANSFER)
         await router.wait_until_idle(decode)
-    # Nobody was told where its KV is, and its lease is longer than the tests.
+    # The router cannot tell where its KV is, and its lease is longer than the tests.
     prefill.kill()
 
 

@@ -6,60 +6,31 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 
-from ..peers import FakeDecode, Turn
+from ..peers import FakeDecode
 from ..processes import Sidecar, sidecar
+from ..workers import STREAM, StreamingWorkers
 
 pytestmark = pytest.mark.component
-STREAM = b'{"prompt": "x", "stream": true}'
 REST = b"data: [DONE]\n\n"
 LARGE = b'{"prompt": "%s"}' % (b"x" * 2000)
 
 
-class Workers:
+class Workers(StreamingWorkers):
     """Two workers, an engine that streams until `go` is set, and an HTTP client."""
 
     def __init__(self, server: Sidecar, decode: FakeDecode, http: aiohttp.ClientSession) -> None:
-        self.server, self.decode, self.http = server, decode, http
-        self.go = asyncio.Event()
+        super().__init__(http)
+        self.server, self.decode = server, decode
         self.served_meanwhile = 0
-        decode.generate = self._stream_until_go
-
-    async def _stream_until_go(self, turn: Turn) -> None:
-        turn.stream()
-        turn.event("first")
-        await self.go.wait()
-        turn.event("[DONE]")
-        turn.end()
-
-    async def state(self) -> dict[str, Any]:
-        async with self.http.get(self.server.admin_url("/state")) as answer:
-            state: dict[str, Any] = await answer.json()
-        return state
-
-    async def pids(self) -> dict[int, int]:
-        """Process id of each worker, and its number of requests in flight."""
-        return {worker["pid"]: worker["in_flight"] for worker in (await self.state())["workers"]}
-
-    async def metric(self, sample: str) -> float:
-        async with self.http.get(self.server.admin_url("/metrics")) as answer:
-            page = await answer.text()
-        lines = (line.rpartition(" ") for line in page.splitlines())
-        return sum(float(value) for name, _, value in lines if name == sample)
+        decode.generate = self.stream_until_go
 
     async def readiness(self) -> int:
         async with self.http.get(self.server.admin_url("/readyz")) as answer:
             return answer.status
-
-    async def start_stream(self) -> aiohttp.ClientResponse:
-        """A request whose stream has begun."""
-        answer = await self.http.post(self.server.url(), data=STREAM)
-        assert await answer.content.readuntil(b"\n\n") == b"data: first\n\n"
-        return answer
 
     async def until_always(self, status: int, body: bytes) -> aiohttp.ClientResponse:
         """The last of 20 answers in a row with that status: all workers gave some of them."""

@@ -193,7 +193,7 @@ class Engine:
         transfer = config.kv_transfer
         if transfer is not None and transfer.role.produces:
             self._prompt_holds = PromptHolds(transfer, cache, blocks, observer, self._on_hold_end)
-        self._steps = StepRunner(runner, self._worker, self._tiers, self._prompt_holds)
+        self._steps = StepRunner(runner, self._worker, self._wake, self._tiers, self._prompt_holds)
         if transfer is not None and transfer.role.consumes:
             puller = Puller(cache.layers, cache.layout)
             self._remote_prefills = RemotePrefills(

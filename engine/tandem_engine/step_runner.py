@@ -10,7 +10,7 @@ from .prompt_holds import PromptHolds
 from .runner import Runner
 from .scheduler import Step
 from .step import SampledToken
-from .tiers.arriving import LayersCut
+from .tiers.arriving import ArrivingKv, LayersCut
 from .tiers.no_tiers import Tiers
 
 
@@ -18,8 +18,15 @@ class StepRunner:
     """One engine's steps. For its event loop."""
 
     def __init__(
-        self, runner: Runner, worker: ThreadPoolExecutor, tiers: Tiers, holds: PromptHolds | None
+        self,
+        runner: Runner,
+        worker: ThreadPoolExecutor,
+        wake: asyncio.Event,
+        tiers: Tiers,
+        holds: PromptHolds | None,
     ) -> None:
+        """`wake` is set when another sequence may run."""
+        self._wake = wake
         self._runner, self._worker, self._tiers, self._holds = runner, worker, tiers, holds
 
     async def run(self, step: Step) -> Sequence[SampledToken | None]:
@@ -28,22 +35,29 @@ class StepRunner:
         A step on arriving KV that was cut has no result: its sequence's `computed_tokens` are not
         the start of the chunk then.
         """
-        loop = asyncio.get_running_loop()
         if step.arriving is not None:
-            # Of a step of its own: other sequences do not wait for this one's store. Its time says
-            # nothing about computing, and no reader has its layers.
-            kv = self._tiers.arriving(step.arriving.id)
-            run = partial(self._runner.run, step.chunks, kv.wait)
-            try:
-                results = await loop.run_in_executor(self._worker, run)
-            except LayersCut:
-                return [None]
-            # All layers are here, so that the load is about to end.
-            await kv.join()
-            return results
+            return await self._run_arriving(step, self._tiers.arriving(step.arriving.id))
         on_layer = self._holds.layer_publisher(step.chunks) if self._holds is not None else None
         run = partial(self._runner.run, step.chunks, on_layer)
         begin = time.perf_counter()
-        results = await loop.run_in_executor(self._worker, run)
+        results = await asyncio.get_running_loop().run_in_executor(self._worker, run)
         self._tiers.observe_step(step.chunks, time.perf_counter() - begin)
+        return results
+
+    async def _run_arriving(self, step: Step, kv: ArrivingKv) -> Sequence[SampledToken | None]:
+        """A step whose time says nothing about computing, and whose layers no reader has."""
+        kv.start_step()
+        run = partial(self._runner.run, step.chunks, kv.wait)
+        computing = asyncio.get_running_loop().run_in_executor(self._worker, run)
+        waking = asyncio.create_task(self._wake.wait())
+        await asyncio.wait((computing, waking), return_when=asyncio.FIRST_COMPLETED)
+        waking.cancel()
+        # Another sequence may run: it must not wait for this one's store.
+        kv.interrupt()
+        try:
+            results = await computing
+        except LayersCut:
+            return [None]
+        # All layers are here, so that the load is about to end.
+        await kv.join()
         return results

@@ -29,7 +29,7 @@ class ArrivingKv:
         self._layers, self._on_start, self._notify_cut = layers, on_start, on_cut
         self._chunks = 0
         self._condition = threading.Condition()
-        self._available, self._is_closed = 0, False
+        self._available, self._is_closed, self._is_interrupted = 0, False, False
         self._ended = asyncio.Event()
 
     def on_chain(self, chunks: int) -> None:
@@ -57,12 +57,25 @@ class ArrivingKv:
     def wait(self, layers: int) -> None:
         """Return when the stored KV of the first `layers` layers is in the blocks.
 
-        Raises LayersCut when it does not come. The deadline of the load bounds the time.
+        Raises LayersCut when it does not come, or not before `interrupt`.
         """
         with self._condition:
-            self._condition.wait_for(lambda: self._available >= layers or self._is_closed)
+            self._condition.wait_for(
+                lambda: self._available >= layers or self._is_closed or self._is_interrupted
+            )
             if self._available < layers:
                 raise LayersCut
+
+    def start_step(self) -> None:
+        """A step is about to compute on the layers."""
+        with self._condition:
+            self._is_interrupted = False
+
+    def interrupt(self) -> None:
+        """Drop the step if it waits for layers; the load goes on, and another step may follow."""
+        with self._condition:
+            self._is_interrupted = True
+            self._condition.notify_all()
 
     async def join(self) -> None:
         """Return when the load has ended."""

@@ -218,6 +218,17 @@ async def test_a_running_request_does_not_wait_for_another_ones_store(
         assert answer == expected(prompt(LENGTH), 8)
 
 
+async def test_a_new_request_does_not_wait_for_another_ones_store(stored: Path, gate: Gate) -> None:
+    gate.opens_for_steps = False
+    async with running(kv_storage=storage(stored)) as engine, asyncio.timeout(60):
+        loading = submit(engine, prompt(LENGTH), "loading")
+        await until(gate.waiting.is_set)
+        await ask(engine, prompt(20, seed=1), "new")
+        gate.opened.set()
+        answer, _ = await finish(loading)
+        assert answer == expected(prompt(LENGTH), 8)
+
+
 async def test_many_requests_at_once_get_right_answers(stored: Path) -> None:
     tally = Tally()
     prompts = [(*prompt(LENGTH)[: 40 + 9 * i], *prompt(50, seed=i + 1)) for i in range(12)]

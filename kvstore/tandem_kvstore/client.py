@@ -144,6 +144,10 @@ class StoreClient:
         if self._maintenance is not None:
             self._maintenance.touches.add(keys[: result.chunks])
 
+    def note_stored(self, key: str) -> None:
+        """Another process of this engine has stored the chunk `key`: do not believe it missing."""
+        self._missing.discard(key)
+
     async def load(
         self,
         chunks: Sequence[Chunk],

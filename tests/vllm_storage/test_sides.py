@@ -132,3 +132,25 @@ def test_tokens_of_an_answer_are_saved_when_they_are_final(engine: MakeEngine) -
     request.tokens.append(99)
     assert len(first.scheduler.orders([(request, [0, 1, 2], CHUNK - 1, 1)]).saves) == 1
     assert not first.scheduler.orders([(request, [0, 1, 2], CHUNK, 1)]).saves
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_chunk_that_the_store_lost_is_stored_again(
+    engine: MakeEngine, tmp_path: Path, *, is_damaged: bool
+) -> None:
+    """By the engine that had stored it, too, when it computes the chunk again."""
+    first = engine()
+    tokens = list(range(2 * CHUNK))
+    first.compute(FakeRequest("a", tokens), [0, 1, 2, 3], 7.0)
+    originals = {file: file.read_bytes() for file in stored_chunks(tmp_path)}
+    assert len(originals) == 2
+    for file in originals:
+        if is_damaged:
+            file.write_bytes(b"no manifest\n")
+        else:
+            file.unlink()
+
+    first.compute(FakeRequest("b", tokens), [9, 8, 7, 6], 7.0)
+    assert first.counted.not_loaded[-1] is (Reason.CORRUPT if is_damaged else Reason.MISSING)
+    assert first.counted.stored == 4 * CHUNK
+    assert load(engine(), FakeRequest("c", tokens), [5, 4, 3, 2]) == set()

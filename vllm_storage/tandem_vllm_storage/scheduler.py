@@ -31,6 +31,11 @@ from .store_thread import StoreThread
 _log = logging.getLogger(__name__)
 _KNOWN: Final = 1 << 16
 """Keys that are remembered as stored, so that a chunk is not copied again."""
+_GONE: Final = (
+    *(Reason.MISSING, Reason.TRUNCATED, Reason.CORRUPT),
+    *(Reason.SWAPPED, Reason.FOREIGN, Reason.FORMAT),
+)
+"""Why a look-up ends at a chunk that the store has not, or whose object cannot be used."""
 _LAYOUT_ASKS: Final = 1000
 """Times that vLLM may ask before the workers have reported: they do so in the first step."""
 
@@ -187,6 +192,8 @@ class SchedulerSide:
         state.deadline = decision.deadline
         state.lookup = Lookup.FOUND if decision.chunks else Lookup.OVER
         self._remember_found(request, state)
+        if decision.reason in _GONE:
+            self._forget_lost(request, state)
 
     def _start_look_up(
         self, request: Any, state: RequestState, computed: int
@@ -210,6 +217,14 @@ class SchedulerSide:
             chains = self._chunks(request, state.found_chunks * self._size)
             for chunk in chains[0]:
                 self._remember(chunk.key)
+
+    def _forget_lost(self, request: Any, state: RequestState) -> None:
+        """Save again what the store had and has no more, as the request computes it now."""
+        chains = self._chunks(request, request.num_tokens)
+        for chunk in chains[0][state.found_chunks :]:
+            # Its write may end after the look-up did.
+            if chunk.key not in self._saving:
+                self._known.pop(chunk.key, None)
 
     def _saves(
         self, request: Any, blocks: Sequence[int], computed: int, count: int
@@ -285,6 +300,8 @@ class SchedulerSide:
             self._known.pop(key, None)
         elif not left:
             self._figures.add_stored(self._size)
+            if self._client is not None:
+                self._thread.submit(_note_stored(self._client, key))
 
     def _remember(self, key: str) -> None:
         self._known[key] = None
@@ -316,3 +333,7 @@ class SchedulerSide:
 async def _observe(client: StoreClient, chunks: Sequence[Chunk], result: LoadResult) -> None:
     """In the store's thread, whose clock the client reads."""
     client.observe_load([chunk.key for chunk in chunks], result)
+
+
+async def _note_stored(client: StoreClient, key: str) -> None:
+    client.note_stored(key)

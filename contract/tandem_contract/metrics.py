@@ -84,6 +84,8 @@ ENGINE_STORAGE_LOAD_SECONDS: Final = "tandem_engine_kv_storage_load_seconds"
 ENGINE_STORAGE_LOAD_BYTES: Final = "tandem_engine_kv_storage_load_bytes_total"
 ENGINE_STORAGE_BREAKER: Final = "tandem_engine_kv_storage_breaker_state"
 """0 closed, 1 half-open, 2 open: an open one means that the storage failed and is left alone."""
+ENGINE_STORAGE_FAILURE: Final = "tandem_engine_kv_storage_failure"
+"""1 for the newest failure of the storage, 0 for those before, by the label `message`."""
 
 # Exported by the EPP, read by `tandem demo` and `tandem up`.
 EPP_HEALTHY: Final = "tandem_epp_backend_healthy"

@@ -41,3 +41,6 @@ NOT_LOADED_CHUNKS: Final = "tandem_vllm_storage_not_loaded_chunks"
 NOT_STORED_CHUNKS: Final = "tandem_vllm_storage_not_stored_chunks"
 BREAKER_STATE: Final = "tandem_vllm_storage_breaker_state"
 """0 closed, 1 half-open, 2 open."""
+FAILURE: Final = "tandem_vllm_storage_failure"
+"""1 for the newest failure of the store, 0 for those before, by the label `message`. Read by the
+operator, too, as the two above it."""

@@ -38,10 +38,20 @@ class TierMetrics:
         self._host_bytes = self._tier_gauge(
             names.ENGINE_HOST_TIER_BYTES, "Bytes of KV in host memory"
         )
-        self._breaker = self._tier_gauge(
+        self._breaker = Gauge(
             names.ENGINE_STORAGE_BREAKER,
-            "Circuit breaker of the external storage: 0 closed, 1 half-open, 2 open",
+            "Circuit breaker of the external storage: 0 closed, 1 half-open, 2 open; absent until"
+            " the storage was used",
+            _LABELS,
+            registry=registry,
         )
+        self._failure = Gauge(
+            names.ENGINE_STORAGE_FAILURE,
+            "1 for the newest failure of the external storage, 0 for those before",
+            (*_LABELS, "message"),
+            registry=registry,
+        )
+        self._failure_words: str | None = None
 
     def record_tier_load(self, tier: Tier, tokens: int) -> None:
         """Count tokens whose KV was loaded from a tier."""
@@ -57,7 +67,14 @@ class TierMetrics:
 
     def record_breaker(self, state: BreakerState) -> None:
         """Show the state of the circuit breaker."""
-        self._breaker.set(state)
+        self._breaker.labels(*self._tier_labels).set(state)
+
+    def record_failure(self, words: str) -> None:
+        """Show the newest failure of the storage."""
+        if self._failure_words is not None:
+            self._failure.labels(*self._tier_labels, self._failure_words).set(0)
+        self._failure.labels(*self._tier_labels, words).set(1)
+        self._failure_words = words
 
     def record_load(self, chunks: int, size: int, seconds: float) -> None:
         """Count a load from storage, its bytes and seconds."""

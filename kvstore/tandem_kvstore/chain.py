@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
-from .errors import KvRejected, Reason, StoreError
+from .errors import KvRejected, Reason, StoreError, words_of
 from .format.manifest import Manifest
 from .format.tensors import TensorSpec
 
@@ -43,6 +43,8 @@ class Outcome:
     """Why it ended before the last chunk; None: it did not."""
     bytes: int = 0
     """Bytes of verified tensors."""
+    words: str = field(default="", compare=False)
+    """The store's own words for `reason`."""
 
 
 def chunks_of(keys: Sequence[str], chunk_tokens: int) -> list[Chunk]:
@@ -88,7 +90,7 @@ async def load_in_order(loads: Sequence[Coroutine[Any, Any, None]], progress: Pr
             progress.chunks += 1
     except (StoreError, KvRejected) as err:
         log_rejected(err)
-        return Outcome(progress.chunks, err.reason, progress.bytes)
+        return Outcome(progress.chunks, err.reason, progress.bytes, words_of(err))
     finally:
         await end_tasks(tasks)
     return Outcome(progress.chunks, None, progress.bytes)
@@ -110,7 +112,7 @@ async def load_by_layers(
         [asyncio.ensure_future(load(chunk, group)) for chunk in range(chunks)]
         for group in range(groups)
     ]
-    end, reason = chunks, None
+    end, reason, words = chunks, None, ""
     try:
         for index, row in enumerate(rows):
             for chunk, task in enumerate(row[:end]):
@@ -118,7 +120,7 @@ async def load_by_layers(
                     await task
                 except (StoreError, KvRejected) as err:
                     log_rejected(err)
-                    end, reason = chunk, err.reason
+                    end, reason, words = chunk, err.reason, words_of(err)
                     watch.on_cut()
                     await end_tasks([task for other in rows for task in other[end:]])
                     break
@@ -127,7 +129,7 @@ async def load_by_layers(
     finally:
         progress.chunks = _complete(rows, end)
         await end_tasks([task for row in rows for task in row])
-    return Outcome(progress.chunks, reason, progress.bytes)
+    return Outcome(progress.chunks, reason, progress.bytes, words)
 
 
 def _complete(rows: Sequence[Sequence[asyncio.Future[None]]], end: int) -> int:

@@ -32,7 +32,15 @@ from .chain import (
     load_in_order,
     log_rejected,
 )
-from .errors import KvRejected, ObjectExists, ObjectMissing, Reason, StoreError, StoreUnsupported
+from .errors import (
+    KvRejected,
+    ObjectExists,
+    ObjectMissing,
+    Reason,
+    StoreError,
+    StoreUnsupported,
+    words_of,
+)
 from .format.identity import KvIdentity
 from .format.manifest import (
     MAX_INLINE,
@@ -144,7 +152,7 @@ class ChunkStore:
                     manifests.append((await task)[0])
             except (StoreError, KvRejected) as err:
                 log_rejected(err)
-                return manifests, Outcome(len(manifests), err.reason)
+                return manifests, Outcome(len(manifests), err.reason, words=words_of(err))
             finally:
                 await end_tasks(tasks)
         return manifests, Outcome(len(manifests))
@@ -211,7 +219,7 @@ class ChunkStore:
             first = await self._manifest(chunks[0])
         except (StoreError, KvRejected) as err:
             log_rejected(err)
-            return Outcome(0, err.reason)
+            return Outcome(0, err.reason, words=words_of(err))
 
         async def load(index: int, chunk: Chunk) -> None:
             async with window:

@@ -19,7 +19,7 @@ from tandem_contract.kv_reference import KvReference
 
 from .chain import LayerWatch
 from .chunk_store import Chunk, ChunkStore, Deliver, Groups, Outcome, Progress
-from .errors import ObjectMissing, Reason, StoreDenied, StoreError, StoreUnavailable
+from .errors import ObjectMissing, Reason, StoreDenied, StoreError, StoreUnavailable, words_of
 from .format.tensors import LayerGroup
 from .guard.breaker import BreakerState
 from .guard.load_guard import Decision, LoadGuard, MissingKeys
@@ -39,6 +39,7 @@ data alone for longer than that."""
 STALL_SECONDS: Final = 0.25
 """A load without a byte for so long is a failure of the store. Shorter: short prompts, whose
 deadlines are short, open the circuit breaker of a store that is only far away."""
+_NO_ANSWER: Final = "no answer in time"
 _FAILURES: Final = (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.DENIED)
 
 
@@ -59,6 +60,9 @@ class Observer(Protocol):
 
     def record_breaker(self, state: BreakerState) -> None:
         """The state of the circuit breaker now."""
+
+    def record_failure(self, words: str) -> None:
+        """The store failed, in its own words or the client's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class StoreClient:
             outcome = Outcome(0, Reason.TIMEOUT)
             self.guard.observe_slow_load(0, _now() - start, _now())
             if decision.deadline >= STALL_SECONDS:
-                self._record_failure()
+                self._record_failure(_NO_ANSWER)
         except Exception:  # noqa: BLE001 - a defect here must cost a recompute, never a request
             _log.exception("looking up KV in storage failed with an internal error")
         if outcome.chunks < len(chunks) and outcome.reason is not None:
@@ -140,7 +144,7 @@ class StoreClient:
         if result.reason is Reason.TIMEOUT:
             self.guard.observe_slow_load(result.bytes, result.seconds, _now())
         if result.reason in _FAILURES and not result.bytes:
-            self._record_failure()
+            self._record_failure(f"a worker's load failed: {result.reason}")
         if self._maintenance is not None:
             self._maintenance.touches.add(keys[: result.chunks])
 
@@ -180,7 +184,7 @@ class StoreClient:
             self.guard.observe_slow_load(progress.bytes, _now() - start, _now())
             # With some bytes, or soon over, the store is slow, which the cost model handles.
             if not progress.bytes and decision.deadline >= STALL_SECONDS:
-                self._record_failure()
+                self._record_failure(_NO_ANSWER)
         except Exception:  # noqa: BLE001 - a defect here must cost a recompute, never a request
             _log.exception("loading KV from storage failed with an internal error")
             reason = Reason.OTHER
@@ -200,7 +204,7 @@ class StoreClient:
                 # Before sending its data: after a restart, most chunks are there already.
                 is_new = not await self._store.has(chunk) and await self._store.put(chunk, groups)
         except TimeoutError:
-            self._record_failure()
+            self._record_failure(_NO_ANSWER)
             self._observer.record_not_stored(Reason.TIMEOUT)
             return False
         except StoreError as err:
@@ -257,7 +261,7 @@ class StoreClient:
 
     def _judge(self, chunks: Sequence[Chunk], outcome: Outcome) -> None:
         if outcome.reason in _FAILURES:
-            self._record_failure()
+            self._record_failure(outcome.words or _NO_ANSWER)
             return
         # Any answer, a wrong one too, shows that the store is reachable.
         self._record_success()
@@ -268,13 +272,14 @@ class StoreClient:
     def _count_failure(self, err: StoreError) -> None:
         # A full store can still be read.
         if isinstance(err, StoreUnavailable | StoreDenied):
-            self._record_failure()
+            self._record_failure(words_of(err))
 
     def _record_success(self) -> None:
         self.guard.breaker.record_success()
         self._observer.record_breaker(self.guard.breaker.state)
 
-    def _record_failure(self) -> None:
+    def _record_failure(self, words: str) -> None:
+        self._observer.record_failure(words)
         self.guard.breaker.record_failure(_now())
         self._observer.record_breaker(self.guard.breaker.state)
         if not self.guard.breaker.allows and (self._probe is None or self._probe.done()):
@@ -292,8 +297,10 @@ class StoreClient:
                 self._record_success()
             except ObjectMissing:
                 self._record_success()
-            except (StoreError, TimeoutError):
-                self._record_failure()
+            except TimeoutError:
+                self._record_failure(_NO_ANSWER)
+            except StoreError as err:
+                self._record_failure(words_of(err))
 
     def _result(
         self,

@@ -112,3 +112,10 @@ class KvRejected(KvStoreError):
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def words_of(err: KvStoreError) -> str:
+    """What went wrong, without the operation and the object that the message begins with: the same
+    words for each object, as the label of a metric needs them."""
+    text = str(err)
+    return text.partition(": ")[2] or text

@@ -20,6 +20,7 @@ class ConditionType(StrEnum):
     DRAINING = "Draining"
     SCALING_ACTIVE = "ScalingActive"
     TRANSPORT_VERIFIED = "TransportVerified"
+    STORAGE_REACHABLE = "StorageReachable"
     UPDATE_AVAILABLE = "UpdateAvailable"
 
 
@@ -70,6 +71,10 @@ class Reason(StrEnum):
     # TransportVerified
     BYTES_MOVED = "BytesMoved"
     NOTHING_MOVED = "NothingMoved"
+    # StorageReachable
+    STORE_ANSWERS = "StoreAnswers"
+    STORE_FAILS = "StoreFails"
+    STORE_UNUSED = "StoreUnused"
     # UpdateAvailable
     UP_TO_DATE = "UpToDate"
     NEWER_TEMPLATE = "NewerTemplate"

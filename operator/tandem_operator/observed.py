@@ -232,6 +232,18 @@ class RouterState:
 
 
 @dataclass(frozen=True)
+class StorageReport:
+    """What the engines of a pool say of their external store."""
+
+    engines: int
+    """Ready engines that have used the store, of those that were asked."""
+    failing: tuple[PodName, ...] = ()
+    """Those whose circuit breaker is not closed."""
+    words: str = ""
+    """The store's last failure as the first of them reports it; empty: it names none."""
+
+
+@dataclass(frozen=True)
 class Failure:
     """A write that the API server refused; kept until a later one succeeds."""
 
@@ -261,8 +273,10 @@ class Observed:
     """None when the operator may not list nodes: whether a replica fits is not checked then."""
     routers: Mapping[str, RouterState] = field(default_factory=dict)
     """By endpoint name."""
-    kv_bytes_moved: Mapping[str, float] = field(default_factory=dict)
-    """KV bytes that each DecodePool's engines have pulled, by pool name; pools that have not been
-    probed are absent."""
+    kv_bytes_moved: Mapping[PoolKey, float] = field(default_factory=dict)
+    """KV bytes that each DecodePool's engines have pulled; pools that have not been probed are
+    absent."""
+    storage: Mapping[PoolKey, StorageReport] = field(default_factory=dict)
+    """Pools whose engines were not asked yet are absent."""
     failures: Mapping[PoolKey, Failure] = field(default_factory=dict)
     """Refused writes of the last apply."""

@@ -21,6 +21,7 @@ from tandem_epp.metrics import Metrics as EppMetrics
 from tandem_epp.outcomes import Outcome
 from tandem_epp.peers.metrics import PeerMetrics
 from tandem_kube.client import Api
+from tandem_kvstore.guard.breaker import BreakerState
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
 from tandem_planner.prefill_fit import PrefillSample
 from tandem_sidecar.observability.metrics import Metrics as SidecarMetrics
@@ -81,6 +82,8 @@ def _epp() -> CollectorRegistry:
 
 def _engine() -> CollectorRegistry:
     metrics = EngineMetrics("m")
+    metrics.record_breaker(BreakerState.OPEN)
+    metrics.record_failure("no answer in time")
     metrics.watch(_Idle, block_size=16, num_blocks=1)
     return metrics.registry
 

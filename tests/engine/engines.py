@@ -52,6 +52,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self.failures: list[str] = []
         self.events: list[BlockEvent] = []
 
     def record_prefix_lookup(self, queries: int, hits: int) -> None:
@@ -89,6 +90,9 @@ class Tally:
 
     def record_breaker(self, state: BreakerState) -> None:
         self.counts["breaker"] = state
+
+    def record_failure(self, words: str) -> None:
+        self.failures.append(words)
 
     def record_load(self, chunks: int, size: int, seconds: float) -> None:
         self.counts.update(loads=1)

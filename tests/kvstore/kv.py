@@ -94,6 +94,7 @@ class Counts:
     stored: int = 0
     not_stored: dict[Reason, int] = field(default_factory=dict)
     breaker: BreakerState = BreakerState.CLOSED
+    failures: list[str] = field(default_factory=list)
 
     def record_load(self, chunks: int, size: int, seconds: float) -> None:
         self.loaded += chunks
@@ -106,6 +107,9 @@ class Counts:
 
     def record_breaker(self, state: BreakerState) -> None:
         self.breaker = state
+
+    def record_failure(self, words: str) -> None:
+        self.failures.append(words)
 
     def record_not_stored(self, reason: Reason) -> None:
         self.not_stored[reason] = self.not_stored.get(reason, 0) + 1

@@ -21,6 +21,7 @@ from tandem_operator.observed import (
     PoolKey,
     PullPod,
     RouterState,
+    StorageReport,
 )
 from tandem_operator.planning import api_objects
 from tandem_operator.planning.actions import ApplyReplicas, SetPlan
@@ -55,7 +56,8 @@ class SimulatedCluster:
         self.nodes: tuple[NodeState, ...] | None = None
         self.routers: dict[str, RouterState] = {}
         self.failures: dict[PoolKey, Failure] = {}
-        self.kv_bytes_moved: dict[str, float] = {}
+        self.kv_bytes_moved: dict[PoolKey, float] = {}
+        self.storage: dict[PoolKey, StorageReport] = {}
         self.events: list[Event] = []
         self.status_writes = 0
         for pool in pools or (PREFILL, DECODE):
@@ -112,6 +114,7 @@ class SimulatedCluster:
             nodes=self.nodes,
             routers=self.routers,
             kv_bytes_moved=self.kv_bytes_moved,
+            storage=self.storage,
             failures=self.failures,
         )
 

@@ -106,10 +106,10 @@ def test_a_router_state_affects_the_sets_of_its_pools(cache: ClusterCache) -> No
 
 
 def test_kv_bytes_affect_a_set_only_when_they_change(cache: ClusterCache) -> None:
-    assert cache.set_kv_bytes_moved(DECODE, 0.0) == {SET}
-    assert cache.set_kv_bytes_moved(DECODE, 0.0) == set()
-    assert cache.set_kv_bytes_moved(DECODE, 7.0) == {SET}
-    assert cache.observe(SET).kv_bytes_moved == {"d": 7.0}
+    assert cache.set_probed(cache.kv_bytes_moved, DECODE, 0.0) == {SET}
+    assert cache.set_probed(cache.kv_bytes_moved, DECODE, 0.0) == set()
+    assert cache.set_probed(cache.kv_bytes_moved, DECODE, 7.0) == {SET}
+    assert cache.observe(SET).kv_bytes_moved == {DECODE: 7.0}
     cache.remove("DecodePool-d")
     assert cache.kv_bytes_moved == {}
 

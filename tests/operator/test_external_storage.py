@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from tandem_contract import labels
+from tandem_operator.observed import PodName, PoolKey, StorageReport
+from tandem_operator.planning.status import status_events
 from tandem_operator.resources.resolve import Defaults
 
 from .pool_yaml import DECODE, prefill_pool
@@ -117,3 +119,41 @@ def test_pods_of_an_earlier_operator_stay_until_they_need_bounds() -> None:
     cluster.settle()
     assert not before & set(cluster.pods)
     assert bounds(cluster) == [{"capacity_bytes": 1 << 30}] * len(before)
+
+
+def test_the_status_tells_whether_engines_can_use_the_store() -> None:
+    cluster = settled(STORED, DECODE)
+    key = PoolKey("default", "PrefillPool", "p")
+
+    def condition() -> tuple[str, str, str]:
+        cluster.settle()
+        now = cluster.condition("p", "StorageReachable", "PrefillPool")
+        return now["status"], now["reason"], now["message"]
+
+    unused = ("Unknown", "StoreUnused", "no ready engine has used http://store:8080 yet")
+    assert condition() == unused
+    cluster.storage[key] = StorageReport(0)
+    assert condition() == unused
+    cluster.storage[key] = StorageReport(2)
+    answers = ("True", "StoreAnswers", "the engines can use http://store:8080")
+    assert condition() == answers
+    before = cluster.status("p", "PrefillPool")
+    words = "the store refused the credentials"
+    cluster.storage[key] = StorageReport(2, (PodName("p-0"),), words)
+    status, reason, message = condition()
+    assert (status, reason) == ("False", "StoreFails")
+    assert "1 of 2 engines cannot use http://store:8080" in message
+    assert message.endswith(f"p-0: {words}")
+    [event] = status_events(before, cluster.status("p", "PrefillPool"))
+    assert (event.type, event.reason) == ("Warning", "StoreFails")
+    # Requests are computed instead: the pool is as ready as before.
+    assert cluster.condition("p", "Ready", "PrefillPool")["status"] == "True"
+    # A restarted operator has asked no engine yet.
+    cluster.storage.clear()
+    assert condition()[:2] == ("False", "StoreFails")
+
+
+def test_pools_without_a_store_have_no_such_condition() -> None:
+    cluster = settled()
+    types = [condition["type"] for condition in cluster.status("d")["conditions"]]
+    assert "StorageReachable" not in types

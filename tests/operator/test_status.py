@@ -15,6 +15,7 @@ from tandem_operator.routing.endpoint.plan import RouterReason
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
 from .simulated_cluster import SimulatedCluster
 
+DECODE_KEY = PoolKey("default", "DecodePool", "d")
 ROUTER = RouterState(True, "RouterReady", "the router serves", "http://d.default.svc:8080")
 
 
@@ -231,11 +232,11 @@ def test_a_pool_stalls_after_the_deadline_until_it_makes_progress() -> None:
 
 def test_transport_stays_verified_once_bytes_moved() -> None:
     cluster = settled()
-    cluster.kv_bytes_moved["d"] = 4096.0
+    cluster.kv_bytes_moved[DECODE_KEY] = 4096.0
     cluster.settle()
     assert status_and_reason(cluster, "TransportVerified") == ("True", "BytesMoved")
     writes = cluster.status_writes
-    cluster.kv_bytes_moved["d"] = 8192.0
+    cluster.kv_bytes_moved[DECODE_KEY] = 8192.0
     cluster.settle()
     assert cluster.status_writes == writes
     cluster.kv_bytes_moved.clear()

@@ -56,6 +56,7 @@ class Counted:
         self.not_stored.append(reason)
 
     def set_breaker(self, state: BreakerState) -> None: ...
+    def set_failure(self, words: str) -> None: ...
 
 
 class Engine:

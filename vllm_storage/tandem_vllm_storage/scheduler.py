@@ -51,6 +51,7 @@ class Figures(Protocol):
     def add_not_loaded(self, chunks: int, reason: Reason) -> None: ...
     def add_not_stored(self, reason: Reason) -> None: ...
     def set_breaker(self, state: BreakerState) -> None: ...
+    def set_failure(self, words: str) -> None: ...
 
 
 class _LookupObserver:
@@ -68,6 +69,9 @@ class _LookupObserver:
 
     def record_breaker(self, state: BreakerState) -> None:
         self._figures.set_breaker(state)
+
+    def record_failure(self, words: str) -> None:
+        self._figures.set_failure(words)
 
 
 class SchedulerSide:

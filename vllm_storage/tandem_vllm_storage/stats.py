@@ -24,7 +24,7 @@ _BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN
 def _empty() -> dict[str, Any]:
     return {
         "loaded_tokens": 0, "loaded_bytes": 0, "stored_tokens": 0, "load_seconds": [],
-        "not_loaded": {}, "not_stored": {}, "breaker": None,
+        "not_loaded": {}, "not_stored": {}, "breaker": None, "failure": None,
     }  # fmt: skip
 
 
@@ -59,6 +59,11 @@ class Counts:
             self._is_empty = False
             self._data["breaker"] = _BREAKER[state]
 
+    def set_failure(self, words: str) -> None:
+        with self._lock:
+            self._is_empty = False
+            self._data["failure"] = words
+
     def take(self) -> dict[str, Any] | None:
         """The figures since the last call; None: nothing happened."""
         with self._lock:
@@ -88,8 +93,9 @@ class StorageStats(KVConnectorStats):
         for name in ("not_loaded", "not_stored"):
             for reason, count in other.data[name].items():
                 self.data[name][reason] = self.data[name].get(reason, 0) + count
-        if other.data["breaker"] is not None:
-            self.data["breaker"] = other.data["breaker"]
+        for name in ("breaker", "failure"):
+            if other.data[name] is not None:
+                self.data[name] = other.data[name]
         return self
 
     def reduce(self) -> dict[str, int | float]:
@@ -144,6 +150,13 @@ class StoragePromMetrics(KVConnectorPromMetrics):
             labelnames=labelnames,
             multiprocess_mode="mostrecent",
         )
+        self._failure = metric_types[Gauge](
+            name=names.FAILURE,
+            documentation="1 for the newest failure of the store, 0 for those before.",
+            labelnames=[*labelnames, "message"],
+            multiprocess_mode="mostrecent",
+        )
+        self._failure_words: dict[int, str] = {}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]
@@ -158,3 +171,9 @@ class StoragePromMetrics(KVConnectorPromMetrics):
             self._seconds.labels(*labels).observe(seconds)
         if transfer_stats_data["breaker"] is not None:
             self._breaker.labels(*labels).set(transfer_stats_data["breaker"])
+        if (words := transfer_stats_data["failure"]) is not None:
+            before = self._failure_words.get(engine_idx)
+            if before is not None and before != words:
+                self._failure.labels(*labels, before).set(0)
+            self._failure.labels(*labels, words).set(1)
+            self._failure_words[engine_idx] = words

@@ -30,6 +30,8 @@ _EVENT_TYPES: Final[dict[tuple[str, str], Literal["Normal", "Warning"]]] = {
     (ConditionType.STALLED, "True"): _WARNING,
     (ConditionType.UPDATE_AVAILABLE, "True"): _NORMAL,
     (ConditionType.TRANSPORT_VERIFIED, "True"): _NORMAL,
+    (ConditionType.STORAGE_REACHABLE, "True"): _NORMAL,
+    (ConditionType.STORAGE_REACHABLE, "False"): _WARNING,
     (ConditionType.PODS_READY, Reason.UNSCHEDULABLE): _WARNING,
     (ConditionType.PODS_READY, Reason.PODS_FAIL): _WARNING,
     (ConditionType.PODS_READY, Reason.FITS_NO_NODE): _WARNING,

@@ -12,6 +12,7 @@ from tandem_contract import labels
 
 from ..conditions import ConditionType, Reason
 from ..observed import PodState
+from ..resources.spec_parts import Storage
 from . import progress
 from .actions import PoolPlan
 from .status_facts import Facts
@@ -63,6 +64,9 @@ def _all_but_ready(facts: Facts) -> Iterator[tuple[ConditionType, ConditionState
     yield ConditionType.SCALING_ACTIVE, _scaling_active(facts)
     if facts.names_prefill:
         yield ConditionType.TRANSPORT_VERIFIED, _transport_verified(facts)
+    pool = facts.plan.pool
+    if pool is not None and pool.spec.transfer.storage is not None:
+        yield ConditionType.STORAGE_REACHABLE, _storage_reachable(facts, pool.spec.transfer.storage)
     yield ConditionType.UPDATE_AVAILABLE, _update_available(facts)
 
 
@@ -293,6 +297,28 @@ def _transport_verified(facts: Facts) -> ConditionState:
     return ConditionState(
         "Unknown", Reason.NOTHING_MOVED, "no KV has moved yet: no request was handed off"
     )
+
+
+def _storage_reachable(facts: Facts, store: Storage) -> ConditionState:
+    """Whether the engines can use their external store. The operator asks the engines, never the
+    store, which it may be unable to reach."""
+    report = facts.storage
+    if report is None or report.engines == 0:
+        # After a restart of the operator, the stored state stays until the engines were asked.
+        stored = facts.last_condition(ConditionType.STORAGE_REACHABLE)
+        if report is None and stored:
+            return ConditionState(stored["status"], stored["reason"], stored["message"])
+        return ConditionState(
+            "Unknown", Reason.STORE_UNUSED, f"no ready engine has used {store.endpoint} yet"
+        )
+    if not report.failing:
+        return ConditionState("True", Reason.STORE_ANSWERS, f"the engines can use {store.endpoint}")
+    words = report.words or "the engine names no failure"
+    return ConditionState(
+        "False", Reason.STORE_FAILS,
+        f"{len(report.failing)} of {report.engines} engines cannot use {store.endpoint} and compute"
+        f" what they would load; {report.failing[0]}: {words}",
+    )  # fmt: skip
 
 
 def _update_available(facts: Facts) -> ConditionState:

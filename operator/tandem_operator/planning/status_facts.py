@@ -15,6 +15,7 @@ from ..observed import (
     PodState,
     PoolResource,
     RouterState,
+    StorageReport,
 )
 from . import pod_plan, progress
 from .actions import Mode, PoolPlan, SetPlan
@@ -45,6 +46,8 @@ class Facts:
     """Name of the endpoint that serves a DecodePool."""
     kv_bytes_moved: float
     """KV bytes that decode engines have read so far; 0 until an engine was probed."""
+    storage: StorageReport | None
+    """None until the pool's engines were asked."""
     failure: Failure | None
     """The write about this pool that the API server refused last, or why its model is not there."""
 
@@ -162,7 +165,8 @@ def pool_facts(observed: Observed, plan: SetPlan) -> list[Facts]:
             nodes=observed.nodes,
             router=_router(observed, resource),
             endpoint=_endpoint(resource),
-            kv_bytes_moved=observed.kv_bytes_moved.get(resource.key.name, 0.0),
+            kv_bytes_moved=observed.kv_bytes_moved.get(resource.key, 0.0),
+            storage=observed.storage.get(resource.key),
             failure=observed.failures.get(resource.key) or _pull_failure(plan, resource),
         )
         for resource in planned

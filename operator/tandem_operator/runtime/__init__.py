@@ -5,6 +5,7 @@
     queue, controller     keys to reconcile, and the workers that reconcile them
     reconcilers           observe → plan (pure) → apply → write status
     cluster, write_errors reads and writes of the API server, and what a refused write means
+    storage_probe         what engines say of their external store, for StorageReachable
     kv_transport_probe    KV byte counters of the engines, for the condition TransportVerified
     crd_check, leader, metrics
 

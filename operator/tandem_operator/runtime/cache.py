@@ -31,6 +31,7 @@ from ..observed import (
     RevisionState,
     RouterState,
     SetKey,
+    StorageReport,
 )
 from ..planning.api_objects import (
     node_state,
@@ -52,7 +53,7 @@ from ..routing.endpoint.observed import (
     UnreadablePool,
 )
 from .bodies import endpoint_of, pool_key_of, pull_key_of, scope_of, trimmed, version_of
-from .store import K, Store, WatchScope
+from .store import K, Store, V, WatchScope
 
 WorkKey = SetKey | EndpointKey
 """A key of the work queue: what one reconciliation is about."""
@@ -91,6 +92,7 @@ class ClusterCache:
         """Writes for a pool that the API server refused in the last apply."""
         self.child_failures: dict[EndpointKey, Mapping[ObjectRef, Failure]] = {}
         self.kv_bytes_moved: dict[PoolKey, float] = {}
+        self.storage: dict[PoolKey, StorageReport] = {}
         """KV bytes that a DecodePool's engines have pulled, as last probed."""
         self._router_states: dict[EndpointKey, RouterState] = {}
         self._defaults = defaults
@@ -130,11 +132,8 @@ class ClusterCache:
                 for endpoint in map(endpoint_of, decodes)
                 if endpoint in self._router_states
             },
-            kv_bytes_moved={
-                pool.key.name: self.kv_bytes_moved[pool.key]
-                for pool in decodes
-                if pool.key in self.kv_bytes_moved
-            },
+            kv_bytes_moved={p: self.kv_bytes_moved[p] for p in pools if p in self.kv_bytes_moved},
+            storage={pool: self.storage[pool] for pool in pools if pool in self.storage},
             failures={pool: self.failures[pool] for pool in pools if pool in self.failures},
         )
 
@@ -190,12 +189,12 @@ class ClusterCache:
         self._router_states[key] = state
         return {set_key(pool.body) for pool in self.pools.by_key(key)}
 
-    def set_kv_bytes_moved(self, pool: PoolKey, total: float) -> set[SetKey]:
-        """Store how many KV bytes a DecodePool's pods have pulled; its set, if that changed."""
-        if self.kv_bytes_moved.get(pool) == total:
+    def set_probed(self, results: dict[PoolKey, V], pool: PoolKey, value: V) -> set[WorkKey]:
+        """Store a pool's `value` in `kv_bytes_moved` or `storage`; its set, if that changed."""
+        if results.get(pool) == value:
             return set()
-        self.kv_bytes_moved[pool] = total
-        return {set_key(resource.body) for resource in self.pools.by_key(pool)}
+        results[pool] = value
+        return self._sets([pool])
 
     def pod_counts(self) -> Iterable[tuple[str, str, str, str, int]]:
         """Namespace, pool, role, state and number of pods, for the metrics."""
@@ -312,6 +311,7 @@ class ClusterCache:
                 # A new pool of the same name starts without them.
                 self.failures.pop(key, None)
                 self.kv_bytes_moved.pop(key, None)
+                self.storage.pop(key, None)
         work_keys = {key for key in keys if not isinstance(key, PoolKey)}
         work_keys |= self.pull_jobs.remove(uid, version) | self.pull_pods.remove(uid, version)
         return work_keys | self.children.remove(uid, version) | self._sets(pool_keys)

@@ -27,6 +27,7 @@ from .kv_transport_probe import probe_kv_transports
 from .metrics import Loop, Metrics, Result
 from .queue import Queue, QueueClosed
 from .reconcilers import Reconcilers, WritesRefused
+from .storage_probe import probe_storage
 
 WORKERS: Final = 8
 """Concurrent reconciliations; most of the time they wait for the API server."""
@@ -97,6 +98,7 @@ class Controller:
             asyncio.create_task(self._feeds.run()),
             asyncio.create_task(self._resync()),
             asyncio.create_task(probe_kv_transports(self._cache, self.enqueue)),
+            asyncio.create_task(probe_storage(self._cache, self.enqueue)),
         ]
         stopping = asyncio.create_task(stop.wait())
         try:

@@ -21,7 +21,7 @@ from .cache import ClusterCache, WorkKey
 
 PERIOD: Final = 30.0
 """Seconds between probes of a pool. Long, because no decision depends on the result."""
-_TIMEOUT: Final = aiohttp.ClientTimeout(total=5)
+TIMEOUT: Final = aiohttp.ClientTimeout(total=5)
 _MAX_CONCURRENT: Final = 8
 _MAX_PAGE_BYTES: Final = 4 << 20
 """Largest metrics page to read; vLLM's is about 40 KB."""
@@ -33,7 +33,7 @@ async def probe_kv_transports(cache: ClusterCache, enqueue: Callable[[set[WorkKe
 
     A pod that does not answer is skipped; the next probe may choose another one.
     """
-    async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
+    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
         slots = asyncio.Semaphore(_MAX_CONCURRENT)
         while True:
             await asyncio.sleep(PERIOD * random.uniform(0.9, 1.1))
@@ -43,7 +43,7 @@ async def probe_kv_transports(cache: ClusterCache, enqueue: Callable[[set[WorkKe
             )
             for pool, total in zip(targets, totals, strict=True):
                 if total is not None:
-                    enqueue(set(cache.set_kv_bytes_moved(pool, total)))
+                    enqueue(cache.set_probed(cache.kv_bytes_moved, pool, total))
 
 
 def _unverified_pools(cache: ClusterCache) -> dict[PoolKey, PodState]:
@@ -70,9 +70,21 @@ async def _read_counter(
     session: aiohttp.ClientSession, slots: asyncio.Semaphore, pod: PodState
 ) -> float | None:
     """KV bytes that the pod's engine has pulled; None when it cannot be read."""
+    page = await read_metrics(session, slots, pod)
+    try:
+        return counter_total(page) if page is not None else None
+    except ValueError:
+        return None
+
+
+async def read_metrics(
+    session: aiohttp.ClientSession, slots: asyncio.Semaphore, pod: PodState
+) -> bytes | None:
+    """The metrics page of a pod's engine; None when it does not answer."""
     # A URL needs brackets around an IPv6 address.
     host = f"[{pod.address}]" if ":" in (pod.address or "") else pod.address
-    url = f"http://{host}:{ports.ENGINE_DECODE}{endpoints.METRICS}"
+    port = ports.ENGINE_PREFILL if pod.role == Role.PREFILL else ports.ENGINE_DECODE
+    url = f"http://{host}:{port}{endpoints.METRICS}"
     try:
         async with slots, session.get(url) as response:
             page = b""
@@ -81,8 +93,8 @@ async def _read_counter(
                 # A pod may run any program: its page must not fill the operator's memory.
                 if len(page) > _MAX_PAGE_BYTES:
                     return None
-        return counter_total(page)
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+        return page
+    except (aiohttp.ClientError, OSError, TimeoutError):
         return None
 
 

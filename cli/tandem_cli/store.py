@@ -12,6 +12,7 @@ from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, fail
 from tandem_kvstore.server.app import (
     DEFAULT_CAPACITY,
     DEFAULT_MAX_OBJECT,
+    Conditions,
     StoreServer,
     StoreSettings,
 )
@@ -53,12 +54,20 @@ from .options import command
     type=DURATION,
     help="Time after which an unused chunk is removed. [default: only for space]",
 )
+@click.option(
+    "--no-conditional",
+    type=click.Choice(["refuse", "ignore"]),
+    help="For tests: treat If-None-Match and If-Match as a store without conditional writes does,"
+    " with 501 or by writing in any case.  [default: check them]",
+)
 def store(
     listen: HostPort,
     directory: Path,
+    *,
     capacity_bytes: int,
     max_object_bytes: int,
     max_age: float | None,
+    no_conditional: str | None,
 ) -> None:
     """Serve a directory as an HTTP store for KV tensors.
 
@@ -66,7 +75,13 @@ def store(
     a network that only engines reach. It ends at SIGTERM when running requests have ended.
     """
     logging.basicConfig(level=logging.WARNING)
-    settings = StoreSettings(directory, max_object_bytes, capacity_bytes, max_age)
+    settings = StoreSettings(
+        directory,
+        max_object_bytes,
+        capacity_bytes,
+        max_age,
+        conditions=Conditions(no_conditional or "check"),
+    )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         asyncio.run(_serve(settings, listen))

@@ -6,6 +6,12 @@
 Every engine may run a collector; the lease lets one of them act. No clock is compared with another
 machine's: a lease is stale when it did not change for its duration on the observer's own clock, and
 ages are differences of the store's times, whose present is the time of the lease's last write.
+
+A store that refuses conditional writes keeps the lease of the last writer. A process acts there
+only in a round that finds its own lease, which it wrote in the round before. Two processes may act
+at once for the rest of one round: also on a store that ignores conditions without saying so. That
+costs deletes of what is gone already. No reader loses data, because each process deletes only data
+that it saw without a manifest for the I/O deadline itself.
 """
 
 import asyncio
@@ -78,16 +84,16 @@ class Collector:
         self._objects, self._bounds, self._lease = objects, bounds, lease
         self._on_removed = on_removed
         self._holder = uuid.uuid4().hex
-        # The lease of another process: its tag, and when it was first seen here.
-        self._observed: tuple[str | None, float] | None = None
+        # The lease of another process: its content, and when it was first seen here.
+        self._observed: tuple[bytes, float] | None = None
         self._unreferenced: dict[str, float] = {}
         self._uses: dict[str, float] = {}
         self._records_read: set[str] = set()
 
     async def collect(self, now: float | None = None) -> Collection | None:
-        """One round. Returns None without bounds, when another process is the collector, or when
-        the store has no conditional writes or no listing. Raises StoreError. `now`: of this
-        process, in seconds."""
+        """One round. Returns None without bounds, when this process is not the collector, or not
+        yet, or when the store has no listing. Raises StoreError. `now`: of this process, in
+        seconds."""
         now = time.monotonic() if now is None else now
         if (bounds := self._bounds()) is None:
             return None
@@ -120,20 +126,31 @@ class Collector:
         try:
             found = await self._objects.get(LEASE, 1 << 12)
         except ObjectMissing:
-            tag = None
-        else:
-            tag = found.tag
-            if self._holder.encode() not in bytes(found.data):
-                if self._observed is None or self._observed[0] != tag:
-                    self._observed = (tag, now)
-                if now - self._observed[1] < self._lease:
-                    return False
-                # What the process before knew about unreferenced data is lost: they wait again.
-                self._unreferenced = {}
+            return await self._write_lease(body, None, is_ours=False)
+        lease = bytes(found.data)
+        is_ours = self._holder.encode() in lease
+        if not is_ours:
+            if self._observed is None or self._observed[0] != lease:
+                self._observed = (lease, now)
+            if now - self._observed[1] < self._lease:
+                return False
+            # What the process before knew about unreferenced data is lost: they wait again.
+            self._unreferenced = {}
+        if found.tag is None:
+            # Without a tag there is nothing to compare.
+            await self._objects.put(LEASE, body)
+            return is_ours
+        return await self._write_lease(body, found.tag, is_ours=is_ours)
+
+    async def _write_lease(self, body: tuple[bytes], tag: str | None, *, is_ours: bool) -> bool:
+        """Write the lease over the one with `tag`. Returns whether this process may act now."""
         try:
             await self._objects.put_if(LEASE, body, tag)
         except (ObjectExists, ObjectMissing):
             return False
+        except StoreUnsupported:
+            await self._objects.put(LEASE, body)
+            return is_ours
         return True
 
     async def _read_records(self, objects: Sequence[ObjectInfo]) -> None:

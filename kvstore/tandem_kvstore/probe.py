@@ -68,7 +68,7 @@ async def probe_store(location: StoreLocation) -> ProbeResult:
 
 async def _exercise(objects: ObjectStore, location: StoreLocation) -> ProbeResult:
     name = f"probe.{uuid.uuid4().hex}"
-    lacks = []
+    lacks, fixes = [], []
     await objects.put(name, (_PAYLOAD,))
     try:
         if bytes((await objects.get(name, 1 << 10)).data) != _PAYLOAD:
@@ -84,21 +84,29 @@ async def _exercise(objects: ObjectStore, location: StoreLocation) -> ProbeResul
             pass
         except StoreUnsupported:
             lacks.append("conditional writes")
-        try:
-            if name not in [info.name async for info in objects.scan()]:
-                lacks.append("a listing of what was just written")
-        except StoreUnsupported:
-            lacks.append("a listing")
+        if lacks:
+            fixes.append(
+                "nothing must be done: of two writers the last one counts, and KV stays right; see "
+                "docs/kv-storage.md#stores-without-conditional-writes"
+            )
+        if not await _lists(objects, name):
+            lacks.append("a listing of what was just written")
+            fixes.append(
+                "bound the namespace in the store itself, for instance by a lifecycle rule"
+            )
     finally:
         await objects.delete(name)
     if lacks:
-        return ProbeResult(
-            True,
-            f"reads and writes, but lacks {' and '.join(lacks)}",
-            "bound the namespace in the store itself, for instance by a lifecycle rule",
-            is_limited=True,
-        )
+        detail = f"reads and writes, but lacks {' and '.join(lacks)}"
+        return ProbeResult(True, detail, "; ".join(fixes), is_limited=True)
     return ProbeResult(True, f"reads, writes and lists {location.namespace}")
+
+
+async def _lists(objects: ObjectStore, name: str) -> bool:
+    try:
+        return name in [info.name async for info in objects.scan()]
+    except StoreUnsupported:
+        return False
 
 
 async def _explain(err: StoreError, location: StoreLocation) -> ProbeResult:

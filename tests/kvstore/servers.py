@@ -1,9 +1,8 @@
 """The three kinds of stores as real servers: a directory, `tandem store`, and versitygw (S3)."""
 
 import asyncio
-import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,22 +75,31 @@ async def tandem_store(directory: Path, *flags: str, port: int = 0) -> AsyncIter
 
 
 @asynccontextmanager
-async def versitygw(directory: Path, port: int = 0) -> AsyncIterator[Server]:
-    """Run versitygw over a directory. Raises MissingTool if it is not built."""
+async def versitygw(
+    directory: Path,
+    port: int = 0,
+    *,
+    options: Sequence[str] = (),
+    posix: Sequence[str] = (),
+    secret: str = SECRET_KEY,
+    within: Sequence[str] = (),
+) -> AsyncIterator[Server]:
+    """Run versitygw over a directory. Raises MissingTool if it is not built.
+
+    `options` and `posix`: more flags, of the program and of its command for directories. `secret`:
+    the key that it accepts. `within`: words before the command, for instance of `unshare`.
+    """
     (directory / BUCKET).mkdir(parents=True, exist_ok=True)
     port = port or free_port("127.0.0.1")
-    os.environ["ROOT_ACCESS_KEY"], os.environ["ROOT_SECRET_KEY"] = ACCESS_KEY, SECRET_KEY
-    try:
-        command = (
-            *(tools.path("versitygw"), "--port", f"127.0.0.1:{port}", "--health", "/healthz"),
-            *("--quiet", "posix", str(directory)),
-        )
-        async with process(*map(str, command)) as server:
-            await _answers(server, f"http://127.0.0.1:{port}/healthz")
-            location = s3_location(f"http://127.0.0.1:{port}")
-            yield Server(location, directory / NAMESPACE, server)
-    finally:
-        del os.environ["ROOT_ACCESS_KEY"], os.environ["ROOT_SECRET_KEY"]
+    keys = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": secret}
+    command = (
+        *(*within, tools.path("versitygw"), "--port", f"127.0.0.1:{port}"),
+        *("--health", "/healthz", "--quiet", *options, "posix", *posix, str(directory)),
+    )
+    async with process(*map(str, command), **keys) as server:
+        await _answers(server, f"http://127.0.0.1:{port}/healthz")
+        location = s3_location(f"http://127.0.0.1:{port}")
+        yield Server(location, directory / NAMESPACE, server)
 
 
 async def _answers(server: asyncio.subprocess.Process, url: str) -> None:

@@ -2,7 +2,7 @@
 
     GET    /{namespace}/{name}     200, or 206 with Range; 404
     HEAD   /{namespace}/{name}
-    PUT    /{namespace}/{name}     201; If-None-Match: * and If-Match: TAG → 412; 413; 507
+    PUT    /{namespace}/{name}     201; If-None-Match: * and If-Match: TAG → 412; 413; 507; 501
     DELETE /{namespace}/{name}     204
     GET    /{namespace}/?list      one JSON object a line: name, size, modified
     GET    /healthz                200
@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,16 @@ _IDLE: Final = 60.0
 """Seconds that a client may leave a body unfinished."""
 
 
+class Conditions(StrEnum):
+    """What the server does with If-None-Match and If-Match of a PUT."""
+
+    CHECK = "check"
+    REFUSE = "refuse"
+    """501, as S3 stores that know the headers and do not implement them."""
+    IGNORE = "ignore"
+    """Write in any case, as web servers that do not know the headers for PUT."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """What `tandem store` serves."""
@@ -48,6 +59,8 @@ class StoreSettings:
     """Seconds after which an unused chunk is removed; None: only for space."""
     max_uploads: int = 64
     """Uploads at once; more wait. Each keeps at most 256 KiB in memory."""
+    conditions: Conditions = Conditions.CHECK
+    """Anything else is for tests of engines with a store that has no conditional writes."""
 
 
 class StoreServer:
@@ -90,6 +103,7 @@ class StoreServer:
 
     async def _put(self, request: web.Request) -> web.Response:
         store, name = self._object(request.match_info["path"])
+        condition = self._condition(request)
         size = request.content_length
         if size is None:
             raise web.HTTPLengthRequired
@@ -101,12 +115,19 @@ class StoreServer:
             raise _InsufficientStorage
         async with self._uploads:
             try:
-                is_new = await self._receive(request, store, name, size)
+                is_new = await self._receive(request, store, name, size, condition)
             finally:
                 self.capacity.release(size)
         return web.Response(status=201 if is_new else 204)
 
-    async def _receive(self, request: web.Request, store: FileStore, name: str, size: int) -> bool:
+    async def _receive(
+        self,
+        request: web.Request,
+        store: FileStore,
+        name: str,
+        size: int,
+        condition: tuple[bool, str | None],
+    ) -> bool:
         target = store.directory / name
         try:
             file = await asyncio.to_thread(store.new_temporary)
@@ -121,7 +142,7 @@ class StoreServer:
             if received != size:
                 raise web.HTTPBadRequest(text="the body is shorter than Content-Length")
             existed = target.exists()
-            await asyncio.to_thread(store.publish, file, name, *_condition(request))
+            await asyncio.to_thread(store.publish, file, name, *condition)
         except StoreError as err:
             raise _answer(err) from err
         except OSError as err:
@@ -150,6 +171,15 @@ class StoreServer:
             await answer.write(b"".join(line + b"\n" for line in lines))
         return answer
 
+    def _condition(self, request: web.Request) -> tuple[bool, str | None]:
+        """Whether the write has a condition, and the tag; without a tag, no object may be there."""
+        is_new, tag = request.headers.get("If-None-Match") == "*", request.headers.get("If-Match")
+        if self._settings.conditions is Conditions.IGNORE or not (is_new or tag):
+            return False, None
+        if self._settings.conditions is Conditions.REFUSE:
+            raise web.HTTPNotImplemented(text="this store has no conditional writes")
+        return True, None if is_new else tag
+
     def _object(self, path: str) -> tuple[FileStore, str]:
         *namespace, name = path.split("/")
         if not namespace or not _SEGMENT.fullmatch(name):
@@ -167,14 +197,6 @@ class StoreServer:
 
 class _InsufficientStorage(web.HTTPServerError):
     status_code = 507
-
-
-def _condition(request: web.Request) -> tuple[bool, str | None]:
-    """Whether the write has a condition, and the tag; without a tag, no object may be there."""
-    if request.headers.get("If-None-Match") == "*":
-        return True, None
-    tag = request.headers.get("If-Match")
-    return tag is not None, tag
 
 
 def _answer(err: StoreError) -> web.HTTPException:

@@ -224,6 +224,8 @@ def error_by_text(what: str, text: str) -> StoreError:
         return StoreFull(f"{what}: the store is full")
     if "InvalidAccessKeyId" in text or "SignatureDoesNotMatch" in text or "TimeTooSkewed" in text:
         return StoreDenied(f"{what}: the store refused the signature")
+    if status in (405, 501):
+        return StoreUnsupported(f"{what}: the store does not support it")
     if status == 416:
         return ObjectMissing(f"{what}: the object is empty")
     if "timed out" in text or "TimedOut" in text:

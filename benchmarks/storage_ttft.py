@@ -31,6 +31,7 @@ from tandem_engine.config import EngineConfig
 from tandem_engine.engine import Engine
 from tandem_engine.runner import Runner
 from tandem_engine.step import Chunk, SampledToken
+from tandem_engine.tiers import chunk_memory
 from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_engine.tiny import make_tiny_model
 from tandem_engine.types import Request
@@ -47,6 +48,7 @@ SPEEDS: Final = (10_000, 40_000)
 """Tokens that a paced step computes in a second, without attention to earlier tokens."""
 _SECONDS_PER_PAIR: Final = 1e-9
 """Paced seconds for a token's attention to another one."""
+_OVERLAP_SPEED: Final = 2_000
 _DOWN: Final = 100
 _CHUNK: Final = 256
 _TOKEN_BYTES: Final = 4 * 2 * 8 * 128 * 2
@@ -63,6 +65,11 @@ class _AlwaysLoads(LoadGuard):
         self, chunks: int, chunk_tokens: int, chunk_bytes: int, context: int, now: float
     ) -> Decision:
         return Decision(chunks, 60.0)
+
+
+class _LoadsFirst(_AlwaysLoads):
+    def overlap_pays(self, size: int, groups: int, tokens: int, context: int) -> bool:
+        return False
 
 
 @contextmanager
@@ -247,10 +254,39 @@ async def down(bench: Bench, label: str) -> Figure:
     return at_most(name, ratio, "x", 1.05)
 
 
+async def overlap(url: str, directory: Path) -> Figure:
+    """TTFT when computing overlaps a load, over that when it follows; requests alternate.
+
+    The prompt has 8,192 stored tokens and 255 new ones, too few for a chunk that would be stored.
+    """
+    length = 8192 + 255
+    with mock.patch.object(chunk_memory, "_GROUP_BYTES", 1 << 20), paced(_OVERLAP_SPEED):
+        bench = Bench(directory, url, "overlap")
+        async with bench.engine(stores=True) as writer:
+            await ttft(writer, length, seed=0)
+        async with (
+            bench.engine(stores=True, guard=_AlwaysLoads) as overlapping,
+            bench.engine(stores=True, guard=_LoadsFirst) as loading,
+        ):
+            ratios = []
+            for number in range(-2, 12):
+                times = {}
+                for place in (0, 1) if number % 2 else (1, 0):
+                    times[place] = await ttft((overlapping, loading)[place], length, seed=0)
+                if number >= 0:
+                    ratios.append(times[0] / times[1])
+    name = "TTFT when computing overlaps loading, over loading first (4 layer groups, "
+    return at_most(f"{name}computing paced at {_OVERLAP_SPEED:,} tokens/s)", ratios, "x", 1.0)
+
+
 async def measure(longest: int, speeds: Sequence[int] = SPEEDS) -> list[Figure]:
     """All figures."""
     torch.set_num_threads(1)
     figures = []
+    progress("storage_ttft: overlap")
+    with tempfile.TemporaryDirectory() as directory:
+        async with s3_server() as url:
+            figures.append(await overlap(url, Path(directory)))
     for speed in speeds:
         label = f"computing paced at {speed:,} tokens/s" if speed else "computing for real"
         with tempfile.TemporaryDirectory() as directory, paced(speed):

@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 from tandem_local.ports import free_port
 from tandem_local.router import find_envoy, write_plan_key
 
+from .process_tree import descendants
+
 _HOST: Final = "127.0.0.1"
 
 
@@ -45,9 +47,7 @@ class Server:
         return sum(int(page.split()[1]) for page in statm) * os.sysconf("SC_PAGESIZE") / 1e6
 
     def _processes(self) -> list[int]:
-        """Its process id and those of its children, the workers."""
-        children = Path(f"/proc/{self.pid}/task").glob("*/children")
-        return [self.pid, *(int(pid) for file in children for pid in file.read_text().split())]
+        return [self.pid, *descendants(self.pid)]
 
 
 class Servers(NamedTuple):

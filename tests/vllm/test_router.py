@@ -17,12 +17,13 @@ from ..router.processes import router
 from ..sidecar.processes import Sidecar
 from .api_requests import KINDS, ask
 from .engines import MODEL_NAME, VENV, metric
-from .pairs import Moved, Pair, until
+from .pairs import Moved, Pair, stopped, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 TIMES = ("--silence-timeout", "30s")
 """An engine on a busy machine may send nothing for seconds."""
+SOON = ("--silence-timeout", "3s")
 SDK = """
 import json, sys
 from openai import OpenAI
@@ -94,6 +95,38 @@ async def has_samples(http: aiohttp.ClientSession, page: str, count: int) -> boo
     """Whether the router's page has so many transfer times."""
     async with http.get(page) as answer:
         return metric(await answer.text(), f"{metrics.KV_TRANSFER_SECONDS}_count") == count
+
+
+async def test_a_prefill_backend_that_hangs_costs_no_answer(
+    pair: Pair, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    kind = KINDS["completions"]
+    body = kind.body("the lamp is not lit " * 20)
+    async with routed(pair, http, tmp_path / "router.yaml", *SOON) as process:
+        async with stopped(pair.prefill):
+            answer = await ask(http, process.url(kind.path), body)
+        assert answer.headers[headers.ROUTING_PATH] == RoutingPath.FALLBACK
+        assert kind.text(answer) == kind.text(await pair.alone(http, kind, body)) != ""
+
+
+async def test_a_decode_backend_that_hangs_is_replaced(
+    pair: Pair, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """The only other backend is the one that prefilled: it serves the request alone."""
+    kind = KINDS["completions"]
+    body = kind.body("the lamp burns all night " * 20)
+    async with routed(pair, http, tmp_path / "router.yaml", *SOON) as process:
+
+        async def is_decoding() -> bool:
+            async with http.get(process.admin_url("/state")) as page:
+                return "decoding" in [work["phase"] for work in (await page.json())["in_flight"]]
+
+        async with stopped(pair.decode):
+            client = asyncio.create_task(ask(http, process.url(kind.path), body))
+            await until(is_decoding, 60)
+            answer = await client
+        assert answer.headers[headers.DECODE_BACKEND] == "prefill-0"
+        assert kind.text(answer) == kind.text(await pair.alone(http, kind, body)) != ""
 
 
 async def test_openais_sdk(pair: Pair, http: aiohttp.ClientSession, tmp_path: Path) -> None:

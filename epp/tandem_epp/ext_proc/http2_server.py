@@ -118,8 +118,8 @@ class _Process:
         self._stream = ExtProcStream(server.picker, server.body_limit, server.held)
         self._task: asyncio.Task[None] | None = None
         """Waits for `prepare`; None: nothing is waited for."""
-        self._inbox: deque[Input | None] = deque()
-        """What came meanwhile; None: the end of the request."""
+        self._inbox: deque[Input | None] | None = None
+        """What came meanwhile, in which None is the end of the request; None: nothing did."""
         self._waiting = 0
         """Bytes of the messages in `_inbox`."""
         server.open.add(self)
@@ -151,7 +151,7 @@ class _Process:
         if self._task is None:
             self._call.finish()
         else:
-            self._inbox.append(None)
+            self._queue(None, 0)
 
     def on_end(self) -> None:
         # Whatever ended the gRPC stream, the request's count on its pods ends with it.
@@ -175,8 +175,10 @@ class _Process:
             self._call.send_framed(encode_answer(answer))
             self._call.finish()
 
-    def _queue(self, value: Input, size: int) -> None:
+    def _queue(self, value: Input | None, size: int) -> None:
         """Keep what comes while the pick waits."""
+        if self._inbox is None:
+            self._inbox = deque()
         self._inbox.append(value)
         self._waiting += size
         self._server.held.add(size)

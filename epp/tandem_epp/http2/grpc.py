@@ -172,7 +172,7 @@ class MessageReader:
     def _length(self, data: bytes, at: int) -> int:
         if data[at]:
             raise CallFault(Status.UNIMPLEMENTED, "compressed messages are not supported")
-        size = int.from_bytes(data[at + 1 : at + PREFIX], "big")
+        size = data[at + 1] << 24 | data[at + 2] << 16 | data[at + 3] << 8 | data[at + 4]
         if size > self._limit:
             raise CallFault(
                 Status.RESOURCE_EXHAUSTED, f"a message of {size} bytes exceeds {self._limit}"

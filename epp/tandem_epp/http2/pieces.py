@@ -48,7 +48,8 @@ class Pieces:
 
     def clear(self) -> None:
         """Forget the bytes so far."""
-        self._parts, self._buffer, self.size = [], None, 0
+        if self.size:
+            self._parts, self._buffer, self.size = [], None, 0
 
     def take(self) -> bytes:
         """All bytes so far; nothing is left."""

@@ -6,6 +6,7 @@ rest of the stream behind it. A stream that waits for the connection's window al
 their own windows.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 from .errors import ConnectionFault, ErrorCode
@@ -89,6 +90,8 @@ class Sender:
             shared.size -= size
             self._out += (HEADER.pack(size >> 8, size & 0xFF, _TYPE_DATA, 0, stream.id), data)
             return True
+        if stream.queue is None:
+            stream.queue = deque()
         stream.queue.append(data)
         stream.unsent += size
         self._unsent += size
@@ -120,12 +123,15 @@ class Sender:
         """Drop what waits: the stream is over."""
         self._count_sent(stream.unsent)
         stream.unsent = 0
-        stream.queue.clear()
+        if stream.queue:
+            stream.queue.clear()
         self._ready.pop(stream.id, None)
 
     def _flush(self, stream: Stream) -> int:
         """Write what the windows allow; returns the bytes of the largest frame."""
         own, shared, queue = stream.send_window, self.window, stream.queue
+        if queue is None:
+            return 0
         before, largest = stream.unsent, 0
         while queue and (room := min(own.size, shared.size, self.largest_frame)) > 0:
             data = queue[0]

@@ -41,8 +41,9 @@ class Stream:
         """Whether response headers were sent."""
         self.expected: int | None = None
         """Bytes of DATA still to come, if the client gave content-length."""
-        self.queue: deque[bytes | memoryview] = deque()
-        """DATA that waits for a window; while it is not empty, `trailers` and the end wait too."""
+        self.queue: deque[bytes | memoryview] | None = None
+        """DATA that waits for a window; while there is any, `trailers` and the end wait too. None:
+        none ever waited, as on most streams, whose deque would cost more than their DATA."""
         self.unsent = 0
         """Bytes in `queue`."""
         self.trailers: bytes | None = None

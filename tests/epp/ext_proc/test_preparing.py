@@ -175,7 +175,7 @@ async def test_what_a_client_sends_meanwhile_is_bounded_by_its_window() -> None:
         window = preparing.server.server.limits.stream_window  # type: ignore[union-attr]
 
         async def full() -> bool:
-            received = sum(60_000 for _ in handler._inbox)
+            received = sum(60_000 for _ in handler._inbox or ())
             assert received <= window
             return received > window - 130_000
 

@@ -39,7 +39,7 @@ _KEPT_BYTES: Final = 512
 """Size up to which something is kept by its bytes. Larger: metadata that a gateway's filters make
 anew for each request would take memory, and never recur."""
 _KEPT: Final = 1024
-"""Values that are kept of each kind, those used last. Lower: more of them are read again."""
+"""Values that are kept of each kind. Lower: more of them are read again."""
 
 
 def read_headers(wire: bytes) -> RequestHeaders | ResponseHeaders | None:
@@ -73,10 +73,12 @@ def _read_request(wire: bytes, at: int, stop: int, context: bytes) -> RequestHea
         if wire[at] != _FIRST:
             raise ValueError("no header")
         at = start + size
+        entry = wire[start:at]
         # Most recur: those of the protocol, of the gateway, of a client.
-        read = _read_known_header if size <= _KEPT_BYTES else _read_header
-        name, value = read(wire[start:at])
-        headers[name] = value
+        header = _HEADERS.get(entry) if size <= _KEPT_BYTES else None
+        if header is None:
+            header = _read_new_header(entry)
+        headers[header[0]] = header[1]
     is_last = _is_last(wire, at, end, stop)
     rest = _request_context(context) if len(context) <= _KEPT_BYTES else _parse_request(context)
     method, path = headers.get(":method", ""), headers.get(":path", "")
@@ -136,7 +138,20 @@ def _read_header(entry: bytes) -> tuple[str, str]:
     return entry[at : at + size].decode("ascii"), _value(entry, at + size, len(entry))
 
 
-_read_known_header: Final = lru_cache(_KEPT)(_read_header)
+_HEADERS: Final[dict[bytes, tuple[str, str]]] = {}
+"""Headers that were read, by their bytes. Not an `lru_cache`, which takes longer for each header
+than this takes for three."""
+
+
+def _read_new_header(entry: bytes) -> tuple[str, str]:
+    """As `_read_header`; the header is kept, unless it is large."""
+    header = _read_header(entry)
+    if len(entry) <= _KEPT_BYTES:
+        # Each request brings a new id, so the table fills; those that recur are soon read again.
+        if len(_HEADERS) >= _KEPT:
+            _HEADERS.clear()
+        _HEADERS[entry] = header
+    return header
 
 
 def _value(wire: bytes, at: int, stop: int) -> str:

@@ -23,7 +23,6 @@ or a second service whose records arrive in batches (an access log). The transpo
 """
 
 from collections.abc import Iterable, Sequence
-from enum import Enum, auto
 from itertools import chain
 from typing import Final, Protocol
 
@@ -54,6 +53,8 @@ from .messages import (
 
 _REMOVE_TIMING: Final = HeaderMutation(remove=(wire.TIMING,))
 _LENGTH: Final = "content-length"
+_BUFFERED: Final = BodyMode.BUFFERED
+_DUPLEX: Final = BodyMode.FULL_DUPLEX_STREAMED
 
 
 class PlacedRequest(Protocol):
@@ -109,15 +110,14 @@ class RequestPicker(Protocol):
         """The reply to a body for which there is no memory now."""
 
 
-class _State(Enum):
-    OPEN = auto()
-    """No message yet."""
-    COLLECT = auto()
-    """Headers received; body chunks are collected until the body is complete."""
-    PLACED = auto()
-    """The pods are picked and the request counts on them."""
-    REPLIED = auto()
-    """The EPP answered itself: no further message gets an answer."""
+_OPEN: Final = 0
+"""No message yet. Numbers, because an enum's members are looked up at each use."""
+_COLLECT: Final = 1
+"""Headers received; body chunks are collected until the body is complete."""
+_PLACED: Final = 2
+"""The pods are picked and the request counts on them."""
+_REPLIED: Final = 3
+"""The EPP answered itself: no further message gets an answer."""
 
 
 class ExtProcStream:
@@ -132,7 +132,7 @@ class ExtProcStream:
         self._held = held or HeldBytes()
         self._taken = 0
         """Bytes that are counted in `held`."""
-        self._state = _State.OPEN
+        self._state = _OPEN
         self._request_mode = self._response_mode = BodyMode.NONE
         self._has_asked_for_body = False
         self._request: HttpRequest | None = None
@@ -145,19 +145,19 @@ class ExtProcStream:
     @property
     def is_collecting(self) -> bool:
         """Whether the body is awaited."""
-        return self._state is _State.COLLECT
+        return self._state == _COLLECT
 
     @property
     def is_placed(self) -> bool:
         """Whether the pods are picked. The request no longer depends on this stream then."""
-        return self._state is _State.PLACED
+        return self._state == _PLACED
 
     def receive(self, message: Input, now: float) -> Iterable[Answer]:
         """The answers to `message`, in order; `now` is Unix seconds.
 
         An ImmediateResponse is the last answer of a stream: later messages get none.
         """
-        if self._state is _State.REPLIED:
+        if self._state == _REPLIED:
             return ()
         try:
             return self._answers(message, now)
@@ -175,11 +175,11 @@ class ExtProcStream:
     def complete_body(self, message: Input) -> tuple[HttpRequest, bytes] | None:
         """The request and its whole body, if `message` completes it; the request is then placed
         when the message is received."""
-        if self._state is not _State.COLLECT or self._request is None:
+        if self._state != _COLLECT or self._request is None:
             return None
         match message:
             case RequestBody(body=body, end_of_stream=end):
-                is_last = end or self._request_mode is BodyMode.BUFFERED
+                is_last = end or self._request_mode is _BUFFERED
             case RequestTrailers():
                 body, is_last = b"", True
             case _:
@@ -207,7 +207,7 @@ class ExtProcStream:
 
     def _reply(self, reply: LocalReply) -> Sequence[Answer]:
         # Envoy answers the client and ends the stream; what it has sent meanwhile is ignored.
-        self._state = _State.REPLIED
+        self._state = _REPLIED
         self._drop_body()
         return (reply.response,)
 
@@ -223,10 +223,10 @@ class ExtProcStream:
                 return self._request_headers(message, now)
             case RequestBody():
                 return self._request_body(message, now)
-            case RequestTrailers():
-                return chain(self._request_trailers(now), (Continue(Part.REQUEST_TRAILERS),))
             case ResponseHeaders():
                 return (self._response_headers(message, now),)
+            case RequestTrailers():
+                return chain(self._request_trailers(now), (Continue(Part.REQUEST_TRAILERS),))
             case ResponseBody(body=body, end_of_stream=end):
                 mode, asked = self._response_mode, self._has_asked_for_body
                 return answer_body(mode, self._answered_model, body, end, has_no_trailers=asked)
@@ -254,12 +254,12 @@ class ExtProcStream:
     def _ask_for_body(self) -> None:
         """Ask for the response's body, if the model in it must change and none is sent unasked."""
         # Envoy takes no other modes in a stream with bodies in full duplex.
-        can_ask = self._request_mode is BodyMode.BUFFERED and not self._response_mode
+        can_ask = self._request_mode is _BUFFERED and not self._response_mode
         if can_ask and self._answered_model is not None:
             self._response_mode, self._has_asked_for_body = BodyMode.STREAMED, True
 
     def _request_headers(self, message: RequestHeaders, now: float) -> Sequence[Answer]:
-        if self._state is not _State.OPEN:
+        if self._state != _OPEN:
             return ()
         # Only this first message carries the modes; they hold for the whole stream.
         self._request_mode, self._response_mode = message.request_mode, message.response_mode
@@ -270,19 +270,19 @@ class ExtProcStream:
             body = b"" if message.end_of_stream else None
             mutation, _ = self._place(body, now)
             return (Continue(Part.REQUEST_HEADERS, mutation),)
-        self._state = _State.COLLECT
-        if self._request_mode is BodyMode.BUFFERED:
+        self._state = _COLLECT
+        if self._request_mode is _BUFFERED:
             # Without this answer Envoy would never send the body.
             return (Continue(Part.REQUEST_HEADERS),)
         return ()
 
     def _waits_for_body(self, request: HttpRequest) -> bool:
-        is_sent = self._request_mode in (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED)
+        is_sent = self._request_mode in (_DUPLEX, _BUFFERED)
         return is_sent and self._picker.needs_body(request)
 
     def _request_body(self, message: RequestBody, now: float) -> Iterable[Answer]:
-        is_duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
-        if self._state is not _State.COLLECT:
+        is_duplex = self._request_mode is _DUPLEX
+        if self._state != _COLLECT:
             # Placed on its headers alone: the body passes through, whatever its size.
             if is_duplex:
                 return tuple(split(Part.REQUEST_BODY, message.body, message.end_of_stream))
@@ -319,11 +319,11 @@ class ExtProcStream:
 
     def _request_trailers(self, now: float) -> Iterable[Answer]:
         """Trailers end a body whose last chunk did not say so."""
-        is_duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
-        if self._state is _State.COLLECT and is_duplex:
+        is_duplex = self._request_mode is _DUPLEX
+        if self._state == _COLLECT and is_duplex:
             body = self._whole if self._whole is not None else self._with(b"")
             return self._forward(body, now, end=False)
-        if self._state is _State.COLLECT:
+        if self._state == _COLLECT:
             # BUFFERED: an empty body gets no message of its own. Where it is no request, this
             # refuses it; otherwise the gateway routes it, since its headers were answered.
             self._place(b"", now)
@@ -343,7 +343,7 @@ class ExtProcStream:
             raise ValueError("ext_proc: a request body came before the request headers")
         self._placed_request = self._picker.place(self._request, body, now)
         # Only after `place` has returned: after a LocalReply nothing counts on any pod.
-        self._state = _State.PLACED
+        self._state = _PLACED
         # The headers are up to 64 KB, and the stream may last for hours.
         self._request = None
         self._drop_body()

@@ -44,6 +44,7 @@ MODULES: Final = (
     "tandem_contract.fast_metrics",
     "tandem_contract.overlaps",
     "tandem_contract.plan_mac",
+    "tandem_contract.plan_signer",
     "tandem_contract.prefix",
     "tandem_contract.request_ids",
     "tandem_contract.request_kinds",

@@ -73,8 +73,10 @@ def text_chain(data: bytes, salt: bytes = b"") -> Chain:
     digest, length = xxhash.xxh3_64_intdigest, len(data)
     previous = digest(salt)
     hashes: list[int] = []
-    start = 0
-    for tokens, count in chain(_LEVELS, repeat((COARSE_TOKENS, _GROUP))):
+    start = level = 0
+    while True:
+        tokens, count = _LEVELS[level] if level < len(_LEVELS) else (COARSE_TOKENS, _GROUP)
+        level += 1
         size = tokens * BYTES_PER_TOKEN
         blocks = min(count, (length - start) // size)
         # Chaining through the seed takes half the time of one hasher that is updated by block.

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from tandem_contract import headers as wire
 from tandem_contract.api_paths import NOT_SERVED
 from tandem_contract.paths import Role, RoutingPath
-from tandem_contract.plan import PlanSigner
+from tandem_contract.plan_signer import PlanSigner
 from tandem_contract.request_ids import usable_request_id
 
 from .backends.fleet import Fleet

@@ -7,7 +7,8 @@ from typing import Final
 from tandem_contract import headers as wire
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.paths import Role
-from tandem_contract.plan import CLOCK_SECONDS, Plan, PlanSigner, Target, Timeouts
+from tandem_contract.plan import CLOCK_SECONDS, Plan, Target, Timeouts
+from tandem_contract.plan_signer import PlanSigner
 
 from .backends.pods import Pod
 from .ext_proc.messages import HeaderMutation, HttpRequest
@@ -19,6 +20,7 @@ request itself may take longer."""
 
 _LENGTH: Final = "content-length"
 _INTERNAL: Final = tuple(sorted(wire.INTERNAL))
+_MODEL_REWRITES: Final = wire.MODEL_REWRITES
 
 
 def header_changes(
@@ -55,7 +57,7 @@ def header_changes(
 
 def _rewrite_headers(request: HttpRequest) -> tuple[str, ...]:
     """Those of the request: most have none, and then none is removed."""
-    return tuple(name for name in wire.MODEL_REWRITES if name in request.headers)
+    return tuple([name for name in _MODEL_REWRITES if name in request.headers])
 
 
 # There are as many as combinations of the headers above.
@@ -74,6 +76,8 @@ def _addresses(pods: Sequence[Pod]) -> str:
 
 def _common_rank(pods: Sequence[Pod]) -> int | None:
     """The rank that a request needs at whichever of `pods` Envoy sends it to; None: any."""
+    if len(pods) == 1:
+        return pods[0].rank
     ranks = {pod.rank for pod in pods}
     return ranks.pop() if len(ranks) == 1 else None
 

@@ -14,7 +14,6 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import (
     Plan,
     PlanRejected,
-    PlanSigner,
     Target,
     Timeouts,
     key_id,
@@ -24,6 +23,7 @@ from tandem_contract.plan import (
     signs_from,
     verify,
 )
+from tandem_contract.plan_signer import PlanSigner
 
 OLD, NEW = {"2026-01": b"o" * 16}, {"2026-02": b"n" * 32}
 PLAN = Plan(

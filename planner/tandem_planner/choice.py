@@ -112,6 +112,10 @@ def choose(
     # A prompt that is cached on the pod which alone is the cheapest is not split.
     rest = request.prompt - cached[which[costs.index(unified)]]
     groups = () if unified < inf and rest <= candidates.max_unsplit_tokens else candidates.groups
+    if not groups:
+        if unified == inf:
+            return Choice(())
+        return Choice(_cheapest(costs, which, count, random, tie_seconds(unified)), (), unified)
     of_groups = [[prefills[i] for i in group.prefills] for group in groups]
     ready = min(map(min, filter(None, of_groups)), default=inf)
     pairs = [
@@ -264,7 +268,8 @@ def _cheapest(
     if not costs or (least := min(costs)) == inf:
         return []
     most = least + tie
-    equal = [i for cost, i in zip(costs, which, strict=True) if cost <= most]
+    # Without `strict`, `zip` is compiled to a loop over an index.
+    equal = [i for cost, i in zip(costs, which) if cost <= most]  # noqa: B905
     # Not `choice`, which calls three functions to be exact in the last digit.
     first = equal[0] if len(equal) == 1 else equal[int(random.random() * len(equal))]
     if count == 1:

@@ -22,8 +22,9 @@ def prefill_costs(request: RequestFigures, pods: FigureTable, cached: Sequence[i
         (ends - now if ends > now else (now - ends) * late)
         + constant
         + (n - hit) * (per_token + per_pair * (n + hit))
-        for (ends, late, constant, per_token, per_pair, _), hit in zip(
-            pods.computing, cached, strict=True
+        # Without `strict`, here and below, `zip` is compiled to a loop over an index.
+        for (ends, late, constant, per_token, per_pair, _), hit in zip(  # noqa: B905
+            pods.computing, cached
         )
     ]
 
@@ -61,12 +62,13 @@ def decode_costs(
     if pods.has_windows:
         # The cost is linear in tokens, but for the KV of long prompts.
         sizes = [linear_tokens(pods.pods[i].kv, n - cached[i]) for i in which]
+    receiving = pods.receiving[fabric]
     costs = [
         handoff + constant + size * per_token + itl_harm * output
         if size * per_token <= spare + left * (share_token + share_pair * (2 * n - left))
         else inf
-        for left, size, (constant, per_token, itl_harm, spare, share_token, share_pair) in zip(
-            uncached, sizes, map(pods.receiving[fabric].__getitem__, which), strict=True
+        for left, size, (constant, per_token, itl_harm, spare, share_token, share_pair) in zip(  # noqa: B905
+            uncached, sizes, [receiving[i] for i in which]
         )
     ]
     costs = _with_queues(costs, request, pods, which, ready)
@@ -114,14 +116,12 @@ def _with_queues(
     """`costs` of the pods in `which`, with what their own prefills delay the transfer."""
     if ready == inf:
         return costs
-    now = request.now
+    now, queues = request.now, pods.queues
     return [
         cost + delay
         if (delay := queued + (ends - now if ends > now else (now - ends) * late) - ready) > 0.0
         else cost
-        for cost, (ends, late, queued) in zip(
-            costs, map(pods.queues.__getitem__, which), strict=True
-        )
+        for cost, (ends, late, queued) in zip(costs, [queues[i] for i in which])  # noqa: B905
     ]
 
 

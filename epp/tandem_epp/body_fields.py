@@ -5,7 +5,7 @@ Errors: `BadBody`, for the client: what is wrong and where.
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -37,14 +37,6 @@ class BadBody(ValueError):
         # From the message: it alone comes back from the process that reads large bodies.
         field = str(self).partition(":")[0].partition("[")[0].partition(".")[0]
         return field if field.isidentifier() else None
-
-
-def decode_field(members: Members, name: str, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """The member `name`, which must be there. Raises BadBody when it has another type."""
-    try:
-        return decoder.decode(members[name])
-    except msgspec.ValidationError as err:
-        raise BadBody(f"{name}: {err}") from err
 
 
 def unreadable_body(body: bytes, err: Exception) -> BadBody:

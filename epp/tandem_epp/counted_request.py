@@ -131,16 +131,17 @@ class CountedRequest:
             self._outcome = self._pods.judge_response(self.fleet, response, now)
         self._entries.on_response_headers(response)
         computing = self._computing_pod(response.prefill)
-        self._settle_hand_over(response.status, computing, report)
+        prompt_tokens = report.prompt_tokens if report is not UNKNOWN else None
+        self._settle_hand_over(response.status, computing, prompt_tokens)
         if response.status // 100 == 2:
             fabric = known_fabric(computing, self.decode) if computing is not self.decode else None
             self._load.on_response(now, report, computing.estimates, fabric)
             if is_first:
-                self._count_hits(computing, report)
+                self._count_hits(computing, prompt_tokens, report)
         else:
             self._load.end(now)
-        if (self.assumed_tokens or self.media_parts) and report.prompt_tokens is not None:
-            self._learn_scale(report.prompt_tokens)
+        if (self.assumed_tokens or self.media_parts) and prompt_tokens is not None:
+            self._learn_scale(prompt_tokens)
 
     def end(self, now: float) -> None:
         """The request has ended at `now` (Unix seconds)."""
@@ -168,19 +169,19 @@ class CountedRequest:
             # request of a peer that runs on is in the snapshot that follows.
             self._hand_over.settle(0)
 
-    def _count_hits(self, computing: Pod, report: Timing) -> None:
+    def _count_hits(self, computing: Pod, prompt: int | None, report: Timing) -> None:
         """Count what of the prompt was cached on the pod that computed it."""
-        prompt, size = report.prompt_tokens, self.size
+        size = self.size
         chosen = self.prefill[0] if self.prefill else self.decode
         if computing is chosen:
             computing.hits.estimated.add(size.prompt, min(size.cached, size.prompt))
         if prompt is not None and report.cached is not None:
             computing.hits.on_answer(prompt, report.cached)
 
-    def _settle_hand_over(self, status: int, computing: Pod, report: Timing) -> None:
+    def _settle_hand_over(self, status: int, computing: Pod, prompt_tokens: int | None) -> None:
         if self._hand_over is not None:
             is_handed_over = status // 100 == 2 and computing is not self.decode
-            prompt = self.size.prompt if report.prompt_tokens is None else report.prompt_tokens
+            prompt = self.size.prompt if prompt_tokens is None else prompt_tokens
             self._hand_over.settle(prompt if is_handed_over else 0)
 
     def _learn_scale(self, prompt_tokens: int) -> None:

@@ -1,11 +1,11 @@
 """A request that this EPP placed, from the pick to the end of its stream."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from tandem_contract import headers as wire
 from tandem_contract.paths import RoutingPath
-from tandem_contract.timing import OUT_OF_RANGE, Timing, parse_timing
+from tandem_contract.timing import OUT_OF_RANGE, UNKNOWN, Timing, parse_timing
 
 from .answered_model import AnsweredModel
 from .backends.pods import Pod
@@ -16,6 +16,9 @@ from .history import Decision
 from .metrics import Metrics
 from .scheduling.conformance import ServedHeader
 from .scheduling.sessions import TokenSession
+
+_SPLIT: Final = RoutingPath.PREFILL_THEN_DECODE
+_FALLBACK: Final = RoutingPath.FALLBACK
 
 
 class PlacementObserver(Protocol):
@@ -103,8 +106,10 @@ class Placement:
         headers = list[tuple[str, str] | None]()
         if path is not None:
             headers += ((wire.ROUTING_PATH, path), (wire.DECODE_BACKEND, self.decode.name))
-        if path is RoutingPath.FALLBACK:
+        if path is _FALLBACK:
             headers.append((wire.PREFILL_BACKEND, self.decode.name))
+        if not (self.sessions or self.served_header):
+            return tuple(header for header in headers if header is not None)
         with self.metrics.faults.contained("session"):
             prefill = self.prefill[0] if self.prefill else None
             headers += [each.response_header(self.decode, prefill) for each in self.sessions]
@@ -120,7 +125,7 @@ class Placement:
         # Whether a split request was handed off, only its sidecar knows.
         if response.path is None and self.decision.prompt_tokens > 0:
             path = self.decision.path
-            self._unreported_path = None if path is RoutingPath.PREFILL_THEN_DECODE else path
+            self._unreported_path = None if path is _SPLIT else path
         try:
             self._learn(response, now)
         # Here and in `end` instead of `contained`, which calls three functions more.
@@ -145,7 +150,7 @@ class Placement:
             self.metrics.faults.count("end", err)
 
     def _learn(self, response: ResponseHeaders, now: float) -> None:
-        report = parse_timing(response.timing or "")
+        report = UNKNOWN if response.timing is None else parse_timing(response.timing)
         # vLLM sends the headers of a stream at once; a sidecar, with the first token.
         is_reported = response.timing is not None or response.path is not None
         if is_reported and response.is_stream and response.status // 100 == 2:

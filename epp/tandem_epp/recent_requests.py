@@ -35,7 +35,8 @@ class RecentRequests:
         if self._running.get(name) is not placement:
             return
         del self._running[name]
-        self._ended.pop(name, None)
+        if name in self._ended:
+            del self._ended[name]
         if placement.pods.has_failed:
             # Its failure has been counted.
             return

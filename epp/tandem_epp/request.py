@@ -20,8 +20,8 @@ from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
 from .body_fields import (
     UNREADABLE,
+    BadBody,
     Members,
-    decode_field,
     decode_members,
     unreadable_body,
 )
@@ -173,7 +173,13 @@ def read_model(body: bytes) -> str | None:
 
 def model_of(members: Members) -> str | None:
     """The model among `members`; None: it is not given. Raises BadBody."""
-    return decode_field(members, "model", _name) if "model" in members else None
+    if (raw := members.get("model")) is None:
+        return None
+    try:
+        model: str | None = _name.decode(raw)
+    except msgspec.ValidationError as err:
+        raise BadBody(f"model: {err}") from err
+    return model
 
 
 def needs_sidecar(members: Members) -> bool:

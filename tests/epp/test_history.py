@@ -106,7 +106,7 @@ class Costs:
         self.first_token = seconds
 
     def predict(self) -> Prediction:
-        return Prediction(self.first_token)
+        return self.first_token, 0.0, 0.0
 
     def traces(self) -> list[CostTrace]:
         return [CostTrace("d", "unified", self.first_token, chosen=True)]
@@ -179,8 +179,8 @@ def test_what_first_tokens_take_beyond_the_terms_is_predicted_from_then_on() -> 
     assert explanation is not None
     assert trace.predicted_ttft is not None
     predicted = explanation.predict()
-    assert trace.predicted_ttft == pytest.approx(predicted.first_token + trace.overhead)
-    by_pods = predicted.first_token - predicted.handoff
+    assert trace.predicted_ttft == pytest.approx(predicted[0] + trace.overhead)
+    by_pods = predicted[0] - predicted[1]
     assert min(measured) < trace.predicted_ttft - by_pods < max(measured)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.trace import CostTrace
@@ -31,14 +31,9 @@ _TERMS: Final[Mapping[str, Callable[[RequestFigures, PodFigures, int], CostTerms
 _NO_FABRICS: Final[Mapping[int, tuple[FabricClass, ...]]] = MappingProxyType({})
 
 
-class Prediction(NamedTuple):
-    """When the first token of a request is expected, in seconds from its decision."""
-
-    first_token: float
-    handoff: float = 0.0
-    """The part of it that is the hand-off."""
-    join: float = 0.0
-    """The part of it that passes on the decode pod after a hand-off."""
+Prediction = tuple[float, float, float]
+"""When the first token of a request is expected, in seconds from its decision; the part of it that
+is the hand-off; the part that passes on the decode pod after a hand-off."""
 
 
 class CostRecord:
@@ -93,11 +88,11 @@ class CostRecord:
         cached = self.cached_if_computing[computing]
         ready = first_token_seconds(request, pods[computing], cached)
         if prefill is None:
-            return Prediction(ready)
+            return ready, 0.0, 0.0
         decode, handoff = pods[self.decode], request.handoff
         join = join_seconds(request, decode, ready)
         transfer = transfer_seconds(request, decode, self.cached[self.decode], self.fabric)
-        return Prediction(ready + handoff + transfer + join, handoff, join)
+        return ready + handoff + transfer + join, handoff, join
 
     @property
     def prefill_seconds(self) -> float:

@@ -215,22 +215,26 @@ class PodEstimates:
         queue = self.queue
         prefill, decode, transfers, kv = self._rates
         decodes = self.decodes + self._unknown_running
+        queued = queue.seconds_behind_head + self._unknown_waiting * self.mean_prefill
+        # By the time of its first token, a request meets those before it in the queue too.
+        itl_harm = DECODE_WEIGHT * decode.slope * (decodes + self.awaiting_prefill)
+        # By position: by name it takes twice as long, for each decision.
         return PodFigures(
-            head_ends=queue.head_ends,
-            late_share=LATE_SHARE if queue.head is not None else 0.0,
-            queued=queue.seconds_behind_head + self._unknown_waiting * self.mean_prefill,
-            fixed=prefill.fixed,
-            per_token=prefill.per_token,
-            per_pair=prefill.per_pair,
-            stall=STALL_WEIGHT * (decodes + (DECODE_RESERVE if self.is_decode else 0.0)),
-            # By the time of its first token, a request meets those before it in the queue too.
-            itl_harm=DECODE_WEIGHT * decode.slope * (decodes + self.awaiting_prefill),
-            free_tokens=self._free_tokens - self._placed_tokens,
-            transfers=transfers,
-            kv=kv,
-            step=decode.step + decode.slope * decodes,
-            exposed=self.exposed.value,
-            congestion=congestion(self.utilization.share) if self.is_unified else 0.0,
+            queue.head_ends,
+            LATE_SHARE if queue.head is not None else 0.0,
+            queued,
+            prefill.fixed,
+            prefill.per_token,
+            prefill.per_pair,
+            STALL_WEIGHT * (decodes + (DECODE_RESERVE if self.is_decode else 0.0)),  # stall
+            itl_harm,
+            self._free_tokens - self._placed_tokens,
+            0.0,  # standing
+            transfers,
+            kv,
+            decode.step + decode.slope * decodes,  # step
+            self.exposed.value,
+            congestion(self.utilization.share) if self.is_unified else 0.0,
         )
 
 

@@ -169,7 +169,8 @@ class RequestMetrics(Collector):
         self._namespace = pool.namespace
         self._begun: list[Decided] = []
         self._ended: list[Decided] = []
-        self._flows: dict[_Flow, _FlowFigures] = {}
+        # By the values of a `_Flow`: to make one takes longer than to find its figures.
+        self._flows: dict[tuple[str, str, int], _FlowFigures] = {}
         self._placed: dict[tuple[str, str, str], int] = {}
         """Model, name of the decode pod, its address → number of requests placed there."""
         self._unplaced: dict[str, int] = {}
@@ -229,17 +230,17 @@ class RequestMetrics(Collector):
 
     def _figures(self, decision: Decided) -> _FlowFigures:
         target = decision.model or ""
-        flow = _Flow(decision.asked or target, target, decision.priority)
-        if (figures := self._flows.get(flow)) is not None:
+        asked = decision.asked or target
+        if (figures := self._flows.get((asked, target, decision.priority))) is not None:
             return figures
-        if len(self._flows) >= MAX_MODELS:
-            flow = _OTHER
+        is_full = len(self._flows) >= MAX_MODELS
+        flow = _OTHER if is_full else _Flow(asked, target, decision.priority)
         return self._flows.setdefault(flow, _FlowFigures(flow))
 
     def collect(self) -> Iterable[Metric]:
         """The metrics now."""
         self._count()
-        models = [(_labels(flow), figures) for flow, figures in self._flows.items()]
+        models = [(_labels(figures.flow), figures) for figures in self._flows.values()]
         plugin = {"plugin_name": "predicted-cost", "plugin_type": "predicted-cost"}
         return [
             *counters(TOTAL, ((row, each.placed) for row, each in models)),

@@ -19,6 +19,7 @@ A request that one engine must serve alone has that rule's reason and the path u
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final
 
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role, RoutingPath
@@ -37,6 +38,14 @@ from .decider import MAX_UNSPLIT_BLOCKS, NoBackend, PathDecision, SplitImpossibl
 from .profile import ScoringContext
 from .prompt_tokens import PromptTokens, prompt_tokens
 from .result import SchedulingResult
+
+_UNIFIED: Final = RoutingPath.UNIFIED
+# Made once: to make a named tuple takes as long as the rest of the decision on the path.
+_WORTH_IT: Final = PathDecision(RoutingPath.PREFILL_THEN_DECODE, "worth_it")
+_CACHED: Final = PathDecision(RoutingPath.FAST_DECODE, "cached")
+_NO_PREFILL: Final = PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")
+_TOO_LONG: Final = PathDecision(_UNIFIED, "transfer_too_long")
+_CHEAPER_HERE: Final = PathDecision(_UNIFIED, "cheaper_here")
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ class CostScheduler:
             refusal = "split_off"
         cached = min(figures.prompt, tokens.cached[choice.decodes[0]])
         decision = self._decide(layout, candidates, figures, choice, cached, refusal)
-        if decision.path is RoutingPath.FALLBACK and not can_fall_back:
+        if decision is _NO_PREFILL and not can_fall_back:
             raise SplitImpossible("no prefill backend is healthy")
         record = CostRecord(
             figures, self._fleet.figures.names, tuple(candidates.pods.pods), candidates.cached,
@@ -156,8 +165,9 @@ class CostScheduler:
         if tokens.cached is not cached:
             if_computing = [
                 confirmed if is_decode else placed
-                for confirmed, placed, is_decode in zip(
-                    tokens.cached, cached, layout.is_decode, strict=True
+                # Without `strict`, `zip` is compiled to a loop over an index.
+                for confirmed, placed, is_decode in zip(  # noqa: B905
+                    tokens.cached, cached, layout.is_decode
                 )
             ]
         block_tokens = self._fleet.figures.pods[layout.decodes[0]].block_tokens
@@ -182,12 +192,12 @@ class CostScheduler:
         """The path and the reason of a choice; `cached`: tokens on the chosen decode pod,
         `refusal`: why a split was out of the question."""
         if choice.prefills:
-            return PathDecision(RoutingPath.PREFILL_THEN_DECODE, "worth_it")
+            return _WORTH_IT
         if refusal is not None:
-            return PathDecision(RoutingPath.UNIFIED, refusal)
+            return PathDecision(_UNIFIED, refusal)
         # Only what is confirmed makes a prefill superfluous; what is placed may still be computed.
         if cached and request.prompt - cached <= candidates.max_unsplit_tokens:
-            return PathDecision(RoutingPath.FAST_DECODE, "cached")
+            return _CACHED
         row = choice.decodes[0]
         if not layout.has_prefill_pod(row) and would_split(
             request,
@@ -195,9 +205,8 @@ class CostScheduler:
             candidates.cached_if_computing[row],
             self._partner_fabrics(self._fleet.figures.pods[row]),
         ):
-            return PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")
-        reason = "transfer_too_long" if choice.is_transfer_too_long else "cheaper_here"
-        return PathDecision(RoutingPath.UNIFIED, reason)
+            return _NO_PREFILL
+        return _TOO_LONG if choice.is_transfer_too_long else _CHEAPER_HERE
 
     def _partner_fabrics(self, decode: Pod) -> frozenset[FabricClass]:
         if (fabrics := self._fabrics.get(decode)) is None:

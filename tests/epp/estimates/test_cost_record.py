@@ -70,8 +70,8 @@ def test_a_decode_pod_is_listed_for_each_class_of_its_pairs() -> None:
         ("d-0", "same_node", True), ("d-0", "elsewhere", False), ("d-1", "elsewhere", False),
     ]  # fmt: skip
     near, far = (trace.terms["transfer"] for trace in decodes[:2])
-    assert made.predict().first_token == pytest.approx(
-        record(2, 0, **changes, fabric=elsewhere).predict().first_token - far + near
+    assert made.predict()[0] == pytest.approx(
+        record(2, 0, **changes, fabric=elsewhere).predict()[0] - far + near
     )
 
 
@@ -84,8 +84,8 @@ def test_the_decode_pods_own_prefills_and_its_step_delay_the_first_token() -> No
     assert named(later)["decode", "d-0"].terms["join"] == pytest.approx(5.0 - ready + 0.02)
     first_token, handoff, join = later.predict()
     assert join == pytest.approx(5.0 - ready + 0.02)
-    assert first_token == pytest.approx(made.predict().first_token + join)
-    assert (handoff, record(2, None).predict().handoff) == (HANDOFF_SECONDS, 0.0)
+    assert first_token == pytest.approx(made.predict()[0] + join)
+    assert (handoff, record(2, None).predict()[1]) == (HANDOFF_SECONDS, 0.0)
 
 
 def test_a_placed_request_is_explained_without_its_prompt() -> None:

@@ -7,6 +7,7 @@ KvStoreError
     ObjectExists        a conditional write found another object there
     ObjectTooLarge      longer than what this object may be
     StoreDenied         401 or 403: credentials or rights
+      StoreExpired      the credentials were valid and have expired
     StoreFull           the store takes no more bytes: no space, or a quota
     StoreUnavailable    no answer, a broken connection, 5xx: the circuit breaker counts it
       StoreTimeout      no answer in time
@@ -84,6 +85,10 @@ class StoreDenied(StoreError):
     """The store refused the credentials, or they lack a right."""
 
     reason = Reason.DENIED
+
+
+class StoreExpired(StoreDenied):
+    """The credentials, or their session token, have expired: they must be rotated."""
 
 
 class StoreFull(StoreError):

@@ -89,6 +89,12 @@ class StoreLocation:
         return self.namespace.split("/", 1)[0]
 
     @property
+    def host_url(self) -> str:
+        """The endpoint that requests go to: with the bucket in its host's name, if set so."""
+        scheme, _, host = self.endpoint.partition("://")
+        return f"{scheme}://{self.bucket}.{host}" if self.virtual_host_style else self.endpoint
+
+    @property
     def prefix(self) -> str:
         """The namespace without the bucket; may be empty."""
         return self.namespace.partition("/")[2]

@@ -21,6 +21,7 @@ from .errors import (
     ObjectMissing,
     StoreDenied,
     StoreError,
+    StoreExpired,
     StoreFull,
     StoreUnavailable,
     StoreUnsupported,
@@ -117,7 +118,7 @@ async def _explain(err: StoreError, location: StoreLocation) -> ProbeResult:
             "give it more space, or set capacity_bytes so that unused chunks leave",
         )
     if isinstance(err, StoreDenied):
-        return await _explain_denial(location)
+        return await _explain_denial(err, location)
     if isinstance(err, ObjectMissing):
         if location.protocol is Protocol.S3:
             return ProbeResult(
@@ -135,7 +136,13 @@ async def _explain(err: StoreError, location: StoreLocation) -> ProbeResult:
     return ProbeResult(False, str(err), "see docs/kv-storage.md for what a store must support")
 
 
-async def _explain_denial(location: StoreLocation) -> ProbeResult:
+async def _explain_denial(err: StoreDenied, location: StoreLocation) -> ProbeResult:
+    if isinstance(err, StoreExpired):
+        return ProbeResult(
+            False,
+            "the credentials have expired",
+            "write new ones to the Secret, or mend what rotates them; engines need no restart",
+        )
     if location.protocol is Protocol.FILE:
         return ProbeResult(
             False,
@@ -158,7 +165,7 @@ async def _explain_denial(location: StoreLocation) -> ProbeResult:
 
 async def _explain_connection(location: StoreLocation) -> ProbeResult:
     """Connect by hand, step by step, to name the step that fails."""
-    parts = urlsplit(location.endpoint)
+    parts = urlsplit(location.host_url)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     context = None

@@ -1,4 +1,4 @@
-"""A process that probes versitygw and prints the result, for a test that changes its clock."""
+"""A process that probes a store, loads from it and prints both results, with a changed clock."""
 
 import asyncio
 import sys

@@ -7,6 +7,7 @@ used again without a restart.
 import asyncio
 import random
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -24,6 +25,7 @@ from tandem_kvstore.location import StoreLocation
 
 from ..chaos.toxiproxy import Toxiproxy, toxiproxy
 from ..epp.real import until
+from .gate import error, gate, nothing
 from .kv import Engine, chain, client, engine, group_specs, layer_groups
 from .servers import Server, s3_location, tandem_store, versitygw
 
@@ -49,8 +51,15 @@ class Remote:
 
     async def enable(self, enabled: bool) -> None:
         """Accept connections, or refuse them and cut those that are open."""
+        await self._change(enabled=enabled)
+
+    async def connect_to(self, endpoint: str) -> None:
+        """Pass connections on to another server."""
+        await self._change(upstream=endpoint.removeprefix("http://"))
+
+    async def _change(self, **fields: object) -> None:
         url = f"{self.proxies.url}/proxies/{NAME}"
-        async with self.proxies.http.post(url, json={"enabled": enabled}) as answer:
+        async with self.proxies.http.post(url, json=fields) as answer:
             assert answer.status == 200, await answer.text()
 
 
@@ -159,6 +168,50 @@ async def test_a_connection_that_breaks_in_the_middle_leaves_whole_chunks(remote
     assert result.reason is Reason.UNAVAILABLE
     assert counts.not_loaded == {Reason.UNAVAILABLE: 5 - result.chunks}
     await reader.close()
+
+
+async def test_a_peer_that_accepts_and_never_answers(remote: Remote) -> None:
+    await store_prompts(remote.server, 1)
+    location = replace(remote.location, timeout=0.5)
+    reader, behind, counts = client(location, compute=0.004, breaker=QUICK, retry=0.2)
+    # The kernel accepts connections for it, and nobody reads from them.
+    silent = socket.create_server(("127.0.0.1", 0))
+    await remote.connect_to(f"127.0.0.1:{silent.getsockname()[1]}")
+    assert (await load(reader, behind)).reason is Reason.TIMEOUT
+    (chunk,) = chain(2, 1)
+    assert not await reader.store(chunk, layer_groups(chunk))
+    assert counts.not_stored.keys() <= {Reason.TIMEOUT, Reason.BREAKER_OPEN}
+    silent.close()
+    await remote.connect_to(remote.server.location.endpoint)
+    await closed_again(reader)
+    await load_until_whole(reader, behind)
+    await reader.close()
+
+
+async def test_a_peer_that_goes_silent_in_the_middle_of_a_body(remote: Remote) -> None:
+    await store_prompts(remote.server, 1)
+    reader, behind, counts = client(remote.location, compute=0.004, breaker=QUICK, retry=0.2)
+    # The first 400 bytes of an answer come; the next come a minute later.
+    await remote.poison("slicer", average_size=400, delay=60_000_000)
+    result = await load(reader, behind)
+    assert (result.chunks, result.reason) == (0, Reason.TIMEOUT)
+    assert counts.loaded == 0
+    await remote.cure("slicer")
+    await closed_again(reader)
+    await load_until_whole(reader, behind)
+    await reader.close()
+
+
+async def test_a_store_that_answers_403_for_a_while_is_used_again(remote: Remote) -> None:
+    await store_prompts(remote.server, 1)
+    async with gate(remote.server.location, lambda _: error(403, "AccessDenied")) as front:
+        reader, behind, _ = client(front.location, breaker=QUICK)
+        reasons = [(await load(reader, behind)).reason for _ in range(4)]
+        assert reasons == [Reason.DENIED] * 3 + [Reason.BREAKER_OPEN]
+        front.refuse = nothing
+        await closed_again(reader)
+        assert (await load(reader, behind)).chunks == 5
+        await reader.close()
 
 
 async def test_a_flapping_store_gives_right_answers_only(remote: Remote) -> None:

@@ -6,11 +6,11 @@ than sending it. obstore's retries are off: `guard` decides what a failure means
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import obstore
 from obstore import exceptions
@@ -23,6 +23,7 @@ from ..errors import (
     ObjectTooLarge,
     StoreDenied,
     StoreError,
+    StoreExpired,
     StoreFull,
     StoreTimeout,
     StoreUnavailable,
@@ -35,6 +36,8 @@ from .base import ObjectInfo, StoredObject
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Config
 
+T = TypeVar("T")
+
 _KEY_FILES: Final = ("access_key", "secret_key", "session_token")
 _MULTIPART: Final = 64 << 20
 """Bytes above which an upload has several parts. One part needs one request instead of three."""
@@ -44,6 +47,15 @@ _FULL_CODES: Final = (
     "StorageFull",
     "EntityTooLarge",
 )
+_DENIED_CODES: Final = (
+    "Expired",
+    "InvalidToken",
+    "TokenRefreshRequired",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "RequestTimeTooSkewed",
+)
+"""Starts of S3's codes of errors; some stores answer 400 with them."""
 _STATUS: Final = re.compile(r"Server returned non-2xx status code: (\d{3})")
 """The status of an answer in obstore's text of an error. Elsewhere in the text the same digits are
 those of a duration, a port or a key."""
@@ -64,12 +76,15 @@ class S3Store:
 
     async def get(self, name: str, limit: int, *, is_cut: bool = False) -> StoredObject:
         options: obstore.GetOptions | None = {"range": (0, limit)} if is_cut else None
-        with _store_errors(f"GET {name}"):
-            answer = await obstore.get_async(self._store(), self._prefix + name, options=options)
+
+        async def get(client: obstores.S3Store) -> StoredObject:
+            answer = await obstore.get_async(client, self._prefix + name, options=options)
             if (size := answer.meta["size"]) > limit and not is_cut:
                 raise ObjectTooLarge(f"{name} has {size} bytes, at most {limit} expected")
             data = await answer.bytes_async()
             return StoredObject(memoryview(data), answer.meta["e_tag"])
+
+        return await self._send(f"GET {name}", get)
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
         await self._put(name, parts, "overwrite")
@@ -78,11 +93,11 @@ class S3Store:
         await self._put(name, parts, "create" if tag is None else {"e_tag": tag})
 
     async def delete(self, name: str) -> None:
-        try:
-            with _store_errors(f"DELETE {name}"):
-                await obstore.delete_async(self._store(), self._prefix + name)
-        except ObjectMissing:
-            pass
+        with suppress(ObjectMissing):
+            await self._send(
+                f"DELETE {name}",
+                lambda client: obstore.delete_async(client, self._prefix + name),
+            )
 
     async def scan(self) -> AsyncIterator[ObjectInfo]:
         with _store_errors("LIST"):
@@ -98,16 +113,32 @@ class S3Store:
 
     async def _put(self, name: str, parts: Sequence[Buffer], mode: "obstore.PutMode") -> None:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        with _store_errors(f"PUT {name}"):
-            await obstore.put_async(
-                self._store(),
+        await self._send(
+            f"PUT {name}",
+            lambda client: obstore.put_async(
+                client,
                 self._prefix + name,
                 cast(bytes, body),
                 mode=mode,
                 # A condition and several parts exclude each other.
                 use_multipart=len(body) > _MULTIPART and mode == "overwrite",
                 chunk_size=_MULTIPART // 4,
-            )
+            ),
+        )
+
+    async def _send(self, what: str, request: Callable[[obstores.S3Store], Awaitable[T]]) -> T:
+        """Send a request; once more, if it was denied and the credentials' files have changed."""
+        client = self._store()
+        try:
+            with _store_errors(what):
+                return await request(client)
+        except StoreDenied:
+            # Keys may be revoked in the second before the next look at the files.
+            self._next_look = 0.0
+            if (fresh := self._store()) is client:
+                raise
+        with _store_errors(what):
+            return await request(fresh)
 
     def _store(self) -> obstores.S3Store:
         """The client, made anew when the credentials' files have changed."""
@@ -122,12 +153,10 @@ class S3Store:
 
     def _new_client(self) -> obstores.S3Store:
         location = self._location
-        host = location.endpoint
-        if location.virtual_host_style:
-            scheme, _, rest = host.partition("://")
-            host = f"{scheme}://{location.bucket}.{rest}"
         config: S3Config = {
-            "endpoint": host,
+            "endpoint": location.host_url,
+            # What is not set here, the library takes from the environment: this one goes first.
+            "aws_endpoint_url_s3": location.host_url,
             "region": location.region,
             "virtual_hosted_style_request": location.virtual_host_style,
             "unsigned_payload": True,
@@ -141,9 +170,13 @@ class S3Store:
                 keys = _read_keys(credentials.directory)
             self._stamp = stamp
             if keys[0]:
-                config |= {"access_key_id": keys[0], "secret_access_key": keys[1]}
-            if keys[2]:
-                config |= {"session_token": keys[2]}
+                # Also without a token: the environment's would be sent with these keys.
+                config |= {
+                    "access_key_id": keys[0],
+                    "secret_access_key": keys[1],
+                    "session_token": keys[2],
+                    "skip_signature": False,
+                }
         options: ClientConfig = {
             "allow_http": location.endpoint.startswith("http://"),
             "timeout": timedelta(seconds=location.timeout),
@@ -208,12 +241,20 @@ def _store_errors(what: str) -> Iterator[None]:
         raise ObjectMissing(f"{what}: no such object or bucket") from None
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
         raise ObjectExists(f"{what}: another object is there") from None
-    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
-        raise StoreDenied(f"{what}: the store refused the credentials") from None
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as err:
+        raise _denial(what, str(err)) from None
     except exceptions.NotSupportedError:
         raise StoreUnsupported(f"{what}: the store does not support it") from None
     except (exceptions.BaseError, ValueError, OSError) as err:
         raise error_by_text(what, str(err)) from None
+
+
+def _denial(what: str, text: str) -> StoreDenied:
+    if "<Code>Expired" in text:
+        return StoreExpired(f"{what}: the credentials have expired, and must be rotated")
+    if "<Code>RequestTimeTooSkewed" in text:
+        return StoreDenied(f"{what}: the store refused the signature's time: set both clocks")
+    return StoreDenied(f"{what}: the store refused the credentials")
 
 
 def error_by_text(what: str, text: str) -> StoreError:
@@ -222,8 +263,8 @@ def error_by_text(what: str, text: str) -> StoreError:
     status = int(answer[1]) if answer else None
     if status == 507 or any(code in text for code in _FULL_CODES):
         return StoreFull(f"{what}: the store is full")
-    if "InvalidAccessKeyId" in text or "SignatureDoesNotMatch" in text or "TimeTooSkewed" in text:
-        return StoreDenied(f"{what}: the store refused the signature")
+    if any(f"<Code>{code}" in text for code in _DENIED_CODES):
+        return _denial(what, text)
     if status in (405, 501):
         return StoreUnsupported(f"{what}: the store does not support it")
     if status == 416:

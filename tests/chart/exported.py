@@ -11,6 +11,7 @@ from typing import cast
 
 from prometheus_client import CollectorRegistry
 
+from tandem_contract import vllm_storage as storage_names
 from tandem_contract.config import Backend
 from tandem_engine.metrics import EngineMetrics
 from tandem_epp.backends.fleet import Fleet
@@ -44,7 +45,7 @@ def exported_series() -> dict[str, frozenset[str]]:
         for registry in (_sidecar(), _epp(), _engine(), _operator())
         for metric in registry.collect()
         for sample in metric.samples
-    }
+    } | _vllm_storage()
 
 
 def recorded_series(rules: list[dict[str, str]]) -> Iterator[str]:
@@ -86,6 +87,18 @@ def _engine() -> CollectorRegistry:
     metrics.record_failure("no answer in time")
     metrics.watch(_Idle, block_size=16, num_blocks=1)
     return metrics.registry
+
+
+def _vllm_storage() -> dict[str, frozenset[str]]:
+    """By the names in the contract: the connector's own registry needs vLLM."""
+    reason = frozenset({"reason"}) | TARGET_LABELS
+    return {
+        storage_names.BREAKER_STATE: TARGET_LABELS,
+        f"{storage_names.LOADED_TOKENS}_total": TARGET_LABELS,
+        f"{storage_names.STORED_TOKENS}_total": TARGET_LABELS,
+        f"{storage_names.NOT_LOADED_CHUNKS}_total": reason,
+        f"{storage_names.NOT_STORED_CHUNKS}_total": reason,
+    }
 
 
 def _operator() -> CollectorRegistry:

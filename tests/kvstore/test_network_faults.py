@@ -174,7 +174,7 @@ async def test_a_peer_that_accepts_and_never_answers(remote: Remote) -> None:
     await store_prompts(remote.server, 1)
     location = replace(remote.location, timeout=0.5)
     reader, behind, counts = client(location, compute=0.004, breaker=QUICK, retry=0.2)
-    # The kernel accepts connections for it, and nobody reads from them.
+    # The kernel accepts its connections, and no process reads from them.
     silent = socket.create_server(("127.0.0.1", 0))
     await remote.connect_to(f"127.0.0.1:{silent.getsockname()[1]}")
     assert (await load(reader, behind)).reason is Reason.TIMEOUT

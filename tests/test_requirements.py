@@ -17,7 +17,7 @@ def requirements() -> list[list[str]]:
     """The rows of the page: number, requirement, code, and test or reason."""
     rows = [line.strip("|").split("|") for line in PAGE.read_text().splitlines()]
     cells = [[cell.strip() for cell in row] for row in rows]
-    return [row for row in cells if re.fullmatch(r"[A-EPRS]\d+", row[0])]
+    return [row for row in cells if re.fullmatch(r"[A-EGPRS]\d+", row[0])]
 
 
 @cache

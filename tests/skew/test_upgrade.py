@@ -1,6 +1,5 @@
 """An upgrade of the operator restarts no pod: pods of the older version's revisions stay."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from tandem_operator.planning import api_objects
 from tandem_operator.planning.plan import plan_set
 
 from ..operator.test_golden_manifests import DEFAULTS, NOW, POOLS, observed_set
-from .history import file_of_older_version
+from .older_pools import older_sets
 
 CHANGING = ("every field", "scaled", "lmcache")
 """Cases whose pools are not those of the older version: the first two get each new field, and the
@@ -21,9 +20,7 @@ NEWER = replace(DEFAULTS, tandem_image="tandem:newer", torch_image="tandem-engin
 @pytest.fixture(scope="module")
 def older_manifests() -> dict[str, Any]:
     """What the older version created for each case."""
-    text = file_of_older_version("tests/operator/golden/manifests.json")
-    manifests: dict[str, Any] = json.loads(text)["pools"]
-    return manifests
+    return older_sets()
 
 
 @pytest.mark.parametrize("case", sorted(POOLS.keys() - CHANGING))

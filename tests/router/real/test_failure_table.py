@@ -22,7 +22,8 @@ from ...sidecar.real.pair import FALLBACK, LONG, SPLIT, call, expected_tokens, u
 from .conftest import Routed, Server, routed
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
-SOON: Final = ("--silence-timeout", "1s")
+SOON: Final = ("--silence-timeout", "3s")
+"""More than an engine on a busy machine is silent."""
 NO_FALLBACK: Final = {"fallback_to_unified": False}
 
 

@@ -24,7 +24,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from tandem_contract.vllm_storage import CONNECTOR, MODULE_PATH
 from tandem_kvstore.format.identity import Prompt
@@ -70,8 +69,6 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
     It supports the hybrid memory allocator in that it leaves it on: models for which the allocator
     makes several groups are refused by name.
     """
-
-    _cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

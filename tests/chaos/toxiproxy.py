@@ -41,6 +41,13 @@ class Toxiproxy:
         async with self.http.delete(f"{self.url}/proxies/{name}/toxics/{kind}") as answer:
             assert answer.status == 204, await answer.text()
 
+    async def enable(self, name: str, enabled: bool) -> None:
+        """Accept connections, or refuse them and cut those that are open."""
+        async with self.http.post(
+            f"{self.url}/proxies/{name}", json={"enabled": enabled}
+        ) as answer:
+            assert answer.status == 200, await answer.text()
+
 
 @asynccontextmanager
 async def toxiproxy() -> AsyncIterator[Toxiproxy]:

@@ -23,6 +23,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def large_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that computes so slowly that loading its KV pays, with chunks of 2 MiB, whose data
+    are objects of their own."""
+    directory = tmp_path_factory.mktemp("large-model")
+    make_tiny_model(directory, layers=4, hidden=512, heads=8, kv_heads=4)
+    return directory
+
+
+@pytest.fixture(scope="session")
 def nixl(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with running_pair(model, tmp_path_factory.mktemp("nixl")) as running:
         yield running

@@ -27,7 +27,9 @@ from tandem_operator.pods.manifests import pods
 
 from ..operator.pool_yaml import pair
 
-VENV: Final = Path(__file__).parents[2] / ".venv-vllm"
+VENV_VARIABLE: Final = "TANDEM_TEST_VLLM"
+"""Names the directory of another environment than .venv-vllm, with another version of vLLM."""
+VENV: Final = Path(os.environ.get(VENV_VARIABLE, Path(__file__).parents[2] / ".venv-vllm"))
 STARTS_WITHIN: Final = 600.0
 """Limit in seconds; a start takes 55 on two idle cores, mostly for imports."""
 LEASE: Final = 30.0

@@ -24,6 +24,7 @@ class SingleVllm:
 
     def __init__(self, process: Spawned, port: int) -> None:
         self.url, self._process = f"http://127.0.0.1:{port}", process
+        self.log = process.log
 
     async def ready(self) -> None:
         """Wait until /health answers; on failure show the end of the log."""

@@ -173,7 +173,7 @@ async def test_a_connection_that_breaks_in_the_middle_leaves_whole_chunks(remote
 async def test_a_peer_that_accepts_and_never_answers(remote: Remote) -> None:
     await store_prompts(remote.server, 1)
     location = replace(remote.location, timeout=0.5)
-    reader, behind, counts = client(location, compute=0.004, breaker=QUICK, retry=0.2)
+    reader, behind, counts = client(location, compute=0.02, breaker=QUICK, retry=0.2)
     # The kernel accepts its connections, and no process reads from them.
     silent = socket.create_server(("127.0.0.1", 0))
     await remote.connect_to(f"127.0.0.1:{silent.getsockname()[1]}")
@@ -190,7 +190,7 @@ async def test_a_peer_that_accepts_and_never_answers(remote: Remote) -> None:
 
 async def test_a_peer_that_goes_silent_in_the_middle_of_a_body(remote: Remote) -> None:
     await store_prompts(remote.server, 1)
-    reader, behind, counts = client(remote.location, compute=0.004, breaker=QUICK, retry=0.2)
+    reader, behind, counts = client(remote.location, compute=0.02, breaker=QUICK, retry=0.2)
     # The first 400 bytes of an answer come; the next come a minute later.
     await remote.poison("slicer", average_size=400, delay=60_000_000)
     result = await load(reader, behind)

@@ -10,6 +10,7 @@ from typing import Final
 REASONS: Final[Mapping[str, str]] = {
     "worth_it": "a prefill pod computes the prompt, and the KV transfer is worth it",
     "cached": "the decode pod has the KV of the prompt already, up to its end",
+    "stored": "the decode pod loads the KV of the prompt from external storage, up to its end",
     "cheaper_here": "one pod costs less than any pair of a prefill and a decode pod",
     "transfer_too_long": "the KV transfer would take more than half as long as computing it here",
     "not_disaggregated": "no pod may prefill for this one",

@@ -200,7 +200,10 @@ def _prompt(trace: DecisionTrace) -> str:
     if not trace.prompt_tokens:
         return "prompt not read"
     pod = trace.decode[0].name if trace.decode else "the decode pod"
-    return f"about {trace.prompt_tokens} prompt tokens, {trace.cached_tokens} cached on {pod}"
+    text = f"about {trace.prompt_tokens} prompt tokens, {trace.cached_tokens} cached on {pod}"
+    if trace.loaded_tokens:
+        text += f", {trace.loaded_tokens} loaded from storage"
+    return f"{text} (tier {trace.tier})" if trace.tier else text
 
 
 def _sidecar_events(

@@ -1,7 +1,8 @@
-"""The router's configuration file: `disaggregated_serving`, `health_checks` and `backends`.
+"""The router's configuration file: `disaggregated_serving`, `health_checks`, `kv_cache_index` and
+`backends`.
 
 `load_router_config` reads one YAML file. Fields of an `EndpointPickerConfig` may stand beside these
-three; they belong to the EPP and are passed on in `extra`.
+four; they belong to the EPP and are passed on in `extra`.
 
 Errors: `documents.DocumentError`, with file, line and field.
 """
@@ -24,7 +25,7 @@ from .paths import Role
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _UNKNOWN_FIELD: Final = re.compile("Object contains unknown field `(.*)`")
 """Message of msgspec."""
-_KNOWN: Final = ("disaggregated_serving", "health_checks", "backends")
+_KNOWN: Final = ("disaggregated_serving", "health_checks", "kv_cache_index", "backends")
 
 
 _NO_HANDOFF: Final = "lets no hand-off succeed: write a time above 0"
@@ -109,6 +110,23 @@ class HealthChecks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backend that comes and goes stays out for longer."""
 
 
+class StorageOffloading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether the choice of a backend counts KV in external storage."""
+
+    enabled: bool = False
+    """Follow the engines' KV events of what their stores have, and let a decode backend load a
+    prompt from there where that is cheaper than to compute it."""
+    max_bytes: int = 64 << 20
+    """Bytes of the index of all stores; at least 1 MiB. Some 28 bytes per KV block: the default has
+    2.4 million blocks. Too low: the index of a store begins anew before its prompts come again."""
+
+
+class KvCacheIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is known of KV that engines have stored."""
+
+    storage_offloading: StorageOffloading = msgspec.field(default_factory=StorageOffloading)
+
+
 class BackendCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an engine asks of its clients. `repr` does not show it."""
 
@@ -161,6 +179,7 @@ class RouterConfig(msgspec.Struct, frozen=True):
         default_factory=DisaggregatedServing
     )
     health_checks: HealthChecks = msgspec.field(default_factory=HealthChecks)
+    kv_cache_index: KvCacheIndex = msgspec.field(default_factory=KvCacheIndex)
     backends: tuple[Backend, ...] = ()
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
     """The other top-level fields: the EPP's scheduling configuration."""
@@ -206,6 +225,9 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
             path = f"{path}.{unknown[1]}"
         raise document.error(path, message) from err
     _check_health_checks(document, config.health_checks)
+    if config.kv_cache_index.storage_offloading.max_bytes < 1 << 20:
+        message = "is too small: write at least 1048576"
+        raise document.error("kv_cache_index.storage_offloading.max_bytes", message)
     _check_backends(document, config)
     _check_api_paths(document, config.disaggregated_serving.api_paths)
     storage = config.disaggregated_serving.default_external_storage

@@ -18,6 +18,10 @@ from .endpoints import REQUESTS
 from .paths import RoutingPath
 from .timing import Timing
 
+GPU_HOT: Final = "GpuHot"
+"""Tier of KV in a pod's own memory: on the GPU, or in host memory beside it."""
+STORAGE_WARM: Final = "StorageWarm"
+"""Tier of KV in the pods' external storage."""
 MAX_SAME_ID: Final = 8
 """Maximum number of requests with the same id in an answer; older ones are left out."""
 
@@ -133,6 +137,12 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Estimated length of the prompt."""
     cached_tokens: int = 0
     """Estimated number of prompt tokens cached on the decode pod."""
+    loaded_tokens: int = 0
+    """Estimated number of prompt tokens that the pod that computes the prompt loads from external
+    storage."""
+    tier: str = ""
+    """The slowest tier that KV of the prompt comes from: GPU_HOT or STORAGE_WARM; empty: no tier
+    is known to have any."""
     status: int | None = None
     """HTTP status of the answer; None before its headers arrive."""
     timing: Timing | None = None
@@ -153,17 +163,28 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Address of the pod that served the request, if the gateway tells."""
 
 
+def kv_tier(cached_tokens: int, loaded_tokens: int) -> str:
+    """The tier of a decision for a prompt of which `cached_tokens` are on the decode pod and
+    `loaded_tokens` are loaded from external storage."""
+    if loaded_tokens:
+        return STORAGE_WARM
+    return GPU_HOT if cached_tokens else ""
+
+
 def trace_path(request_id: str) -> str:
     """Path of the trace of `request_id`, percent-encoded: an id may contain any character."""
     return REQUESTS + quote(request_id, safe="")
 
 
 __all__ = [
+    "GPU_HOT",
     "MAX_SAME_ID",
+    "STORAGE_WARM",
     "CandidateTrace",
     "CostTrace",
     "DecisionTrace",
     "LegTrace",
     "SidecarTrace",
+    "kv_tier",
     "trace_path",
 ]

@@ -76,6 +76,12 @@ def log_notices(configuration: Configuration) -> None:
     for notice in configuration.routing.scheduling.notices:
         if notice.is_lost:
             _log.warning("%s", notice)
+    offloading = configuration.router.kv_cache_index.storage_offloading
+    if offloading.enabled and not configuration.routing.scheduling.tokenizers:
+        _log.warning(
+            "kv_cache_index.storage_offloading finds only prompts that come as token ids: list the "
+            "plugin token-producer, so that text is tokenized"
+        )
 
 
 def log_unsent_timeouts(configuration: Configuration) -> None:

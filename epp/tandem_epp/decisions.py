@@ -21,6 +21,7 @@ from .backends.warmup import WarmUps
 from .backends.warmup_requests import SidecarHandOffs
 from .configuration import Configuration
 from .history import History
+from .kv_events.settings import EventSettings
 from .metrics import Metrics
 from .picker import EndpointPicker
 from .precise import PreciseCollector, PrecisePrefixes
@@ -84,12 +85,21 @@ class Decisions:
         """Use the current configuration, and `backends` as the fleet."""
         routing = self.configuration.routing
         index = routing.scheduling.index
+        offloading = self.configuration.router.kv_cache_index.storage_offloading
+        stores = self.fleet.stores
+        stores.is_enabled = offloading.enabled
+        stores.default = self.configuration.router.disaggregated_serving.default_external_storage
         # The fleet first: the scraper starts one task for each of its pods.
         self.fleet.apply(backends, index.block_tokens, index.capacity_blocks, time())
         self.fleet.prefixes.limit_bytes = index.limit_bytes
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self.picker.routing = self._routing()
-        self.precise.apply(routing.scheduling.events, routing.scheduling.tokenizers)
+        events = routing.scheduling.events
+        if offloading.enabled and events is None:
+            # What stores have is told by the same events.
+            events = EventSettings()
+        stored_bytes = offloading.max_bytes if offloading.enabled else 0
+        self.precise.apply(events, routing.scheduling.tokenizers, stored_bytes)
         scraping = routing.scheduling.scraping
         self.scraper.settings, self._sidecars.tls = scraping, scraping.tls
         self.scraper.checks = self.configuration.router.health_checks

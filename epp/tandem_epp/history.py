@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
-from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, CostTrace, DecisionTrace
+from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, CostTrace, DecisionTrace, kv_tier
 
 from .backends.engine_page import Gauges
 from .backends.pods import Pod
@@ -68,7 +68,16 @@ class Decision:
             "ended",
             "explanation",
         ),
-        *("join", "measured_ttft", "model", "overhead", "path", "predicted_ttft", "prefill"),
+        *(
+            "join",
+            "loaded_tokens",
+            "measured_ttft",
+            "model",
+            "overhead",
+            "path",
+            "predicted_ttft",
+            "prefill",
+        ),
         *("priority", "prompt_tokens", "reason", "request_id", "rewritten_by", "seconds"),
         *("served", "status", "timing", "turn_seconds"),
     )
@@ -109,6 +118,8 @@ class Decision:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         """Prompt tokens believed to be cached on the decode pod."""
+        self.loaded_tokens = 0
+        """Prompt tokens that are expected to be loaded from external storage."""
         self.status: int | None = None
         """HTTP status of the response."""
         self.timing: Timing | None = None
@@ -168,6 +179,8 @@ class Decision:
             prefill=tuple(map(_candidate_trace, self.prefill)),
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
+            loaded_tokens=self.loaded_tokens,
+            tier=kv_tier(self.cached_tokens, self.loaded_tokens),
             status=self.status,
             timing=self.timing,
             ended=self.ended,

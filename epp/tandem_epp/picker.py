@@ -308,6 +308,7 @@ class EndpointPicker:
         decision.path, decision.reason = path, reason
         decision.decode, decision.prefill = candidates(result.decode), candidates(result.prefill)
         decision.cached_tokens = result.cached_tokens
+        decision.loaded_tokens = result.loaded_tokens
         decision.prompt_tokens = prompt = request.prompt_tokens if request else 0
         if result.costs is not None and request is not None:
             self._history.explain(decision, result.costs, self._fleet.overheads.seconds(path))
@@ -318,7 +319,8 @@ class EndpointPicker:
             self._metrics.observe_hit_ratio(min(result.size.cached, prompt), prompt, "estimated")
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug(
-                "request %s: path %s (%s), decode pod %s, prefill pod %s, %d of %d tokens cached",
+                "request %s: path %s (%s), decode pod %s, prefill pod %s, %d of %d tokens cached, "
+                "%d loaded",
                 decision.request_id,
                 path,
                 reason,
@@ -326,6 +328,7 @@ class EndpointPicker:
                 result.prefill[0].name if result.prefill else "none",
                 result.cached_tokens,
                 decision.prompt_tokens,
+                result.loaded_tokens,
             )
 
 

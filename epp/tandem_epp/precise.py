@@ -1,6 +1,6 @@
 """Joins tokenized prompts and KV events: what each pod has cached of a request's prompt, exactly.
 
-    precise.apply(events, tokenizers)          as the configuration says
+    precise.apply(events, tokenizers, stored)  as the configuration says
     match = await precise.prepare(kind, body)  before the pick; None: it goes ahead approximately
 
 Where a pod's events are not followed, where the prompt cannot be tokenized in time, and without a
@@ -36,7 +36,8 @@ class PrecisePrefixes:
     def __init__(self, fleet: Fleet, observe_tokenization: Callable[[str, float], None]) -> None:
         """`observe_tokenization`: see `PromptTokenizer`."""
         self._fleet, self._observe = fleet, observe_tokenization
-        self._settings: tuple[EventSettings | None, Sequence[TokenizerSettings]] = (None, ())
+        self._settings: tuple[EventSettings | None, Sequence[TokenizerSettings], int]
+        self._settings = (None, (), 0)
         self.collector: EventCollector | None = None
         """None while the index is off."""
         self._tokenizers: ModelTokenizers | None = None
@@ -48,17 +49,23 @@ class PrecisePrefixes:
         """Whether events are followed."""
         return self.collector is not None
 
-    def apply(self, events: EventSettings | None, tokenizers: Sequence[TokenizerSettings]) -> None:
+    def apply(
+        self,
+        events: EventSettings | None,
+        tokenizers: Sequence[TokenizerSettings],
+        stored_bytes: int = 0,
+    ) -> None:
         """Replace the configuration, `events` being None where the index is off; to be called on
-        the event loop."""
-        if (events, tokenizers) == self._settings:
+        the event loop. `stored_bytes`: bytes for what external stores have; 0: it is ignored."""
+        if (events, tokenizers, stored_bytes) == self._settings:
             return
         self._stop()
-        self._settings = events, tokenizers
+        self._settings = events, tokenizers, stored_bytes
         if events is None:
             return
         self._tokenizers = ModelTokenizers(tokenizers, self._observe)
-        self.collector = EventCollector(PodBlocks(events.max_bytes))
+        stored = PodBlocks(stored_bytes) if stored_bytes else None
+        self.collector = EventCollector(PodBlocks(events.max_bytes), stored)
         self._sync = asyncio.create_task(self._follow(self.collector, events))
 
     async def prepare(self, kind: RequestKind, body: bytes) -> PreciseMatch | None:
@@ -107,9 +114,10 @@ class PreciseCollector(Collector):
         collector = self._precise.collector
         events = CounterMetricFamily(
             "tandem_epp_kv_events_total",
-            "KV events by type: stored, removed, cleared; ignored (external storage, other groups "
-            "of layers, unknown types); malformed. Unplaced counts blocks whose parent is unknown "
-            "or for which there is no memory.",
+            "KV events by type: stored, removed, cleared; ignored (other media, other groups of "
+            "layers, unknown types); malformed. Unplaced counts blocks whose parent is unknown or "
+            "for which there is no memory. storage_stored, storage_removed and storage_unplaced "
+            "are of external storage.",
             labels=("type",),
         )
         replays = CounterMetricFamily(
@@ -136,7 +144,13 @@ class PreciseCollector(Collector):
         total = GaugeMetricFamily(
             "tandem_epp_kv_index_bytes", "Bytes of the index, over all backends."
         )
+        stored = GaugeMetricFamily(
+            "tandem_epp_kv_storage_index_bytes",
+            "Bytes of the index of what external stores have; 0 without storage_offloading.",
+        )
         if collector is not None:
+            if collector.stored is not None:
+                stored.add_metric((), collector.stored.bytes)
             for kind, count in collector.events.items():
                 events.add_metric((kind,), count)
             for result, count in collector.replays.items():
@@ -146,14 +160,15 @@ class PreciseCollector(Collector):
                 blocks.add_metric((pod,), collector.blocks.count(pod))
                 pod_bytes.add_metric((pod,), collector.blocks.pod_bytes(pod))
             total.add_metric((), collector.blocks.bytes)
-        return (events, replays, knowledge, blocks, pod_bytes, total)
+        return (events, replays, knowledge, blocks, pod_bytes, total, stored)
 
 
 def _engines(fleet: Fleet, settings: EventSettings) -> Iterator[PodEngine]:
     """The engines of all pods whose address is known."""
     for pod in fleet:
         if pod.address is not None:
-            yield PodEngine(pod.name, pod.number, _address(pod, pod.address, settings))
+            address = _address(pod, pod.address, settings)
+            yield PodEngine(pod.name, pod.number, address, pod.store)
 
 
 def _address(pod: Pod, serving: str, settings: EventSettings) -> EngineAddress:

@@ -50,7 +50,8 @@ class Candidates:
         """Tokens of the request's prompt that are on the pod, or will be when its turn comes."""
         self.cached_if_computing = cached_if_computing
         """The same, if the pod computes the prompt. Less than `cached` where other requests' KV is
-        still to be transferred to the pod."""
+        still to be transferred to the pod; more where the pod loads it from storage, which takes
+        the seconds `load` of its figures."""
         self.decodes = decodes
         """Rows of the pods that may decode, and so serve the request alone."""
         self.groups = groups
@@ -109,9 +110,13 @@ def choose(
     prefills = prefill_costs(request, pods, cached)
     costs = unified_costs(request, pods, cached, which, prefills)
     unified = min(costs)
-    # A prompt that is cached on the pod which alone is the cheapest is not split.
-    rest = request.prompt - cached[which[costs.index(unified)]]
-    groups = () if unified < inf and rest <= candidates.max_unsplit_tokens else candidates.groups
+    # A prompt that is cached on the pod which alone is the cheapest is not split; one that it has
+    # to load from storage may be.
+    row = which[costs.index(unified)]
+    is_cached = request.prompt - cached[row] <= candidates.max_unsplit_tokens
+    groups = candidates.groups
+    if unified < inf and is_cached and not pods.pods[row].load:
+        groups = ()
     if not groups:
         if unified == inf:
             return Choice(())

@@ -1,11 +1,13 @@
 """The predicted cost of serving a request on given pods, in seconds, and the choice by it. Pure.
 
-    unified(D)  = wait(D) + prefill(D) + stall(D) + congestion(D)
+    unified(D)  = wait(D) + load(D) + prefill(D) + stall(D) + congestion(D)
                 + decode(D) + preemption(D) + standing(D)
-    split(P, D) = wait(P) + prefill(P) + stall(P) + congestion(P) + standing(P)
+    split(P, D) = wait(P) + load(P) + prefill(P) + stall(P) + congestion(P) + standing(P)
                 + transfer(P, D) + handoff + join(P, D) + decode(D) + preemption(D) + standing(D)
 
     wait        seconds of prefill work ahead in the pod's queue
+    load        from external storage, what is there of the prompt and pays: `storage`; what is
+                loaded counts as cached for the prefill
     prefill     a + b n + c (n² + 2 n cached), n uncached tokens on the pod that computes them
     stall       STALL_WEIGHT × prefill × decodes running on that pod: each decode step that the
                 prefill lengthens delays all of them; a decode pod counts DECODE_RESERVE more,
@@ -26,11 +28,11 @@
                 free KV
     standing    per request, whatever its prompt: FAILURE_SECONDS × error rate, loading an adapter
 
-wait + prefill + transfer + handoff + join are the seconds until the first token; the rest is harm
-and risk. Where the whole transfer exceeds MAX_TRANSFER_SHARE of prefill(D), which it would save D,
-there is no split: streamed or not, transfers share the network. Among pods that can exchange KV,
-the terms of P and those of D are independent within a fabric class, so the best P of a class is the
-same for all D that are equally close: `choice` is O(P + D).
+wait + load + prefill + transfer + handoff + join are the seconds until the first token; the rest is
+harm and risk. Where the whole transfer exceeds MAX_TRANSFER_SHARE of prefill(D), which it would
+save D, there is no split: streamed or not, transfers share the network. Among pods that can
+exchange KV, the terms of P and those of D are independent within a fabric class, so the best P of a
+class is the same for all D that are equally close: `choice` is O(P + D).
 """
 
 from math import inf
@@ -120,6 +122,8 @@ class PodFigures(NamedTuple):
     """Share of the transfer, beyond its latency, that a first token waits for."""
     congestion: float = 0.0
     """Harm to later prompts per second of prefill."""
+    load: float = 0.0
+    """Seconds to load from external storage what this request's `cached` has from there."""
 
 
 class RequestFigures:
@@ -152,11 +156,12 @@ class CostTerms(NamedTuple):
     decode: float = 0.0
     preemption: float = 0.0
     standing: float = 0.0
+    load: float = 0.0
 
     @property
     def first_token(self) -> float:
         """Seconds until the first token; the rest is harm and risk."""
-        return self.wait + self.prefill + self.transfer + self.handoff + self.join
+        return self.wait + self.load + self.prefill + self.transfer + self.handoff + self.join
 
 
 def wait_seconds(pod: PodFigures, now: float) -> float:
@@ -168,9 +173,9 @@ def wait_seconds(pod: PodFigures, now: float) -> float:
 
 
 def first_token_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
-    """Predicted seconds until `pod`, which has `cached` tokens of the prompt, has computed it: wait
-    and prefill, the first token of a request that is not split."""
-    return wait_seconds(pod, request.now) + idle_prefill_seconds(request, pod, cached)
+    """Predicted seconds until `pod`, which has `cached` tokens of the prompt, has computed it:
+    wait, load and prefill, the first token of a request that is not split."""
+    return wait_seconds(pod, request.now) + pod.load + idle_prefill_seconds(request, pod, cached)
 
 
 def join_seconds(request: RequestFigures, pod: PodFigures, ready: float) -> float:
@@ -189,6 +194,7 @@ def unified_terms(request: RequestFigures, pod: PodFigures, cached: int) -> Cost
         decode=pod.itl_harm * request.output,
         preemption=preemption_seconds(request, pod, cached),
         standing=pod.standing,
+        load=pod.load,
     )
 
 
@@ -201,6 +207,7 @@ def prefill_terms(request: RequestFigures, pod: PodFigures, cached: int) -> Cost
         stall=prefill * pod.stall,
         congestion=prefill * pod.congestion,
         standing=pod.standing,
+        load=pod.load,
     )
 
 

@@ -17,7 +17,7 @@ Computing = tuple[float, float, float, float, float, float]
 
     head_ends   0 without a prefill at the head: the past, of which no share is waited for
     late_share
-    constant    seconds that no request changes: queued, standing, the fixed part of a prefill
+    constant    queued, standing, load, the fixed part of a prefill
     per_token   with the stall and the congestion
     per_pair    with both
     itl_harm
@@ -75,12 +75,12 @@ class FigureTable:
         """Replace the figures of one pod."""
         (
             head_ends, late_share, queued, fixed, per_token, per_pair, stall, itl_harm, free_tokens,
-            standing, transfers, kv, step, exposed, congestion,
+            standing, transfers, kv, step, exposed, congestion, load,
         ) = pod  # fmt: skip
         harmed, share = 1.0 + stall + congestion, MAX_TRANSFER_SHARE
         self.pods[row] = pod
         self.computing[row] = (
-            head_ends if late_share else 0.0, late_share, queued + standing + fixed * harmed,
+            head_ends if late_share else 0.0, late_share, queued + standing + load + fixed * harmed,
             per_token * harmed, per_pair * harmed, itl_harm,
         )  # fmt: skip
         near, around, far = self.receiving

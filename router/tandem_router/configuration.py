@@ -78,10 +78,15 @@ def reloaded(file: Path, *, is_worker: bool = False) -> Configuration | None:
 def log_ignored_storage(configuration: Configuration) -> None:
     """Warn of an external store, which its user would expect to have an effect."""
     router = configuration.router
+    if router.kv_cache_index.storage_offloading.enabled:
+        return
     stores = [router.disaggregated_serving.default_external_storage]
     stores += [backend.external_storage for backend in router.backends]
     if any(store is not None for store in stores):
-        _log.warning("external_storage has no effect: KV moves between the engines, by --connector")
+        _log.warning(
+            "external_storage has no effect: set kv_cache_index.storage_offloading.enabled, so "
+            "that backends are also chosen by what their stores have"
+        )
 
 
 def handoff_settings(configuration: Configuration, flags: Settings) -> Settings:

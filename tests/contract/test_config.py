@@ -12,6 +12,7 @@ from tandem_contract.config import (
     ExternalStorage,
     HealthChecks,
     RouterConfig,
+    StorageOffloading,
     load_router_config,
 )
 from tandem_contract.documents import DocumentError
@@ -285,3 +286,11 @@ def test_a_protocol_must_fit_the_endpoint(tmp_path: Path, storage: str) -> None:
     text = f"disaggregated_serving: {{default_external_storage: {storage}}}"
     with pytest.raises(DocumentError, match="default_external_storage"):
         loaded(tmp_path, text)
+
+
+def test_storage_offloading_is_off_by_default(tmp_path: Path) -> None:
+    assert not loaded(tmp_path, "backends: []").kv_cache_index.storage_offloading.enabled
+    on = loaded(tmp_path, "kv_cache_index: {storage_offloading: {enabled: true}}")
+    assert on.kv_cache_index.storage_offloading == StorageOffloading(True, 64 << 20)
+    with pytest.raises(DocumentError, match=r"storage_offloading\.max_bytes: is too small"):
+        loaded(tmp_path, "kv_cache_index: {storage_offloading: {max_bytes: 1000}}")

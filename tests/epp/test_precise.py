@@ -40,12 +40,13 @@ CHAT = {
 
 
 @asynccontextmanager
-async def engine(address: str) -> AsyncIterator[str]:
+async def engine(address: str, *flags: str) -> AsyncIterator[str]:
     """A `tandem-engine` that publishes KV events; yields its URL."""
     command = (
         *(sys.executable, "-m", "tandem_engine.main", "--model", tiny_model()),
         *("--served-model-name", "tiny", "--host", address, "--port", str(ports.ENGINE_PREFILL)),
         *("--num-gpu-blocks-override", "256", "--kv-events-config", EVENTS),
+        *flags,
     )
     url = f"http://{address}:{ports.ENGINE_PREFILL}"
     async with process(*command, OMP_NUM_THREADS="1") as started:

@@ -52,6 +52,7 @@ PODS = st.builds(
     step=st.floats(0.0, 0.1),
     exposed=st.sampled_from([1.0, 0.55, 0.1]),
     congestion=st.floats(0.0, 9.0),
+    load=st.sampled_from((0.0, 0.0, 0.4)),
 )
 REQUESTS = st.builds(
     RequestFigures,

@@ -57,6 +57,14 @@ class EngineCounters:
     """Seconds that these transfers took; concurrent transfers each count in full."""
     transfers: float | None = None
     """Transfers in `transfer_seconds`."""
+    loaded_bytes: float | None = None
+    """Bytes of KV that this engine loaded from external storage."""
+    loaded_tokens: float | None = None
+    """Tokens of these bytes."""
+    load_seconds: float | None = None
+    """Seconds that these loads took; concurrent loads each count in full."""
+    loads: float | None = None
+    """Loads in `load_seconds`."""
     generated_tokens: float | None = None
     """Tokens generated."""
     preemptions: float | None = None

@@ -21,6 +21,7 @@ from .pairing import (
 )
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
 from .prefix_tree import PrefixTree
+from .stores import Stores
 from .token_scales import TokenScales
 
 REMOVED_MODEL_SECONDS: Final = 600.0
@@ -74,6 +75,8 @@ class Fleet:
         """What depends on which backends there are, ready or not."""
         self.members_version = 0
         """Changes with the members of any view: with the backends, their health and their pairs."""
+        self.stores = Stores()
+        """The external stores of the pods."""
         self.ejections = Ejections(self, self.invalidate_views, self.invalidate_scores)
 
     def __iter__(self) -> Iterator[Pod]:
@@ -254,6 +257,7 @@ class Fleet:
         domains = domains_of_nodes(pod.backend for pod in self)
         for pod in self:
             pod.place = place_of(pod.backend, domains)
+        self.stores.assign(self)
         self.figures.set_pods(self)
 
     def _view(self, key: object, find: Callable[[], tuple[Pod, ...]]) -> tuple[Pod, ...]:

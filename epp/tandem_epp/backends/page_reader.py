@@ -18,6 +18,7 @@ from math import isfinite
 from typing import Final
 
 from tandem_contract import metrics as names
+from tandem_contract import vllm_storage
 
 from .adapters import AdapterSlots
 from .engine_page import EngineCounters, EnginePage, Gauges, ScrapeResult
@@ -44,6 +45,8 @@ _GAUGES: Final = {
     names.ENGINE_KV_USAGE: "kv_usage",
     names.ENGINE_WAITING_BY_REASON: "deferred",
 }
+_CONNECTOR_TOKENS: Final = "connector_tokens"
+"""`loaded_tokens` of vLLM's connector, whose metric has no label `tier`."""
 _COUNTERS: Final = {
     f"{names.ENGINE_PREFILL_SECONDS}_sum": "prefill_seconds",
     f"{names.ENGINE_PREFILL_SECONDS}_count": "prefills",
@@ -57,6 +60,14 @@ _COUNTERS: Final = {
     f"{names.ENGINE_XFER_BYTES}_sum": "transfer_bytes",
     f"{names.ENGINE_XFER_SECONDS}_sum": "transfer_seconds",
     f"{names.ENGINE_XFER_SECONDS}_count": "transfers",
+    names.ENGINE_STORAGE_LOAD_BYTES: "loaded_bytes",
+    f"{vllm_storage.LOADED_BYTES}_total": "loaded_bytes",
+    names.ENGINE_TIER_LOADED: "loaded_tokens",
+    f"{vllm_storage.LOADED_TOKENS}_total": _CONNECTOR_TOKENS,
+    f"{names.ENGINE_STORAGE_LOAD_SECONDS}_sum": "load_seconds",
+    f"{names.ENGINE_STORAGE_LOAD_SECONDS}_count": "loads",
+    f"{vllm_storage.LOAD_SECONDS}_sum": "load_seconds",
+    f"{vllm_storage.LOAD_SECONDS}_count": "loads",
     names.ENGINE_GENERATION_TOKENS: "generated_tokens",
     names.ENGINE_PREEMPTIONS: "preemptions",
 }
@@ -84,7 +95,7 @@ _FIGURES: Final[Sequence[tuple[bytes, str]]] = [
 ]
 _REQUIRED_LABEL: Final[Mapping[str, bytes]] = {
     figure: f'source="{source}"'.encode() for figure, source in _SOURCES.items()
-} | {"deferred": b'reason="deferred"'}
+} | {"deferred": b'reason="deferred"', "loaded_tokens": b'tier="storage"'}
 """Figure → the label that a sample needs to count."""
 _COUNTER_FIELDS: Final = frozenset(field.name for field in fields(EngineCounters))
 
@@ -266,6 +277,8 @@ def _counters(sums: Mapping[str, float]) -> EngineCounters:
         cached = sums.get("hits", 0.0) + external
         counters["computed_tokens"] = max(0.0, sums["prompt_tokens"] - cached)
         counters["external_tokens"] = external
+    if _CONNECTOR_TOKENS in sums:
+        counters["loaded_tokens"] = sums[_CONNECTOR_TOKENS]
     return EngineCounters(**counters)
 
 

@@ -91,9 +91,16 @@ class PodBlocks:
         table = self._pods.get(pod)
         return len(table.keys) * _ENTRY_BYTES if table is not None else 0
 
-    def store(self, pod: str, tier: Tier, blocks: StoredBlocks) -> int:
+    def key_of(self, pod: str, name: EngineHash | None) -> int | None:
+        """The key of a block of `pod` that its engine calls `name`; None if it is unknown."""
+        table = self._pods.get(pod)
+        return table.keys.get(_cut(name)) if table is not None and name is not None else None
+
+    def store(
+        self, pod: str, tier: Tier, blocks: StoredBlocks, parent_key: int | None = None
+    ) -> int:
         """Add blocks; returns how many of them could not be stored, because the parent is unknown
-        or the memory is used up.
+        or the memory is used up. `parent_key`: of a parent that may be unknown here.
 
         Blocks smaller than the pod's others are parts of blocks, and ignored. Without token ids
         the blocks must be known, and are now in this tier too. Raises ValueError for an event that
@@ -109,7 +116,7 @@ class PodBlocks:
         table = self._table(pod, block_tokens)
         if block_tokens < table.block_tokens:
             return 0
-        key = ROOT if blocks.parent is None else table.keys.get(_cut(blocks.parent))
+        key = _key_before(blocks.parent, table, parent_key)
         if key is None or self.bytes >= self.max_bytes:
             return len(hashes)
         try:
@@ -249,6 +256,14 @@ class PodBlocks:
             self._holders.set(key, self._sets.acquire(rest))
         self._sets.release(number)
         return rest
+
+
+def _key_before(parent: EngineHash | None, table: _PodTable, known: int | None) -> int | None:
+    """The key of the block `parent`: that in `table`, else `known`."""
+    if parent is None:
+        return ROOT
+    key = table.keys.get(_cut(parent))
+    return known if key is None else key
 
 
 def _cut(name: EngineHash) -> int:

@@ -50,6 +50,8 @@ class Pod:
     """Uncached prompt tokens of requests that were placed here and are not answered yet."""
     generated_at = 0.0
     """When a scrape last showed tokens that the one before did not; Unix seconds, 0: never."""
+    store: str | None = None
+    """What tells its external store from others; None: not known. Set by the fleet."""
     _passes = 0
     """Passed checks in a row."""
 

@@ -38,6 +38,14 @@ class Counters(PrefillCounters, Protocol):
     @property
     def transfers(self) -> float | None: ...
     @property
+    def loaded_bytes(self) -> float | None: ...
+    @property
+    def loaded_tokens(self) -> float | None: ...
+    @property
+    def load_seconds(self) -> float | None: ...
+    @property
+    def loads(self) -> float | None: ...
+    @property
     def generated_tokens(self) -> float | None: ...
 
 
@@ -56,6 +64,10 @@ class CounterSamples:
     """Requests that ended."""
     transfer: tuple[float, float, float] | None = None
     """Transfers, bytes, and seconds of all of them."""
+    load: tuple[float, float, float] | None = None
+    """The same of loads from external storage."""
+    loaded_tokens: float = 0.0
+    """Tokens of these loads."""
 
 
 class CounterWindow:
@@ -87,6 +99,8 @@ class CounterWindow:
             generated,
             requests,
             _transfer(before, counters),
+            _load(before, counters),
+            difference(before.loaded_tokens, counters.loaded_tokens),
         )
 
 
@@ -110,3 +124,12 @@ def _transfer(before: Counters, after: Counters) -> tuple[float, float, float] |
     count = difference(before.transfer_bytes, after.transfer_bytes)
     seconds = difference(before.transfer_seconds, after.transfer_seconds)
     return (transfers, count, seconds) if transfers > 0 and count > 0 and seconds > 0 else None
+
+
+def _load(before: Counters, after: Counters) -> tuple[float, float, float] | None:
+    if after.loads is None:
+        return None
+    loads = difference(before.loads, after.loads)
+    count = difference(before.loaded_bytes, after.loaded_bytes)
+    seconds = difference(before.load_seconds, after.load_seconds)
+    return (loads, count, seconds) if loads > 0 and count > 0 and seconds > 0 else None

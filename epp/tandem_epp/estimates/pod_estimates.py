@@ -58,6 +58,9 @@ class Load(Protocol):
 class PodEstimates:
     """The estimates of one pod."""
 
+    loads: TransferFit | None = None
+    """Loads from the pod's external store, by all pods of it; None: no store is known."""
+
     def __init__(self, weight: float = 1.0, sidecar: str = "") -> None:
         """`weight`: how much faster than others the pod is assumed to be until it is measured;
         `sidecar`: the address of its sidecar, if it has one."""
@@ -205,6 +208,9 @@ class PodEstimates:
             self.decode.add(max(1.0, decodes), samples.itl * (1.0 - prefilling), now)
         if samples.transfer is not None and not has_warm_up:
             self.add_transfers(samples.transfer, now, fabric)
+        if samples.load is not None and self.loads is not None:
+            self.loads.add(*samples.load, now)
+            self.loads.add_size(samples.loaded_tokens, samples.load[1])
         self.answers.add(samples.generated, samples.answers)
 
     def _make_rates(self) -> "_Rates":

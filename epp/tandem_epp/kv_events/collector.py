@@ -7,7 +7,7 @@ await collector.match(prompt) ─► PreciseMatch
 import asyncio
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import zmq.asyncio
@@ -16,7 +16,7 @@ from ..backends.block_keys import TokenizedPrompt
 from ..backends.blocks import BlockMatch, CachedPrefix
 from ..backends.pod_blocks import PodBlocks
 from ..supervised import SupervisedTask
-from .feed import Knowledge, PodFeed
+from .feed import Knowledge, PodFeed, StoreIndex
 from .subscriber import EngineAddress, Subscriber
 
 _SWEEP_BLOCKS: Final = 500
@@ -24,6 +24,9 @@ _SWEEP_BLOCKS: Final = 500
 _WALK_BLOCKS: Final = 256
 """Blocks of a prompt looked up before other tasks may run: about 0.15 ms. More: the walk of a long
 prompt delays other requests. Fewer: its own request waits for more of them."""
+_STORE_SECONDS: Final = 600.0
+"""Seconds without a pod after which what a store has is forgotten: pods that are replaced find it
+again, and a store that another one replaced takes no memory."""
 _SWEEP_SECONDS: Final = 0.5
 """Seconds between looks for blocks to sweep."""
 
@@ -37,6 +40,8 @@ class PodEngine:
     identity: Hashable
     """Another identity under the same name is another pod."""
     address: EngineAddress
+    store: str | None = None
+    """Its external store: `Pod.store`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ class PreciseMatch:
     blocks: BlockMatch
     knowledge: Mapping[str, Knowledge]
     """Pods of which nothing is known may be absent."""
+    stored: Mapping[str, int] = field(default_factory=dict)
+    """Pod → tokens of the prompt's start that its external store has, if any."""
 
     def cached(self, pod: str) -> CachedPrefix | None:
         """The cached prefix on `pod`; None if nothing is known of the pod."""
@@ -71,8 +78,11 @@ class _Followed:
 class EventCollector:
     """The subscribers of all pods, on one event loop."""
 
-    def __init__(self, blocks: PodBlocks) -> None:
-        self.blocks = blocks
+    def __init__(self, blocks: PodBlocks, stored: PodBlocks | None = None) -> None:
+        """`stored`: the blocks of external stores, by store; None: they are not followed."""
+        self.blocks, self.stored = blocks, stored
+        self._store_used: dict[str, float] = {}
+        """Store → when a pod last had it, by the event loop's clock."""
         self.events: Counter[str] = Counter()
         """Events by type; see `PodFeed`."""
         self.replays: Counter[str] = Counter()
@@ -92,6 +102,7 @@ class EventCollector:
         for pod, engine in by_pod.items():
             if pod not in self._followed:
                 self._start(engine)
+        self._drop_unused_stores(asyncio.get_running_loop().time())
 
     def knowledge(self, pod: str) -> Knowledge:
         """How much is known of `pod`."""
@@ -113,7 +124,34 @@ class EventCollector:
                 await asyncio.sleep(0)
         blocks = self.blocks.result(walks)
         knowledge = {pod: followed.feed.knowledge for pod, followed in self._followed.items()}
-        return PreciseMatch(len(prompt.token_ids), blocks, knowledge)
+        stored = await self._match_stores(prompt)
+        return PreciseMatch(len(prompt.token_ids), blocks, knowledge, stored)
+
+    async def _match_stores(self, prompt: TokenizedPrompt) -> Mapping[str, int]:
+        """What the store of each pod has of `prompt`."""
+        if self.stored is None or not (sizes := self.stored.block_sizes):
+            return {}
+        walks = self.stored.walks({size: prompt.keys(size) for size in sizes})
+        for walk in walks:
+            while walk.advance(_WALK_BLOCKS):  # noqa: ASYNC110 (it waits for nothing)
+                await asyncio.sleep(0)
+        prefixes = self.stored.result(walks).prefixes
+        return {
+            pod: prefixes[store].total
+            for pod, followed in self._followed.items()
+            if (store := followed.engine.store) is not None and store in prefixes
+        }
+
+    def _drop_unused_stores(self, now: float) -> None:
+        if self.stored is None:
+            return
+        for followed in self._followed.values():
+            if followed.engine.store is not None:
+                self._store_used[followed.engine.store] = now
+        for store, used in list(self._store_used.items()):
+            if now - used > _STORE_SECONDS:
+                del self._store_used[store]
+                self.stored.drop(store)
 
     async def close(self) -> None:
         """End every subscriber and close the sockets."""
@@ -129,7 +167,10 @@ class EventCollector:
         if self._context is None:
             self._context = zmq.asyncio.Context()
             self._sweeper = SupervisedTask("the sweep of the precise index", self._sweep)
-        feed = PodFeed(engine.pod, self.blocks, self.events)
+        store = None
+        if self.stored is not None and engine.store is not None:
+            store = StoreIndex(engine.store, self.stored)
+        feed = PodFeed(engine.pod, self.blocks, self.events, store)
         subscriber = Subscriber(self._context, engine.address, feed, self._count_replay)
         name = f"following the KV events of {engine.pod}"
         # After an error nothing is known of the pod until a connection and a replay.
@@ -150,4 +191,6 @@ class EventCollector:
     async def _sweep(self) -> None:
         while True:
             has_more = self.blocks.sweep(_SWEEP_BLOCKS)
+            if self.stored is not None:
+                has_more |= self.stored.sweep(_SWEEP_BLOCKS)
             await asyncio.sleep(0 if has_more else _SWEEP_SECONDS)

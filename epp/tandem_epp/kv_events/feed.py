@@ -1,6 +1,7 @@
 """Applies one engine's batches of events, in order, to the blocks of its pod. No I/O, no clock."""
 
 from collections import Counter
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -10,7 +11,9 @@ from .messages import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, K
 from .sequence import Position
 
 _TIERS: Final = {None: Tier.GPU, "GPU": Tier.GPU, "CPU": Tier.CPU}
-"""vLLM's media. Blocks in any other, such as STORAGE, are not a pod's own."""
+"""vLLM's media. Blocks in any other are not a pod's own."""
+_STORAGE: Final = "STORAGE"
+"""The medium of blocks in external storage, which belong to a store and not to a pod."""
 _FULL_ATTENTION: Final = frozenset(
     {None, "full_attention", "mla_attention", "sink_full_attention", "unknown"}
 )
@@ -31,14 +34,33 @@ class Knowledge(IntEnum):
     """The index has every block."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoreIndex:
+    """Where the blocks of the engine's external store are indexed."""
+
+    name: str
+    """Of the store: `Pod.store`."""
+    blocks: PodBlocks
+    """The blocks of all stores, each as if it were a pod with one tier, GPU."""
+
+
 class PodFeed:
     """What one engine has reported so far."""
 
-    def __init__(self, pod: str, blocks: PodBlocks, counts: Counter[str]) -> None:
+    def __init__(
+        self,
+        pod: str,
+        blocks: PodBlocks,
+        counts: Counter[str],
+        store: StoreIndex | None = None,
+    ) -> None:
         """`counts` gets the number of events by type: stored, removed, cleared, ignored (another
         medium or group of layers, or an unknown type), malformed, and in unplaced the blocks whose
-        parent is unknown or for which there is no memory."""
+        parent is unknown or for which there is no memory; the same of external storage as
+        storage_stored, storage_removed and storage_unplaced. `store`: None: what is in external
+        storage is ignored."""
         self._pod, self._blocks, self._counts = pod, blocks, counts
+        self._external = store
         self._is_whole = False
         self._group: int | None = None
         """The group of layers that is indexed; see `_has_group`."""
@@ -92,18 +114,14 @@ class PodFeed:
 
     def _store(self, event: BlockStored) -> None:
         tier = _TIERS.get(event.medium)
+        if event.medium == _STORAGE and self._external is not None:
+            self._store_externally(event, self._external)
+            return
         if tier is None or not self._is_indexed(event):
             self._counts["ignored"] += 1
             return
-        extras = event.extra_keys or ()
-        if not extras and event.lora_name is not None:
-            # Releases without extra keys name the adapter only here.
-            extras = [(event.lora_name,)] * len(event.block_hashes)
-        stored = StoredBlocks(
-            event.block_hashes, event.parent_block_hash, event.token_ids, event.block_size, extras
-        )
         try:
-            unplaced = self._blocks.store(self._pod, tier, stored)
+            unplaced = self._blocks.store(self._pod, tier, _stored_blocks(event))
         except ValueError:
             self._counts["malformed"] += 1
             self._is_whole = False
@@ -113,8 +131,30 @@ class PodFeed:
         if unplaced:
             self._is_whole = False
 
+    def _store_externally(self, event: BlockStored, store: StoreIndex) -> None:
+        if event.group_idx is not None and event.group_idx != self._group:
+            self._counts["ignored"] += 1
+            return
+        # Chunks are written at once, so a parent may come later: the pod's own blocks name it.
+        parent_key = self._blocks.key_of(self._pod, event.parent_block_hash)
+        blocks = store.blocks
+        try:
+            unplaced = blocks.store(store.name, Tier.GPU, _stored_blocks(event), parent_key)
+        except ValueError:
+            self._counts["malformed"] += 1
+            return
+        self._counts["storage_stored"] += 1
+        self._counts["storage_unplaced"] += unplaced
+        if unplaced and blocks.bytes >= blocks.max_bytes:
+            # Most of it may have left the store long ago: what is stored from now on counts.
+            blocks.drop(store.name)
+
     def _remove(self, event: BlockRemoved) -> None:
         tier = _TIERS.get(event.medium)
+        if event.medium == _STORAGE and self._external is not None:
+            self._external.blocks.remove(self._external.name, Tier.GPU, event.block_hashes)
+            self._counts["storage_removed"] += 1
+            return
         if tier is None or event.group_idx != self._group:
             self._counts["ignored"] += 1
             return
@@ -130,3 +170,13 @@ class PodFeed:
             return True
         self._has_other_groups = True
         return False
+
+
+def _stored_blocks(event: BlockStored) -> StoredBlocks:
+    extras = event.extra_keys or ()
+    if not extras and event.lora_name is not None:
+        # Releases without extra keys name the adapter only here.
+        extras = [(event.lora_name,)] * len(event.block_hashes)
+    return StoredBlocks(
+        event.block_hashes, event.parent_block_hash, event.token_ids, event.block_size, extras
+    )

@@ -7,6 +7,7 @@
     reason               path                  the cheapest way is
     worth_it             prefill_then_decode   a pair of pods
     cached               fast_decode           a pod that has all of the prompt but its end
+    stored               fast_decode           a pod that loads it from external storage
     cheaper_here         unified               one pod, cheaper than any pair
     transfer_too_long    unified               one pod: the transfer exceeds half of the prefill
     not_disaggregated    unified               one pod, since no other may prefill for it
@@ -27,6 +28,7 @@ from tandem_planner.choice import Candidates, Choice, choose, would_split
 from tandem_planner.cost import RequestFigures
 from tandem_planner.figure_table import FigureTable
 from tandem_planner.kv_size import KvSize
+from tandem_planner.storage import NO_LOAD, Load, is_served_from_storage
 
 from ..backends.fleet import Fleet
 from ..backends.pods import Pod
@@ -38,11 +40,13 @@ from .decider import MAX_UNSPLIT_BLOCKS, NoBackend, PathDecision, SplitImpossibl
 from .profile import ScoringContext
 from .prompt_tokens import PromptTokens, prompt_tokens
 from .result import SchedulingResult
+from .stored_prompts import Loads, add_loads
 
 _UNIFIED: Final = RoutingPath.UNIFIED
 # Made once: to make a named tuple takes as long as the rest of the decision on the path.
 _WORTH_IT: Final = PathDecision(RoutingPath.PREFILL_THEN_DECODE, "worth_it")
 _CACHED: Final = PathDecision(RoutingPath.FAST_DECODE, "cached")
+_STORED: Final = PathDecision(RoutingPath.FAST_DECODE, "stored")
 _NO_PREFILL: Final = PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")
 _TOO_LONG: Final = PathDecision(_UNIFIED, "transfer_too_long")
 _CHEAPER_HERE: Final = PathDecision(_UNIFIED, "cheaper_here")
@@ -106,6 +110,9 @@ class CostScheduler:
             table = _with_adapter(table, self._fleet.figures.pods, layout.rows, model)
         tokens = prompt_tokens(context, self._fleet.figures)
         candidates = self._candidates(table, tokens, layout, request, may_split=may_split)
+        loads: Loads = {}
+        if context.precise is not None and context.precise.stored:
+            candidates, loads = add_loads(context, candidates, self._fleet.figures, now)
         choice = choose(figures, candidates, self._random, count=settings.max_endpoints)
         if not choice.decodes:
             raise NoBackend
@@ -116,7 +123,8 @@ class CostScheduler:
         elif not (can_split and settings.split):
             refusal = "split_off"
         cached = min(figures.prompt, tokens.cached[choice.decodes[0]])
-        decision = self._decide(layout, candidates, figures, choice, cached, refusal)
+        load = loads.get((choice.prefills or choice.decodes)[0], NO_LOAD) if loads else NO_LOAD
+        decision = self._decide(layout, candidates, figures, choice, cached, load, refusal)
         if decision is _NO_PREFILL and not can_fall_back:
             raise SplitImpossible("no prefill backend is healthy")
         record = CostRecord(
@@ -126,7 +134,7 @@ class CostScheduler:
             choice.fabric, layout.fabrics, layout.grouped, choice.ready,
         )  # fmt: skip
         size = _size(request, record) if request is not None else PlacedPrompt()
-        return SchedulingResult(decision, decode, prefill, cached, record, size)
+        return SchedulingResult(decision, decode, prefill, cached, record, size, load.tokens)
 
     def size(self, context: ScoringContext, decode: Pod, prefill: Sequence[Pod]) -> PlacedPrompt:
         """What the request is predicted to take on pods that were not chosen by cost."""
@@ -187,10 +195,11 @@ class CostScheduler:
         request: RequestFigures,
         choice: Choice,
         cached: int,
+        load: Load,
         refusal: str | None,
     ) -> PathDecision:
-        """The path and the reason of a choice; `cached`: tokens on the chosen decode pod,
-        `refusal`: why a split was out of the question."""
+        """The path and the reason of a choice; `cached`: tokens on the chosen decode pod, `load`:
+        what the computing pod loads, `refusal`: why a split was out of the question."""
         if choice.prefills:
             return _WORTH_IT
         if refusal is not None:
@@ -198,6 +207,8 @@ class CostScheduler:
         # Only what is confirmed makes a prefill superfluous; what is placed may still be computed.
         if cached and request.prompt - cached <= candidates.max_unsplit_tokens:
             return _CACHED
+        if load.tokens and is_served_from_storage(request.prompt, cached, load):
+            return _STORED
         row = choice.decodes[0]
         if not layout.has_prefill_pod(row) and would_split(
             request,

@@ -3,6 +3,7 @@
 no prefill backend is configured, or one engine must serve the request alone  -> unified
 the prompt is shorter than `non_cached_tokens` or `prompt_tokens`             -> unified
 it is cached on the decode pod, but for at most MAX_UNSPLIT_BLOCKS blocks            -> fast_decode
+the decode pod loads it from external storage, but for its end               -> fast_decode
 fewer than `non_cached_tokens` tokens are left to compute                     -> unified
 no prefill backend is healthy                                                 -> fallback, or error
 otherwise                                                                     -> prefill_then_decode
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tandem_contract.paths import RoutingPath
+from tandem_planner.storage import NO_LOAD, Load, is_served_from_storage
 
 MAX_UNSPLIT_BLOCKS: Final = 2
 """KV blocks at the prompt's end that may be missing from the cache. The last block is partial, and
@@ -62,6 +64,8 @@ class DeciderInputs:
     """Whether a healthy backend can hand off to the decode pod."""
     single_engine_reason: str | None = None
     """Why one engine must serve the request alone, in one word; None when it may be split."""
+    load: Load = NO_LOAD
+    """What the decode pod would load from external storage."""
     is_enabled: bool = True
     """Whether disaggregation is enabled (`routing.split`)."""
 
@@ -84,9 +88,8 @@ def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecisio
     if not settings.always:
         if inputs.prompt_tokens < max(settings.non_cached_tokens, settings.prompt_tokens):
             return PathDecision(RoutingPath.UNIFIED, "short_prompt")
-        # A prompt of which nothing is cached is no fast decode, however short it is.
-        if inputs.cached_tokens and uncached <= MAX_UNSPLIT_BLOCKS * inputs.block_tokens:
-            return PathDecision(RoutingPath.FAST_DECODE, "cached")
+        if (reason := _fast_decode_reason(inputs, uncached)) is not None:
+            return PathDecision(RoutingPath.FAST_DECODE, reason)
         if uncached < settings.non_cached_tokens:
             return PathDecision(RoutingPath.UNIFIED, "mostly_cached")
     # Only here does health count: a request that is not worth a split is no fallback.
@@ -109,6 +112,16 @@ def is_split(inputs: DeciderInputs, settings: DeciderSettings) -> bool:
     return inputs.has_prefill_candidate and (
         decide_path(inputs, settings).path is RoutingPath.PREFILL_THEN_DECODE
     )
+
+
+def _fast_decode_reason(inputs: DeciderInputs, uncached: int) -> str | None:
+    """Why the decode pod needs no prefill; None: it may."""
+    # A prompt of which nothing is cached is no fast decode, however short it is.
+    if inputs.cached_tokens and uncached <= MAX_UNSPLIT_BLOCKS * inputs.block_tokens:
+        return "cached"
+    if is_served_from_storage(inputs.prompt_tokens, inputs.cached_tokens, inputs.load):
+        return "stored"
+    return None
 
 
 def _unified_reason(inputs: DeciderInputs, settings: DeciderSettings) -> str | None:

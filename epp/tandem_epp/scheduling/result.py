@@ -14,7 +14,9 @@ _UNKNOWN_SIZE: Final = PlacedPrompt()
 class SchedulingResult:
     """The chosen pods and the path."""
 
-    __slots__ = ("cached_tokens", "costs", "decision", "decode", "prefill", "size")
+    __slots__ = (
+        *("cached_tokens", "costs", "decision", "decode", "loaded_tokens", "prefill", "size"),
+    )
 
     def __init__(  # noqa: PLR0917 - what was chosen, then what is known of it
         self,
@@ -24,6 +26,7 @@ class SchedulingResult:
         cached_tokens: int = 0,
         costs: CostRecord | None = None,
         size: PlacedPrompt = _UNKNOWN_SIZE,
+        loaded_tokens: int = 0,
     ) -> None:
         self.decision = decision
         self.decode = decode
@@ -36,3 +39,6 @@ class SchedulingResult:
         """What a choice by cost was made from; None: scorers chose."""
         self.size = size
         """What the request is predicted to take."""
+        self.loaded_tokens = loaded_tokens
+        """Prompt tokens that the pod that computes the prompt is expected to load from external
+        storage."""

@@ -29,6 +29,7 @@ from .decider import (
 from .fallback import choose_alone, unified_pods
 from .profile import ScoringContext
 from .result import SchedulingResult
+from .stored_prompts import load_of
 
 
 class Scheduler:
@@ -160,7 +161,10 @@ class Scheduler:
                 decision = without_prefill(scheduling.decider)
             # An alternate of the decode pod must be able to read the same KV.
             decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in ranking)]
-        return SchedulingResult(decision, decode, ranking, inputs.cached_tokens)
+        loaded = 0 if ranking else inputs.load.tokens
+        return SchedulingResult(
+            decision, decode, ranking, inputs.cached_tokens, loaded_tokens=loaded
+        )
 
     def _prefer_unified(
         self, result: SchedulingResult, ready: Sequence[Pod], context: ScoringContext
@@ -198,6 +202,7 @@ class Scheduler:
             is_disaggregated=self._fleet.is_disaggregated(decode),
             is_enabled=self.routing.serving.enabled,
             has_prefill_candidate=has_prefill_candidate,
+            load=load_of(context, decode),
             single_engine_reason=request.single_engine_reason if request else "passthrough",
         )
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract import metrics as names
+from tandem_contract import vllm_storage
 from tandem_epp.backends.adapters import AdapterSlots
 from tandem_epp.backends.engine_page import EngineCounters, Gauges
 from tandem_epp.backends.page_reader import PageReader, read_page
@@ -150,3 +151,20 @@ def test_a_line_that_moves_far_is_still_read() -> None:
     for padding in (0, 5000, 20):
         page = f"# {'x' * padding}\n{names.ENGINE_RUNNING} {padding}.0\n"
         assert reader.read(page.encode()).total.gauges.running == padding
+
+
+def test_loads_from_storage_are_read_of_both_engines() -> None:
+    torch = f"""
+{names.ENGINE_TIER_LOADED}{{tier="host"}} 5.0
+{names.ENGINE_TIER_LOADED}{{tier="storage"}} 512.0
+{names.ENGINE_STORAGE_LOAD_BYTES} 1024.0
+{names.ENGINE_STORAGE_LOAD_SECONDS}_count 2.0
+{names.ENGINE_STORAGE_LOAD_SECONDS}_sum 0.5"""
+    vllm = f"""
+{vllm_storage.LOADED_TOKENS}_total{{engine="0"}} 512.0
+{vllm_storage.LOADED_BYTES}_total{{engine="0"}} 1024.0
+{vllm_storage.LOAD_SECONDS}_count{{engine="0"}} 2.0
+{vllm_storage.LOAD_SECONDS}_sum{{engine="0"}} 0.5"""
+    loads = EngineCounters(loaded_bytes=1024.0, loaded_tokens=512.0, load_seconds=0.5, loads=2.0)
+    assert read_page(torch.encode()).counters == loads
+    assert read_page(vllm.encode()).counters == loads

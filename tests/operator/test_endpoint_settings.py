@@ -1,5 +1,6 @@
 """The file of --router-settings: what it sets, and one-line errors."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def test_the_documented_file_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ":1: expected one YAML mapping of envoy, epp, nodeSelector"),
+        ("", ":1: expected one YAML mapping of envoy, epp, kvCacheIndex"),
         ("[]", ":1: expected one YAML mapping of"),
         ("a: 1\nenvoy: {}", ":1: Object contains unknown field `a`"),
         ("epp: {}\nenvoy: {replica: 2}", ":2: envoy: Object contains unknown field `replica`"),
@@ -146,3 +147,14 @@ def test_the_operator_refuses_to_start_with_an_invalid_file(tmp_path: Path) -> N
     result = CliRunner().invoke(main, ["--all-namespaces", "--router-settings", str(file)])
     assert result.exit_code == 2
     assert result.stderr == f"error: {file}: cannot read it: No such file or directory\n"
+
+
+def test_epps_count_kv_in_storage_if_it_is_set(tmp_path: Path) -> None:
+    def section(text: str) -> object:
+        bodies = plan_endpoint(endpoint(), settings_of(text, tmp_path)).apply
+        config = next(b for b in bodies if b["kind"] == "ConfigMap" and "router.yaml" in b["data"])
+        return json.loads(config["data"]["router.yaml"]).get("kv_cache_index")
+
+    text = "kvCacheIndex: {storageOffloading: {enabled: true}}"
+    assert section(text) == {"storage_offloading": {"enabled": True}}
+    assert section("epp: {replicas: 3}") is None

@@ -95,6 +95,8 @@ class RouterSettings:
     """`env` and `envFrom` of Envoy's container, as in a container."""
     epp_env: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)
     """The same of the EPP's."""
+    storage_offloading: bool = False
+    """Whether EPPs count KV in the pools' external stores when they choose pods."""
     key_period: float = 24 * 3600.0
     """Seconds for which one plan key signs. A period under an hour remounts Secrets without making
     anything safer."""
@@ -138,6 +140,14 @@ class _Envoy(_Epp, frozen=True):
     threads: _Count | None = None
 
 
+class _StorageOffloading(_Strict, frozen=True):
+    enabled: bool = False
+
+
+class _KvCacheIndex(_Strict, frozen=True):
+    storage_offloading: _StorageOffloading = _StorageOffloading()
+
+
 class _Toleration(_Strict, frozen=True, omit_defaults=True):
     key: str | None = None
     operator: Literal["Exists", "Equal"] | None = None
@@ -165,6 +175,7 @@ class _NetworkPolicy(_Strict, frozen=True):
 class _File(_Strict, frozen=True):
     envoy: _Envoy = _Envoy()
     epp: _Epp = _Epp()
+    kv_cache_index: _KvCacheIndex = _KvCacheIndex()
     node_selector: dict[str, str] = {}
     tolerations: tuple[_Toleration, ...] = ()
     priority_class_name: _Text | None = None
@@ -191,6 +202,7 @@ def load_router_settings(file: Path, settings: RouterSettings) -> RouterSettings
         "epp_env": _env(content.epp),
         "epp_replicas": content.epp.replicas,
         "epp_resources": _resources(document, "epp", content.epp.resources),
+        "storage_offloading": content.kv_cache_index.storage_offloading.enabled,
         "node_selector": content.node_selector,
         "tolerations": tuple(msgspec.to_builtins(content.tolerations)),
         "priority_class": content.priority_class_name,

@@ -28,6 +28,7 @@ _KEY_DIRECTORY: Final = "/var/run/tandem/plan-keys"
 _PRE_STOP_SECONDS: Final = 15
 """Seconds for which a pod that is being stopped keeps answering: Envoy looks the EPP's addresses up
 every 2 s, and DNS servers cache an answer for a few seconds."""
+_STORAGE_OFFLOADING: Final = {"kv_cache_index": {"storage_offloading": {"enabled": True}}}
 _RBAC: Final = "rbac.authorization.k8s.io"
 _GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
 _READ: Final = ["get", "list", "watch"]
@@ -48,6 +49,7 @@ def epp_objects(
         **required.epp_config,
         # Last: the operator's sections replace those in the user's configuration.
         "disaggregated_serving": required.disaggregated_serving,
+        **(_STORAGE_OFFLOADING if settings.storage_offloading else {}),
         **({"health_checks": required.health_checks} if required.health_checks else {}),
     }
     document = json.dumps(config, indent=1, sort_keys=True)

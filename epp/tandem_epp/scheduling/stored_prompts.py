@@ -13,6 +13,8 @@ Loads = dict[int, Load]
 
 def load_of(context: ScoringContext, pod: Pod) -> Load:
     """What `pod` would load of the prompt of `context`."""
+    if context.precise is None or not context.precise.stored:
+        return NO_LOAD
     return _load(context, pod, context.cached_tokens(pod), context.now)
 
 

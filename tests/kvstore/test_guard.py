@@ -89,7 +89,8 @@ def test_what_does_not_fit_into_the_deadline_is_computed() -> None:
     assert 7 <= decision.chunks <= 11
 
 
-@given(st.floats(100, 1e6), st.floats(1e6, 1e11), st.integers(1, 200), st.integers(0, 100_000))
+# Below four times the 8 chunks that `guard` has measured: larger loads are tried.
+@given(st.floats(100, 1e6), st.floats(1e6, 1e11), st.integers(1, 31), st.integers(0, 100_000))
 def test_a_decision_keeps_its_promises(
     tokens: float, bytes_: float, chunks: int, context: int
 ) -> None:
@@ -136,3 +137,26 @@ def test_a_retry_that_is_slow_again_changes_nothing() -> None:
     assert slow.decide(8, CHUNK, SIZE, 0, now=11.0).chunks == 8
     slow.observe_slow_load(SIZE, 0.1, now=11.1)
     assert slow.decide(8, CHUNK, SIZE, 0, now=11.2).reason is Reason.UNPROFITABLE
+
+
+def test_a_load_far_larger_than_any_before_is_tried_once() -> None:
+    # A short load that its deadline ended says nothing of the rate at which many bytes come.
+    learned = LoadGuard()
+    for count in (1, 2, 4, 8):
+        learned.observe_compute(count * CHUNK, 0, count * CHUNK / 10_000)
+    assert learned.decide(2, CHUNK, SIZE, 0, now=0.0).chunks == 2
+    learned.observe_slow_load(0, 0.026, now=0.0)
+    assert learned.decide(2, CHUNK, SIZE, 0, now=0.1).reason is Reason.UNPROFITABLE
+    assert learned.decide(4, CHUNK, SIZE, 0, now=0.1).reason is Reason.UNPROFITABLE
+    assert learned.decide(8, CHUNK, SIZE, 0, now=0.1).chunks == 8
+    assert learned.decide(8, CHUNK, SIZE, 0, now=0.2).reason is Reason.UNPROFITABLE
+    # It came in time: from now on all of that size are loaded.
+    learned.observe_load(8 * SIZE, 0.05, now=0.2)
+    assert learned.decide(8, CHUNK, SIZE, 0, now=0.3).chunks == 8
+    assert learned.decide(32, CHUNK, SIZE, 0, now=0.4).chunks == 32
+
+
+def test_larger_and_larger_loads_from_a_slow_store_are_tried_a_few_times_only() -> None:
+    learned = guard(tokens_per_second=100_000, bytes_per_second=1e9)
+    decisions = [learned.decide(count, CHUNK, SIZE, 0, now=1.0) for count in range(1, 1025)]
+    assert sum(1 for decision in decisions if decision.chunks) <= 4

@@ -26,6 +26,10 @@ load that its deadline ends, of which an overlapped one keeps little, costs more
 _RECOVERED: Final = 0.5
 """Share of the predicted time below which a load that was tried again shows that the store has
 become faster. More: noise counts as a change. Less: such a store stays unused for minutes."""
+_FAR: Final = 4
+"""Bytes of a load over those of the largest one tried from which the fit says little: it is tried.
+Less: more loads from slow stores. More: a store's delay, which short loads show, is taken for its
+rate longer."""
 _LATENCY: Final = 0.005
 _SECONDS_PER_BYTE: Final = 1 / 500e6
 """Prior of a store: 5 ms and 500 MB/s, until loads were measured."""
@@ -58,6 +62,8 @@ class LoadGuard:
         self.loading = TwoTermFit(_LATENCY, _SECONDS_PER_BYTE)
         self.computing = TwoTermFit(_SECONDS_PER_TOKEN, _SECONDS_PER_PAIR)
         self._last_load = 0.0
+        # Bytes of the largest load that was tried.
+        self._largest = 0
         # Whether the next load to end was started to try a slow store again.
         self._is_retry = False
 
@@ -71,6 +77,7 @@ class LoadGuard:
 
     def observe_load(self, size: int, seconds: float, now: float) -> None:
         """Learn from a load that succeeded."""
+        self._largest = max(self._largest, size)
         # At one load every `retry` seconds, the slow ones would outweigh it for minutes.
         if self._is_retry and seconds < _RECOVERED * self.loading.predict(1, size):
             self.loading.forget()
@@ -94,9 +101,12 @@ class LoadGuard:
         deadline = DEADLINE_SHARE * self.compute_seconds(chunks * chunk_tokens, context)
         if deadline < _LEAST_DEADLINE:
             return Decision(0, 0.0, Reason.UNPROFITABLE)
+        size = chunks * chunk_bytes
         # Without measurements, and after a while without any, one load tells how fast the store is.
-        if not self.loading.samples or now - self._last_load > self._retry:
-            self._last_load, self._is_retry = now, True
+        is_due = not self.loading.samples or now - self._last_load > self._retry
+        if is_due or size >= _FAR * self._largest:
+            self._largest = max(self._largest, size)
+            self._last_load, self._is_retry = now, is_due
             return Decision(chunks, deadline)
         count = self._loadable(chunks, chunk_bytes, deadline)
         if count == 0 or self._load_seconds(count, chunk_bytes) >= self.compute_seconds(

@@ -118,7 +118,8 @@ class StorageOffloading(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     prompt from there where that is cheaper than to compute it."""
     max_bytes: int = 64 << 20
     """Bytes of the index of all stores; at least 1 MiB. Some 28 bytes per KV block: the default has
-    2.4 million blocks. Too low: the index of a store begins anew before its prompts come again."""
+    2.4 million blocks. Too low: the index of the
+    largest store begins anew, and chunks that engines load without storing are not found again."""
 
 
 class KvCacheIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -146,7 +146,7 @@ class PreciseCollector(Collector):
         )
         stored = GaugeMetricFamily(
             "tandem_epp_kv_storage_index_bytes",
-            "Bytes of the index of what external stores have; 0 without storage_offloading.",
+            "Bytes of the index of what external stores have; absent without storage_offloading.",
         )
         if collector is not None:
             if collector.stored is not None:

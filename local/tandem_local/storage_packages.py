@@ -22,7 +22,7 @@ def link_packages(target: Path, python_path: str) -> None:
 
     Raises LookupError for a package that is nowhere.
     """
-    given = [Path(entry) for entry in python_path.split(os.pathsep) if entry]
+    given = [Path(entry).absolute() for entry in python_path.split(os.pathsep) if entry]
     with_connector = next((entry for entry in given if (entry / PACKAGES[2]).is_dir()), None)
     for name in PACKAGES:
         source = with_connector / name if with_connector else _installed(name)

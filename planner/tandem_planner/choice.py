@@ -143,14 +143,17 @@ def would_split(
     pod: PodFigures,
     cached: int,
     fabrics: Iterable[FabricClass] = (FabricClass.ELSEWHERE,),
+    on_decode: int | None = None,
 ) -> bool:
     """Whether a split would be cheaper than `pod` alone, were there an idle pod to prefill that is
-    as fast as `pod` and forms a pair of one of the classes `fabrics` with it."""
-    ready = idle_prefill_seconds(request, pod, cached)
+    as fast as `pod`, loads as much from storage (what is in `cached`), and forms a pair of one of
+    the classes `fabrics` with it. `on_decode`: tokens that need no transfer; None: `cached`."""
+    there = cached if on_decode is None else on_decode
+    ready = pod.load + idle_prefill_seconds(request, pod, cached)
     received = [
-        sum(decode_terms(request, pod, cached, fabric, ready))
+        sum(decode_terms(request, pod, there, fabric, ready))
         for fabric in fabrics
-        if not is_transfer_too_long(request, pod, cached, fabric)
+        if not is_transfer_too_long(request, pod, there, fabric)
     ]
     split = ready + min(received, default=inf)
     return split < sum(unified_terms(request, pod, cached))

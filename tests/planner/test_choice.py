@@ -326,6 +326,13 @@ def test_would_split(prompt: int, expected: bool) -> None:
     assert would_split(RequestFigures(prompt, 10.0, NOW), DECODE, 0) is expected
 
 
+def test_a_pod_that_loads_the_prompt_from_storage_needs_no_split() -> None:
+    # The other pod would load it, too, and then send it: that cannot be cheaper.
+    request = RequestFigures(8000, 10.0, NOW)
+    assert would_split(request, DECODE, 0)
+    assert not would_split(request, DECODE._replace(load=0.2), 7990, on_decode=0)
+
+
 def test_a_split_is_judged_by_the_nearest_class_that_partners_have() -> None:
     fast, slow = TransferCost(0.0, 1e-12), TransferCost(60.0, 1e-8)
     request, pod = RequestFigures(4000, 10.0, NOW), DECODE._replace(transfers=(fast, slow, slow))

@@ -146,8 +146,9 @@ class PodFeed:
         self._counts["storage_stored"] += 1
         self._counts["storage_unplaced"] += unplaced
         if unplaced and blocks.bytes >= blocks.max_bytes:
-            # Most of it may have left the store long ago: what is stored from now on counts.
-            blocks.drop(store.name)
+            # Most of the largest store's may have left it long ago: what is stored from now on
+            # counts. The others keep theirs.
+            blocks.drop(max(blocks.pods, key=blocks.count, default=store.name))
 
     def _remove(self, event: BlockRemoved) -> None:
         tier = _TIERS.get(event.medium)

@@ -215,6 +215,7 @@ class CostScheduler:
             candidates.pods.pods[row],
             candidates.cached_if_computing[row],
             self._partner_fabrics(self._fleet.figures.pods[row]),
+            candidates.cached[row],
         ):
             return _NO_PREFILL
         return _TOO_LONG if choice.is_transfer_too_long else _CHEAPER_HERE

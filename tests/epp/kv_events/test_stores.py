@@ -17,16 +17,17 @@ STORAGE = {"medium": "STORAGE", "group_idx": None}
 
 
 class _Engines:
-    """Engines of one store."""
+    """Engines of one store, but those that `store_of` names."""
 
     def __init__(self, max_bytes: int = 1 << 20) -> None:
         self.pods, self.stores = PodBlocks(), PodBlocks(max_bytes)
         self.counts = Counter[str]()
         self._numbers = Counter[str]()
         self._feeds: dict[str, PodFeed] = {}
+        self.store_of: dict[str, str] = {}
 
     def apply(self, pod: str, *events: Any) -> None:
-        store = StoreIndex("store", self.stores)
+        store = StoreIndex(self.store_of.get(pod, "store"), self.stores)
         feed = self._feeds.setdefault(pod, PodFeed(pod, self.pods, self.counts, store))
         data = msgspec.msgpack.encode([1.0, events, 0])
         feed.apply(self._numbers[pod], decode_batch(data))
@@ -36,8 +37,8 @@ class _Engines:
         self._feeds.pop(pod).disconnect()
         self._numbers[pod] = 0
 
-    def in_storage(self) -> int:
-        return self.stores.match({4: PROMPT.keys(4)}).prefix("store").total
+    def in_storage(self, store: str = "store") -> int:
+        return self.stores.match({4: PROMPT.keys(4)}).prefix(store).total
 
 
 def test_what_one_engine_stored_survives_it_and_another_one_removes_it() -> None:
@@ -75,3 +76,15 @@ def test_a_store_whose_index_is_full_is_indexed_anew() -> None:
     engines.apply("a", stored([1], [0, 1, 2, 3], **STORAGE))
     assert engines.in_storage() == 4
     assert engines.counts["storage_unplaced"] == 1
+
+
+def test_a_full_index_drops_the_largest_store_and_not_the_one_that_needs_room() -> None:
+    engines = _Engines(max_bytes=1)
+    engines.store_of["other"] = "other"
+    engines.apply("a", stored([1], [0, 1, 2, 3], **STORAGE))
+    engines.apply("other", stored([1], [0, 1, 2, 3], **STORAGE))
+    assert engines.in_storage() == 0
+    while engines.stores.sweep(100):
+        pass
+    engines.apply("other", stored([1], [0, 1, 2, 3], **STORAGE))
+    assert engines.in_storage("other") == 4

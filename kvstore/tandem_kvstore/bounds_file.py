@@ -50,10 +50,17 @@ class BoundsFile:
         try:
             stated = msgspec.json.decode(text, type=_Stated)
         except msgspec.MsgspecError as err:
-            _log.warning("%s: %s; the bounds of the store stay %s", self._path, err, self._bounds)
+            _log.warning(
+                "bounds file %s cannot be used: %s; the engine keeps the bounds it had: %s",
+                *(self._path, err, self._bounds or "none"),
+            )
             return self._bounds
         self._bounds = self._bounds_of(stated)
-        _log.info("bounds of the store by %s: %s", self._path, self._bounds or "none")
+        _log.info(
+            "bounds file %s was read; the bounds of the store are: %s",
+            self._path,
+            self._bounds or "none",
+        )
         return self._bounds
 
     def _bounds_of(self, stated: _Stated) -> Bounds | None:

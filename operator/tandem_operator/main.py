@@ -115,7 +115,7 @@ def _networks(
 @click.option(
     "--engine-image", help="Image of the torch engine.  [default: tandem-engine, of this version]"
 )
-@click.option("--vllm-storage-image", help="With vLLM's storage connector.")
+@click.option("--vllm-storage-image", help="Image that brings the storage connector to vLLM.")
 @click.option("--vllm-repository", help="Repository of vLLM's images.  [default: vllm/vllm-openai]")
 @click.option(
     "--image-pull-policy",

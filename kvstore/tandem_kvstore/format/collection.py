@@ -6,6 +6,7 @@ Data without a manifest is deleted once it was seen so for the I/O deadline, wit
 and every write has ended. So no reader loses what it reads, and no writer what it has written.
 """
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -31,6 +32,10 @@ class Bounds:
     """Seconds that a load or the write of a chunk can take. Shorter than these: a reader finds data
     missing and computes."""
     low_water: float = 0.9
+
+    def __str__(self) -> str:
+        size = "no limit of bytes" if self.capacity == sys.maxsize else f"{self.capacity} bytes"
+        return f"{size}, unused for at most {self.max_age:g} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,8 +232,8 @@ class Engine:
                 results = await self._steps.run(step)
                 # The worker thread is idle now: from here on `_end` may free these blocks at once.
                 self._step_sequences = frozenset()
-                for chunk, sampled in zip(step.chunks, results, strict=True):
-                    self._advance(chunk, sampled)
+                for i, chunk in enumerate(step.chunks):
+                    self._advance(chunk, results[i] if results else None, is_cut=results is None)
         except Exception:  # noqa: BLE001 - the loop's top: every request must end
             _log.exception("a step failed: the engine is stopping")
             self._stop_reason = "the engine failed in a step: see its log, and restart it"
@@ -258,14 +258,14 @@ class Engine:
             self._remote_prefills.apply(step)
         self._tiers.apply(step)
 
-    def _advance(self, chunk: Chunk, sampled: SampledToken | None) -> None:
+    def _advance(self, chunk: Chunk, sampled: SampledToken | None, *, is_cut: bool) -> None:
         seq = chunk.sequence
         if seq.aborted:
             # `_end` has sent the last delta; only the blocks were left to be freed.
             if not self._tiers.is_loading(seq.id):
                 self._remove(seq)
             return
-        if seq.computed_tokens != chunk.start:
+        if is_cut or seq.computed_tokens != chunk.start:
             # Dropped: not all of the KV before it arrived. The end of the load queues it again.
             return
         self._scheduler.advance(chunk, sampled.token if sampled is not None else None)

@@ -29,11 +29,12 @@ class StepRunner:
         self._wake = wake
         self._runner, self._worker, self._tiers, self._holds = runner, worker, tiers, holds
 
-    async def run(self, step: Step) -> Sequence[SampledToken | None]:
-        """Compute a planned step. Returns the sampled token of each chunk, or None.
+    async def run(self, step: Step) -> Sequence[SampledToken | None] | None:
+        """Compute a planned step. Returns the sampled token of each chunk, or None for a chunk that
+        ends within its prompt.
 
-        A step on arriving KV that was cut has no result: its sequence's `computed_tokens` are not
-        the start of the chunk then.
+        None for the whole: a step on arriving KV was cut, and nothing of it was computed. The load
+        may have ended by then, with all the KV that the step waited for.
         """
         if step.arriving is not None:
             return await self._run_arriving(step, self._tiers.arriving(step.arriving.id))
@@ -44,7 +45,9 @@ class StepRunner:
         self._tiers.observe_step(step.chunks, time.perf_counter() - begin)
         return results
 
-    async def _run_arriving(self, step: Step, kv: ArrivingKv) -> Sequence[SampledToken | None]:
+    async def _run_arriving(
+        self, step: Step, kv: ArrivingKv
+    ) -> Sequence[SampledToken | None] | None:
         """A step whose time says nothing about computing, and whose layers no reader has."""
         kv.start_step()
         run = partial(self._runner.run, step.chunks, kv.wait)
@@ -57,7 +60,7 @@ class StepRunner:
         try:
             results = await computing
         except LayersCut:
-            return [None]
+            return None
         # All layers are here, so that the load is about to end.
         await kv.join()
         return results

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
@@ -146,9 +145,19 @@ async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel what still runs and wait until it has ended: no task may write into blocks later."""
     for task in tasks:
         task.cancel()
+    is_cancelled = False
+    while pending := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError:
+            # The caller's own, such as a deadline, which cancels only once: it must not be lost.
+            is_cancelled = True
     for task in tasks:
-        with suppress(asyncio.CancelledError, StoreError, KvRejected):
-            await task
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, StoreError | KvRejected):
+            raise error
+    if is_cancelled:
+        raise asyncio.CancelledError
 
 
 def log_rejected(err: StoreError | KvRejected) -> None:

@@ -31,6 +31,35 @@ class Watch:
         self.told.append("cut")
 
 
+async def test_a_deadline_that_fires_while_a_cut_chunk_ends_is_not_lost() -> None:
+    ending, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def load(chunk: int, group: int) -> None:
+        if chunk == 0:
+            await asyncio.Event().wait()
+        if group == 0:
+            raise KvRejected(Reason.CORRUPT, "damaged")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            # As a copy into blocks, which is not broken off.
+            ending.set()
+            await goes_on.wait()
+            raise
+
+    async def first(chunk: int, group: int) -> None:
+        if (chunk, group) != (0, 0):
+            await load(chunk, group)
+
+    task = asyncio.ensure_future(load_by_layers(first, 2, 2, Watch(), Progress()))
+    await ending.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    goes_on.set()
+    await asyncio.wait([task], timeout=20)
+    assert task.cancelled()
+
+
 async def test_the_first_groups_of_all_chunks_come_first() -> None:
     order, watch = [], Watch()
 

@@ -50,6 +50,20 @@ async def test_the_environment_changes_neither_the_endpoint_nor_the_keys_of_a_se
     assert (await probe_store(s3.location)).works
 
 
+async def test_keys_without_a_session_token_send_no_header_for_one(
+    s3: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R2 and AWS refuse an empty one."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-other-keys")
+
+    def refuse(request: web.Request) -> web.Response | None:
+        has_token = "x-amz-security-token" in request.headers
+        return error(400, "InvalidArgument") if has_token else None
+
+    async with gate(s3.location, refuse) as between:
+        assert (await probe_store(between.location)).works
+
+
 async def test_keys_of_the_environment_are_used_without_a_secret(
     s3: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

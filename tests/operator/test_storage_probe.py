@@ -47,6 +47,20 @@ def test_the_breaker_and_the_newest_failure_are_read(
     assert storage_state(page) == state
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'tandem_engine_kv_storage_failure{ ="x"} 1',
+        b"tandem_engine_kv_storage_failure 1 " + b"9" * 400,
+        b'tandem_engine_kv_storage_failure{message="' + b"x" * 5000 + b'"} 1',
+        b"other{ ='x'} 1",
+    ],
+)
+def test_a_strange_page_of_one_engine_ends_nothing(line: bytes) -> None:
+    page = HEAD + b" 2.0\n" + line + b"\n"
+    assert storage_state(page) in {None, (True, "")}
+
+
 def test_only_pools_whose_set_has_a_store_are_asked() -> None:
     cache = ClusterCache(nodes=False)
     stored = prefill_pool(transfer={"storage": {"endpoint": "http://store"}})

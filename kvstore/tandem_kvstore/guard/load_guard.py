@@ -106,7 +106,7 @@ class LoadGuard:
         is_due = not self.loading.samples or now - self._last_load > self._retry
         if is_due or size >= _FAR * self._largest:
             self._largest = max(self._largest, size)
-            self._last_load, self._is_retry = now, is_due
+            self._last_load, self._is_retry = now, is_due or self._is_retry
             return Decision(chunks, deadline)
         count = self._loadable(chunks, chunk_bytes, deadline)
         if count == 0 or self._load_seconds(count, chunk_bytes) >= self.compute_seconds(

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
@@ -34,7 +35,7 @@ from ..location import StoreLocation
 from .base import ObjectInfo, StoredObject
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, S3Config
+    from obstore.store import ClientConfig, S3Config, S3Credential
 
 T = TypeVar("T")
 
@@ -163,6 +164,7 @@ class S3Store:
             "conditional_put": "etag",
             "disable_bulk_delete": True,
         }
+        provider = None
         if (credentials := location.credentials) is not None:
             stamp = _stamp(credentials.directory)
             keys = (credentials.access_key.reveal(), credentials.secret_key.reveal(), "")
@@ -170,13 +172,10 @@ class S3Store:
                 keys = _read_keys(credentials.directory)
             self._stamp = stamp
             if keys[0]:
-                # Also without a token: the environment's would be sent with these keys.
-                config |= {
-                    "access_key_id": keys[0],
-                    "secret_access_key": keys[1],
-                    "session_token": keys[2],
-                    "skip_signature": False,
-                }
+                config["skip_signature"] = False
+                # Not in `config`: without a token there, the environment's would be sent with these
+                # keys, and an empty one is sent as an empty header, which R2 and AWS refuse.
+                provider = partial(_credential, keys)
         options: ClientConfig = {
             "allow_http": location.endpoint.startswith("http://"),
             "timeout": timedelta(seconds=location.timeout),
@@ -189,6 +188,7 @@ class S3Store:
                 config=config,
                 client_options=options,
                 retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
+                credential_provider=provider,
             )
 
 
@@ -199,6 +199,17 @@ def _authority(file: Path | None) -> "ClientConfig":
         return {"root_certificate": file.read_bytes()}
     except OSError as err:
         raise LocationError(f"ca_file {file}: {err.strerror}") from err
+
+
+def _credential(keys: tuple[str, str, str]) -> "S3Credential":
+    """The keys as obstore asks for them; they stay until the client is made anew."""
+    access_key, secret_key, token = keys
+    return {
+        "access_key_id": access_key,
+        "secret_access_key": secret_key,
+        "token": token or None,
+        "expires_at": None,
+    }
 
 
 def _read_keys(directory: Path) -> tuple[str, str, str]:

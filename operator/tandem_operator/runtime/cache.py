@@ -91,9 +91,9 @@ class ClusterCache:
         self.failures: dict[PoolKey, Failure] = {}
         """Writes for a pool that the API server refused in the last apply."""
         self.child_failures: dict[EndpointKey, Mapping[ObjectRef, Failure]] = {}
+        # What a pool's engines said when last probed: bytes they have pulled, and of their store.
         self.kv_bytes_moved: dict[PoolKey, float] = {}
         self.storage: dict[PoolKey, StorageReport] = {}
-        """KV bytes that a DecodePool's engines have pulled, as last probed."""
         self._router_states: dict[EndpointKey, RouterState] = {}
         self._defaults = defaults
         self._clock = clock
@@ -190,8 +190,8 @@ class ClusterCache:
         return {set_key(pool.body) for pool in self.pools.by_key(key)}
 
     def set_probed(self, results: dict[PoolKey, V], pool: PoolKey, value: V) -> set[WorkKey]:
-        """Store a pool's `value` in `kv_bytes_moved` or `storage`; its set, if that changed."""
-        if results.get(pool) == value:
+        """Store `value` of a pool that still exists in `results`; its set, if that changed."""
+        if results.get(pool) == value or not self.pools.by_key(pool):
             return set()
         results[pool] = value
         return self._sets([pool])

@@ -29,6 +29,10 @@ _MAX_CONCURRENT: Final = 8
 _BREAKERS: Final = (vllm_storage.BREAKER_STATE, metrics.ENGINE_STORAGE_BREAKER)
 _FAILURES: Final = (vllm_storage.FAILURE, metrics.ENGINE_STORAGE_FAILURE)
 _CLOSED: Final = 0.0
+_MOST_LINE: Final = 2000
+"""Bytes of a line of a metrics page that is read."""
+_MOST_LINES: Final = 64
+"""Lines of a metrics page that are read: a series for each engine of a pod, and some to spare."""
 _MOST_WORDS: Final = 200
 """Characters of a failure: an engine may run any program, and the words go into the status."""
 
@@ -82,14 +86,18 @@ def storage_state(page: bytes) -> tuple[bool, str] | None:
     """
     breaker: float | None = None
     words = ""
+    # An engine may run any program: neither a strange page nor a long one may stop the operator.
+    names = tuple(name.encode() for name in (*_BREAKERS, *_FAILURES))
+    lines = [line for line in page.split(b"\n") if line.startswith(names)]
+    lines = [line for line in lines if len(line) <= _MOST_LINE][:_MOST_LINES]
     try:
-        for family in text_string_to_metric_families(page.decode()):
+        for family in text_string_to_metric_families(b"\n".join([*lines, b""]).decode()):
             for sample in family.samples:
                 if sample.name in _BREAKERS:
                     breaker = max(breaker or _CLOSED, sample.value)
                 elif sample.name in _FAILURES and sample.value == 1.0:
                     words = sample.labels.get("message", "")[:_MOST_WORDS]
-    except ValueError:
+    except (ValueError, IndexError, ArithmeticError):
         return None
     return None if breaker is None else (breaker != _CLOSED, words)
 

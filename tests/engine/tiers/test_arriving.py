@@ -141,6 +141,23 @@ async def test_a_step_computes_the_first_layer_while_the_second_one_loads(
     assert tally.counts["storage_loaded"] == CHUNKS * CHUNK
 
 
+async def test_a_step_that_is_dropped_although_all_kv_arrived_is_computed_again(
+    stored: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadline may end a load after its last data came and before the step is told."""
+    on_group = ArrivingKv.on_group
+
+    def untold(kv: ArrivingKv, index: int) -> None:
+        if index == 0:
+            on_group(kv, index)
+
+    monkeypatch.setattr(ArrivingKv, "on_group", untold)
+    async with running(kv_storage=storage(stored)) as engine, asyncio.timeout(60):
+        await ask(engine, prompt(LENGTH))
+        assert gate.waiting.is_set()
+        await ask(engine, prompt(LENGTH))
+
+
 @pytest.mark.parametrize("damage", ["corrupt", "truncated", "missing"])
 @pytest.mark.parametrize("chunk", [0, 3, CHUNKS - 1])
 async def test_what_was_computed_before_a_fault_was_noticed_is_dropped(

@@ -87,8 +87,8 @@ async def _exercise(objects: ObjectStore, location: StoreLocation) -> ProbeResul
             lacks.append("conditional writes")
         if lacks:
             fixes.append(
-                "nothing must be done: of two writers the last one counts, and KV stays right; see "
-                "docs/kv-storage.md#stores-without-conditional-writes"
+                "you need to change nothing: of two writers the last one counts, and KV stays "
+                "right; see docs/kv-storage.md#stores-without-conditional-writes"
             )
         if not await _lists(objects, name):
             lacks.append("a listing of what was just written")

@@ -73,10 +73,7 @@ async def supervise(
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(signal.SIGHUP, reload)
                 follow = (FileWatch(file, reload).run(), admin.counters.follow())
-                following = [loop.create_task(coroutine) for coroutine in follow]
-                await signals.drain.wait()
-                for task in following:
-                    task.cancel()
+                await wait_for_first(signals.drain.wait(), *follow)
                 await wait_for_first(supervisor.stop(), signals.exit_now.wait())
             finally:
                 # Also after an error at the start: no worker may outlive its supervisor.

@@ -52,7 +52,7 @@ _SAMPLE: Final = re.compile(
 """A sample line of interest. The pattern starts with a literal, so that searching the whole page
 takes a tenth of the time of a loop over its lines."""
 _START_TIME: Final = re.compile(rf"\n{names.PROCESS_START_TIME} (\S+)".encode())
-_BUCKET_BOUND: Final = re.compile(rb'le="([^"]+)"')
+_BUCKET_BOUND: Final = re.compile(rb'le="(\d+(?:\.\d+)?(?:e[+-]?\d+)?|\+Inf)"')
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 import asyncio
 import time
+from math import inf
 
 import pytest
 from prometheus_client import generate_latest
@@ -253,6 +254,11 @@ def _samples(metrics: Metrics) -> list[tuple[str, float]]:
 def test_a_page_in_another_format_has_no_readings() -> None:
     assert parse_readings(b"<html>") == EngineReadings()
     assert parse_readings(b"vllm:nixl_num_failed_transfers_total NaN\n") == EngineReadings()
+    bounds = b"".join(
+        b'vllm:nixl_xfer_time_seconds_bucket{le="%s"} 1\n' % bound
+        for bound in (b"x", b"NaN", b"1e", b"1e-05", b"0.5", b"+Inf")
+    )
+    assert set(parse_readings(bounds).buckets) == {1e-05, 0.5, inf}
 
 
 async def test_several_engines_are_counted_each_from_its_own_past() -> None:

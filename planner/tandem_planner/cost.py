@@ -25,7 +25,7 @@
     decode      DECODE_WEIGHT × slope × decodes running on D × expected output tokens: what they
                 slow this request down, and what it slows them down
     preemption  prefill of the prompt once more × the share of prompt and output for which D has no
-                free KV
+                free KV; what D loads needs room as what it computes
     standing    per request, whatever its prompt: FAILURE_SECONDS × error rate, loading an adapter
 
 wait + load + prefill + transfer + handoff + join are the seconds until the first token; the rest is
@@ -124,6 +124,8 @@ class PodFigures(NamedTuple):
     """Harm to later prompts per second of prefill."""
     load: float = 0.0
     """Seconds to load from external storage what this request's `cached` has from there."""
+    loaded: int = 0
+    """Tokens of this request's `cached` that are loaded: they need room in the KV cache first."""
 
 
 class RequestFigures:
@@ -192,7 +194,7 @@ def unified_terms(request: RequestFigures, pod: PodFigures, cached: int) -> Cost
         stall=prefill * pod.stall,
         congestion=prefill * pod.congestion,
         decode=pod.itl_harm * request.output,
-        preemption=preemption_seconds(request, pod, cached),
+        preemption=preemption_seconds(request, pod, cached - pod.loaded),
         standing=pod.standing,
         load=pod.load,
     )
@@ -262,7 +264,8 @@ def transfer_seconds(
 
 
 def preemption_seconds(request: RequestFigures, pod: PodFigures, cached: int) -> float:
-    """Expected seconds to compute the prompt once more, because KV ran out on `pod`."""
+    """Expected seconds to compute the prompt once more, because KV ran out on `pod`, which has the
+    KV of `cached` tokens already: without what is loaded or transferred."""
     needed = _uncached(request, cached) + request.output
     if needed <= pod.free_tokens:
         return 0.0

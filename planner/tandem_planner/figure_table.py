@@ -75,7 +75,7 @@ class FigureTable:
         """Replace the figures of one pod."""
         (
             head_ends, late_share, queued, fixed, per_token, per_pair, stall, itl_harm, free_tokens,
-            standing, transfers, kv, step, exposed, congestion, load,
+            standing, transfers, kv, step, exposed, congestion, load, _,
         ) = pod  # fmt: skip
         harmed, share = 1.0 + stall + congestion, MAX_TRANSFER_SHARE
         self.pods[row] = pod

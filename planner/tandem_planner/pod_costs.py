@@ -40,7 +40,7 @@ def unified_costs(
     tokens."""
     output, computing = request.output, pods.computing
     costs = [prefills[i] + computing[i][ITL_HARM] * output for i in which]
-    return _with_preemption(costs, request, pods, cached, which)
+    return _with_preemption(costs, request, pods, cached, which, is_loading=True)
 
 
 def decode_costs(
@@ -131,12 +131,17 @@ def _with_preemption(
     pods: FigureTable,
     cached: Sequence[int],
     which: Sequence[int],
+    *,
+    is_loading: bool = False,
 ) -> list[float]:
-    """`costs` of the pods in `which`, with the term `preemption`."""
+    """`costs` of the pods in `which`, with the term `preemption`. `is_loading`: `cached` has what
+    the pods load from storage."""
     most = max(1, request.prompt) + request.output
     # Seldom true: spares most requests the rest.
     if min(pods.free_tokens) < most:
         for at, i in enumerate(which):
             if pods.free_tokens[i] < most:
-                costs[at] += preemption_seconds(request, pods.pods[i], cached[i])
+                pod = pods.pods[i]
+                hit = cached[i] - pod.loaded if is_loading else cached[i]
+                costs[at] += preemption_seconds(request, pod, hit)
     return costs

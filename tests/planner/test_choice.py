@@ -53,6 +53,7 @@ PODS = st.builds(
     exposed=st.sampled_from([1.0, 0.55, 0.1]),
     congestion=st.floats(0.0, 9.0),
     load=st.sampled_from((0.0, 0.0, 0.4)),
+    loaded=st.sampled_from((0, 0, 400)),
 )
 REQUESTS = st.builds(
     RequestFigures,

@@ -72,6 +72,14 @@ def test_preemption(free: float, share: float) -> None:
     assert decode_terms(REQUEST, pod, 0).preemption == pytest.approx(share * 0.111)
 
 
+@pytest.mark.parametrize(("free", "share"), [(1100, 0), (550, 0.5), (0, 1)])
+def test_what_is_loaded_needs_room_as_what_is_computed(free: float, share: float) -> None:
+    pod = POD._replace(free_tokens=free, load=0.01, loaded=800)
+    assert unified_terms(REQUEST, pod, 800).preemption == pytest.approx(share * 0.111)
+    # A decode pod that gets all KV by a transfer loads nothing.
+    assert decode_terms(REQUEST, pod, 0).preemption == pytest.approx(share * 0.111)
+
+
 def test_a_split_transfers_what_the_decode_pod_lacks() -> None:
     pod = POD._replace(transfers=(TransferCost(0.1, 1e-6),) * 3, kv=KvSize(10.0))
     terms = decode_terms(REQUEST, pod, 400)

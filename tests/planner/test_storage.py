@@ -42,7 +42,7 @@ def test_no_request_costs_more_than_if_its_prompt_were_computed(
     stored, cached = min(stored, prompt - 1), min(cached, prompt)
     load = worthwhile_load(POD, cost, 1000, cached, stored)
     request = RequestFigures(prompt, 10.0, 0.0)
-    loading = POD._replace(load=load.seconds)
+    loading = POD._replace(load=load.seconds, loaded=load.tokens)
     with_load = sum(unified_terms(request, loading, cached + load.tokens))
     assert with_load <= sum(unified_terms(request, POD, cached)) + 1e-9
 

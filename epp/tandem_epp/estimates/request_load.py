@@ -38,6 +38,8 @@ class PlacedPrompt(msgspec.Struct, frozen=True):
     """Expected."""
     is_stream: bool = False
     """Whether the answer is a stream: only such a response can begin before its last token."""
+    loaded: int = 0
+    """Tokens of `cached` that the pod loads from external storage."""
 
 
 class RequestLoad:
@@ -81,7 +83,8 @@ class RequestLoad:
         self._entry = computing.queue.add(seconds, now, has_first_token=size.is_stream)
         computing.utilization.add(seconds, now)
         self._overlap = computing.overlaps.begin(decode.sidecar)
-        computing.count_placed(seconds, uncached + (0.0 if self._is_split else size.output))
+        own = uncached + size.loaded
+        computing.count_placed(seconds, own + (0.0 if self._is_split else size.output))
         decode.awaiting_prefill += 1
         if self._is_split:
             decode.count_placed(seconds, size.prompt - size.cached_on_decode + size.output)

@@ -280,7 +280,10 @@ def _size(request: InferenceRequest, record: CostRecord) -> PlacedPrompt:
     computing = record.decode if record.prefill is None else record.prefill
     cached = min(prompt, record.cached_if_computing[computing])
     on_decode = min(prompt, record.cached[record.decode])
-    return PlacedPrompt(prompt, cached, on_decode, output, is_stream=request.is_stream)
+    loaded = record.pods[computing].loaded
+    return PlacedPrompt(
+        prompt, cached, on_decode, output, is_stream=request.is_stream, loaded=loaded
+    )
 
 
 def _single_engine_reason(context: ScoringContext) -> str | None:

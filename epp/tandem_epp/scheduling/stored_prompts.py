@@ -33,7 +33,8 @@ def add_loads(
     table, cached = candidates.pods.copy(), list(candidates.cached_if_computing)
     for row, load in loads.items():
         cached[row] += load.tokens
-        table.write(row, table.pods[row]._replace(load=load.seconds))
+        figures = table.pods[row]._replace(load=load.seconds, loaded=load.tokens)
+        table.write(row, figures)
     changed = Candidates(
         table,
         candidates.cached,

@@ -175,6 +175,17 @@ def test_free_memory_shrinks_with_what_was_placed_since_the_scrape() -> None:
     assert pod.figures(2.0).free_tokens == 7500 - 1000 - 100
 
 
+def test_what_a_pod_loads_from_storage_takes_its_memory_too() -> None:
+    decode, prefill = PodEstimates(), PodEstimates()
+    for pod in (decode, prefill):
+        pod.on_counters(EngineCounters(), Gauges(), 10_000.0, 1.0)
+    size = PlacedPrompt(2000, 1500, 1500, 100.0, loaded=1000)
+    RequestLoad(decode, None, size, 2.0)
+    assert decode.figures(2.0).free_tokens == 10_000 - 500 - 1000 - 100
+    RequestLoad(decode, prefill, size, 2.0)
+    assert prefill.figures(2.0).free_tokens == 10_000 - 500 - 1000
+
+
 def test_a_pod_without_samples_takes_over_the_figures_of_alike_pods() -> None:
     known, unknown, other = PodEstimates(), PodEstimates(), PodEstimates()
     for i in range(MIN_SAMPLES + 1):

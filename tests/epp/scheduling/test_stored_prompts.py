@@ -92,5 +92,11 @@ def test_the_predicted_cost_has_the_load_as_a_term() -> None:
     assert chosen.terms["load"] == pytest.approx(0.02 + STORED * 1000 / 1e9)
 
 
+def test_the_size_of_a_request_tells_what_is_loaded() -> None:
+    size = _schedule({}, STORED).size
+    assert (size.prompt, size.cached, size.loaded) == (TOKENS, STORED, STORED)
+    assert _schedule({}, STORED, gpu=True).size.loaded == 0
+
+
 def test_without_a_tier_nothing_is_named() -> None:
     assert (kv_tier(0, 0), kv_tier(16, 0), kv_tier(16, 16)) == ("", GPU_HOT, STORAGE_WARM)

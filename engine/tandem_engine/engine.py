@@ -245,7 +245,7 @@ class Engine:
         """Apply what scheduling has changed, before the step runs."""
         now = time.perf_counter()
         self._step_sequences = frozenset(chunk.sequence for chunk in step.chunks)
-        for seq in self._step_sequences:
+        for seq in self._step_sequences - {step.arriving}:
             # Kept through preemption: the time in the queue is measured once.
             seq.start_time = seq.start_time or now
         for seq in step.preempted:

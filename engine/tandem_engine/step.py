@@ -70,7 +70,10 @@ class Sequence:
     saved_chunks: int = 0
     """Leading chunks that were given to the KV tiers; see `tiers`."""
     start_time: float | None = None
-    """time.perf_counter() when its first chunk began."""
+    """time.perf_counter() when its first chunk began; at the end of its load, if it was computed
+    meanwhile."""
+    overlapped: float = 0.0
+    """Seconds for which it was computed before that."""
 
     def __post_init__(self) -> None:
         # A copy: generated tokens are appended, and the request is frozen.
@@ -118,7 +121,7 @@ class Sequence:
         return Timing(
             # A pull starts before the first chunk: its time is reported as transfer, not as queue.
             queue=max(0.0, start - self.arrival_time - pull_seconds),
-            compute=now - start,
+            compute=now - start + self.overlapped,
             cached=self.cached_tokens,
             computed=max(0, self.prompt_tokens - self.cached_tokens - self.pulled_tokens),
             transfer=pull_seconds if pull is not None else None,

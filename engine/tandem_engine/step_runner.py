@@ -10,6 +10,7 @@ from .prompt_holds import PromptHolds
 from .runner import Runner
 from .scheduler import Step
 from .step import SampledToken
+from .step import Sequence as EngineSequence
 from .tiers.arriving import ArrivingKv, LayersCut
 from .tiers.no_tiers import Tiers
 
@@ -37,7 +38,7 @@ class StepRunner:
         may have ended by then, with all the KV that the step waited for.
         """
         if step.arriving is not None:
-            return await self._run_arriving(step, self._tiers.arriving(step.arriving.id))
+            return await self._run_arriving(step, step.arriving)
         on_layer = self._holds.layer_publisher(step.chunks) if self._holds is not None else None
         run = partial(self._runner.run, step.chunks, on_layer)
         begin = time.perf_counter()
@@ -46,11 +47,14 @@ class StepRunner:
         return results
 
     async def _run_arriving(
-        self, step: Step, kv: ArrivingKv
+        self, step: Step, seq: EngineSequence
     ) -> Sequence[SampledToken | None] | None:
         """A step whose time says nothing about computing, and whose layers no reader has."""
+        kv = self._tiers.arriving(seq.id)
         kv.start_step()
-        run = partial(self._runner.run, step.chunks, kv.wait)
+        waits: list[float] = []
+        begin = time.perf_counter()
+        run = partial(self._runner.run, step.chunks, partial(_timed_wait, kv, waits))
         computing = asyncio.get_running_loop().run_in_executor(self._worker, run)
         waking = asyncio.create_task(self._wake.wait())
         await asyncio.wait((computing, waking), return_when=asyncio.FIRST_COMPLETED)
@@ -63,4 +67,14 @@ class StepRunner:
             return None
         # All layers are here, so that the load is about to end.
         await kv.join()
+        # Its waits are part of the load; what it computed meanwhile counts beside the load.
+        seq.start_time = kv.ended_at
+        seq.overlapped = max(0.0, kv.ended_at - begin - sum(waits))
         return results
+
+
+def _timed_wait(kv: ArrivingKv, waits: list[float], layers: int) -> None:
+    """In the worker thread."""
+    begin = time.perf_counter()
+    kv.wait(layers)
+    waits.append(time.perf_counter() - begin)

@@ -11,6 +11,7 @@ are not in the prefix cache, and no token of it leaves the engine.
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 
@@ -31,6 +32,8 @@ class ArrivingKv:
         self._condition = threading.Condition()
         self._available, self._is_closed, self._is_interrupted = 0, False, False
         self._ended = asyncio.Event()
+        self.ended_at = 0.0
+        """time.perf_counter() at the load's end; 0 before."""
 
     def on_chain(self, chunks: int) -> None:
         """See tandem_kvstore.chain.LayerWatch."""
@@ -52,6 +55,7 @@ class ArrivingKv:
     def end(self) -> None:
         """The load has ended, and its result is known to the engine."""
         self._close()
+        self.ended_at = time.perf_counter()
         self._ended.set()
 
     def wait(self, layers: int) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,6 +157,30 @@ async def test_a_step_that_is_dropped_although_all_kv_arrived_is_computed_again(
         await ask(engine, prompt(LENGTH))
         assert gate.waiting.is_set()
         await ask(engine, prompt(LENGTH))
+
+
+async def test_waiting_for_layers_is_no_computing(stored: Path, gate: Gate) -> None:
+    gate.opens_for_steps = False
+    async with running(kv_storage=storage(stored)) as engine, asyncio.timeout(60):
+        begin = time.perf_counter()
+        generation = submit(engine, prompt(LENGTH))
+        await until(gate.waiting.is_set)
+        # Time passes in which the step can compute nothing.
+        closed = time.perf_counter()
+        expected(prompt(LENGTH, seed=1), 8)
+        held = time.perf_counter() - closed
+        gate.opened.set()
+        first = await anext(generation)
+        total = time.perf_counter() - begin
+        await finish(generation)
+    timing = first.timing
+    assert timing is not None
+    assert timing.compute is not None
+    assert timing.queue is not None
+    assert timing.transfer is not None
+    assert timing.transfer >= held
+    assert timing.compute <= total - held
+    assert timing.queue + timing.transfer <= total
 
 
 @pytest.mark.parametrize("damage", ["corrupt", "truncated", "missing"])

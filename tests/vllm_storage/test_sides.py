@@ -1,12 +1,16 @@
 """Loads and saves of both sides: what comes back, and what vLLM is told."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tandem_kvstore import maintenance
+from tandem_kvstore.chunk_store import Chunk
+from tandem_kvstore.client import StoreClient
 from tandem_kvstore.errors import Reason
+from tandem_kvstore.format.tensors import LayerGroup
 
 from .sides import BLOCK, CHUNK, Engine, FakeRequest
 
@@ -51,6 +55,47 @@ def test_another_engine_loads_what_was_saved(engine: MakeEngine, ranks: int) -> 
         for layer in cache:
             assert (layer[[9, 8, 7, 6]] == 7.0).all()
             assert (layer[[5, 4, 10]] == 0.0).all()
+
+
+def test_writing_begins_with_the_next_step(
+    engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the tokens of the step that computed the KV are sampled."""
+    writes: list[str] = []
+    store = StoreClient.store
+
+    async def recorded(client: StoreClient, chunk: Chunk, groups: Sequence[LayerGroup]) -> bool:
+        writes.append(chunk.key)
+        return await store(client, chunk, groups)
+
+    monkeypatch.setattr(StoreClient, "store", recorded)
+    first = engine()
+    [worker], request = first.workers, FakeRequest("a", list(range(CHUNK)))
+    first.ask(request)
+    orders = first.scheduler.orders([(request, [0, 1], 0, CHUNK)])
+    worker.begin_step()
+    worker.load(orders)
+    worker.save(orders)
+    # Whatever the step gave to the store's thread has begun when this returns.
+    worker._thread.call(asyncio.sleep(0))
+    assert not writes
+    worker.begin_step()
+    while first.scheduler.is_writing:
+        first.step()
+    assert first.counted.stored == CHUNK
+    assert len(writes) == 1
+
+
+def test_an_engine_that_stops_writes_what_it_has_copied(engine: MakeEngine, tmp_path: Path) -> None:
+    first = Engine(tmp_path)
+    [worker], request = first.workers, FakeRequest("a", list(range(CHUNK)))
+    first.ask(request)
+    orders = first.scheduler.orders([(request, [0, 1], 0, CHUNK)])
+    worker.begin_step()
+    worker.load(orders)
+    worker.save(orders)
+    first.close()
+    assert engine().ask(FakeRequest("b", [*range(CHUNK), 1])) == CHUNK
 
 
 def test_blocks_that_are_cached_locally_are_not_written(engine: MakeEngine) -> None:

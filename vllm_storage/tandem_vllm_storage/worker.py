@@ -1,10 +1,11 @@
 """A worker's side: loads into vLLM's blocks and saves out of them, as the scheduler's side orders.
 
     orders.loads ──► StoreClient.load ──► BlockCopies.write ──► LoadReport, `take_ended_loads`
-    orders.saves ──► BlockCopies.read ──► queue ──► StoreClient.store ──► SaveReport
+    orders.saves ──► BlockCopies.read ──► next step ──► StoreClient.store ──► SaveReport
 
 Saves are copied before the step ends, because vLLM may give the blocks to another request after it;
-writing to the store goes on in the background. A load that was ordered always ends in a report,
+writing to the store begins with the next step, after this one's tokens were sampled and sent, and
+goes on in the background. A load that was ordered always ends in a report,
 also after its request was aborted: vLLM frees the blocks only then.
 """
 
@@ -87,11 +88,15 @@ class WorkerSide:
         self._ended: SimpleQueue[LoadReport] = SimpleQueue()
         self._saved: SimpleQueue[SaveReport] = SimpleQueue()
         self._pending_bytes = 0
+        # Copies whose writing begins with the next step.
+        self._copied: list[tuple[StoreClient, SaveOrder, tuple[LayerGroup, ...]]] = []
         self._report = Report()
         self._step_began = 0.0
 
     def begin_step(self) -> None:
-        """A step's computation begins now."""
+        """A step's computation begins now. vLLM goes on with empty steps while saves wait."""
+        # Not sooner: hashing and sending would delay the sampling of the step that was copied.
+        self._start_writing()
         self._step_began = time.monotonic()
 
     def load(self, orders: StepOrders) -> None:
@@ -125,9 +130,7 @@ class WorkerSide:
                 self._report.saves.append(SaveReport(order.chunk[0].key, Reason.OTHER))
                 continue
             self._pending_bytes += self._copies.chunk_bytes
-            pending = self._thread.submit(self._save(client, order, groups))
-            self._pending.add(pending)
-            pending.add_done_callback(self._pending.discard)
+            self._copied.append((client, order, groups))
 
     def take_ended_loads(self) -> list[LoadReport]:
         """Loads that have ended since the last call."""
@@ -146,7 +149,15 @@ class WorkerSide:
 
     def close(self) -> None:
         """Write what waits, for at most ten seconds, and end the thread."""
+        self._start_writing()
         self._thread.stop(self._close())
+
+    def _start_writing(self) -> None:
+        copied, self._copied = self._copied, []
+        for save in copied:
+            pending = self._thread.submit(self._save(*save))
+            self._pending.add(pending)
+            pending.add_done_callback(self._pending.discard)
 
     def _take_saved(self) -> None:
         saved = _all_of(self._saved)

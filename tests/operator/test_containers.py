@@ -369,6 +369,12 @@ def test_kv_moves_through_the_store_without_a_side_channel() -> None:
     assert value_of("--connector", sidecar(decode)) == "storage"
 
 
+def test_the_torch_engine_gets_settings_of_its_store_too() -> None:
+    transfer = {"connector": "storage", "storage": STORE, "extraConfig": {"host_bytes": 1000}}
+    for pod_ in rendered({**TORCH, "transfer": transfer}, {"accelerator": {}}):
+        assert json.loads(value_of("--kv-storage-config", engine(pod_)))["host_bytes"] == 1000
+
+
 def test_storage_beside_nixl_keeps_the_hand_off_of_nixl() -> None:
     """What the pool leaves out of the store's settings is the engine's default."""
     transfer = {"connector": "nixl", "storage": {"endpoint": "file:///kv"}}

@@ -92,16 +92,12 @@ def vllm_link(pool: Pool) -> dict[str, Any] | None:
     """
     if not needs_packages(pool):
         return None
-    stated = {
-        link.connector: link.extra_config for link in pool.spec.transfer.links
-    }.get(ConnectorName.STORAGE, {})  # fmt: skip
     return {
         "kv_connector": storage.CONNECTOR,
         "kv_connector_module_path": storage.MODULE_PATH,
         "kv_role": "kv_both",
         "kv_load_failure_policy": storage.LOAD_FAILURE_POLICY,
-        # The user's extraConfig wins over what is derived from other fields.
-        "kv_connector_extra_config": {**(_settings(pool) or {}), **stated},
+        "kv_connector_extra_config": _settings(pool) or {},
     }
 
 
@@ -139,5 +135,9 @@ def _settings(pool: Pool) -> dict[str, Any] | None:
         storage.CREDENTIALS_DIR: STORE_KEYS_DIR if store.credentials_secret_ref else None,
         storage.BOUNDS_FILE: f"{_BOUNDS_DIRECTORY}/{_BOUNDS_NAME}",
     }
-    # What the pool leaves out is the engine's to choose.
-    return {key: value for key, value in config.items() if value is not None}
+    stated = {
+        link.connector: link.extra_config for link in pool.spec.transfer.links
+    }.get(ConnectorName.STORAGE, {})  # fmt: skip
+    # What the pool leaves out is the engine's to choose. The user's extraConfig wins over what is
+    # derived from other fields.
+    return {**{key: value for key, value in config.items() if value is not None}, **stated}

@@ -1,13 +1,20 @@
-"""External storage in a vLLM pool: what its connector refuses at the start, found before it starts.
+"""External storage in a pool: settings that its engine refuses or ignores, found before it starts.
 
-storage_problems(spec, has_handoff=…)    -> each such setting, with the fix
+storage_problems(spec, has_handoff=…)    -> what vLLM's connector refuses at the start, with the fix
+bounds_problems(spec)                    -> bounds that no engine would keep, with the fix
 """
 
 from collections.abc import Iterator
 from typing import Final
 
 from tandem_contract.connectors import ConnectorName
-from tandem_contract.vllm_storage import LOAD_FAILURE_POLICY, PACKAGES_PATH
+from tandem_contract.vllm_storage import (
+    BOUNDS_FILE,
+    CAPACITY,
+    LOAD_FAILURE_POLICY,
+    MAX_AGE,
+    PACKAGES_PATH,
+)
 
 from .schema import Path_, Problem
 from .spec import DecodeSpec, PrefillSpec
@@ -17,6 +24,9 @@ _CHUNK_TOKENS: Final = 256
 """Tokens of a stored chunk unless extraConfig says `chunk_tokens`."""
 _BESIDE: Final = frozenset({ConnectorName.NIXL, ConnectorName.OFFLOADING, ConnectorName.STORAGE})
 """Connectors that storage may stand beside."""
+_BOUNDS: Final = {CAPACITY: "capacity", MAX_AGE: "maxAge"}
+"""Settings of the connector that the engine reads from the pool's bounds file, and the fields of
+`transfer.storage` that write it."""
 _REFUSED_FLAGS: Final = {
     "--no-enable-prefix-caching": "without prefix caching nothing is shared",
     "--calculate-kv-scales": "each engine would have other scales of its fp8 cache",
@@ -44,6 +54,19 @@ def storage_problems(spec: PrefillSpec | DecodeSpec, *, has_handoff: bool) -> It
         )
     yield from _chunk_problems(spec, _own_link(spec))
     yield from _engine_problems(spec)
+
+
+def bounds_problems(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
+    """Bounds that the engine would not keep, as those of its bounds file win."""
+    for i, link in enumerate(spec.transfer.links):
+        if link.connector != ConnectorName.STORAGE or BOUNDS_FILE in link.extra_config:
+            continue
+        place = ("connectors", i) if spec.transfer.connectors else ()
+        for name in sorted(_BOUNDS.keys() & link.extra_config.keys()):
+            yield Problem(
+                ("spec", "transfer", *place, "extraConfig", name),
+                f"has no effect in a pool: write transfer.storage.{_BOUNDS[name]} instead",
+            )
 
 
 def _own_link(spec: PrefillSpec | DecodeSpec) -> ChainedConnector:

@@ -37,13 +37,15 @@ class EagerGuard(PatientGuard):
         return groups > 1
 
 
-class HastyGuard(EagerGuard):
-    """Gives a load little time."""
+class BoundedGuard(EagerGuard):
+    """Gives every load the same time, by which a test finds the load's deadline."""
+
+    SECONDS = 61.0
 
     def decide(
         self, chunks: int, chunk_tokens: int, chunk_bytes: int, context: int, now: float
     ) -> Decision:
-        return Decision(chunks, 0.2)
+        return Decision(chunks, self.SECONDS)
 
 
 @dataclass
@@ -213,11 +215,26 @@ async def test_what_was_computed_before_a_fault_was_noticed_is_dropped(
 async def test_a_load_that_its_deadline_ends_is_computed(
     stored: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "LoadGuard", HastyGuard)
+    monkeypatch.setattr(client, "LoadGuard", BoundedGuard)
     gate.opens_for_steps = False
+    timeout, deadlines = asyncio.timeout, []
+
+    def recorded_timeout(seconds: float | None) -> asyncio.Timeout:
+        made = timeout(seconds)
+        if seconds == BoundedGuard.SECONDS:
+            deadlines.append(made)
+        return made
+
+    monkeypatch.setattr(asyncio, "timeout", recorded_timeout)
     tally = Tally()
-    async with running(tally, kv_storage=storage(stored)) as engine, asyncio.timeout(60):
-        await ask(engine, prompt(LENGTH))
+    async with running(tally, kv_storage=storage(stored)) as engine, timeout(60):
+        generation = submit(engine, prompt(LENGTH))
+        # Not before: the look-up and the first layer's groups have ended then.
+        await until(gate.waiting.is_set)
+        (deadline,) = deadlines
+        deadline.reschedule(asyncio.get_running_loop().time())
+        answer, _ = await finish(generation)
+        assert answer == expected(prompt(LENGTH), 8)
     assert tally.counts["storage_loaded"] == 0
     assert tally.counts["not_loaded_timeout"] == CHUNKS
 

@@ -327,6 +327,11 @@ def _check_storage(document: Document, path: str, storage: ExternalStorage | Non
     if storage is None:
         return
     is_file = storage.endpoint.startswith("file:///")
+    if not is_file and "@" in storage.endpoint:
+        # Before any check that quotes the URL.
+        raise document.error(
+            f"{path}.endpoint", "has a user or a password: write keys into `credentials`"
+        )
     if not is_file:
         _check_url(document, f"{path}.endpoint", storage.endpoint)
     if storage.protocol is not None and (storage.protocol == "file") != is_file:

@@ -126,7 +126,8 @@ def store_location(
         port_is_valid = parts.port != 0
     except ValueError:
         raise LocationError("the store's endpoint is no URL") from None
-    if parts.username or parts.password or parts.query or parts.fragment:
+    # Before any error that quotes the endpoint; without its scheme, a URL has no parsed user.
+    if parts.query or parts.fragment or ("@" in endpoint and not endpoint.startswith("file:///")):
         raise LocationError(
             "the store's endpoint has a user, a password or a query: keys belong into a Secret"
         )

@@ -109,6 +109,8 @@ def test_the_protocol_follows_from_the_settings(
     ("endpoint", "namespace", "protocol"),
     [("ftp://s", "a", None), ("http://", "a", None), ("http://s:0", "a", None),
      ("http://user:hush@s", "a", None), ("http://s/?key=hush", "a", None),
+     ("user:hush@s", "a", None), ("//user:hush@s", "a", None), ("http:/u:hush@s", "a", None),
+     ("http://u:hush@s:port", "a", None), ("file://u:hush@s/x", "a", None),
      ("http://s", "../a", None), ("http://s", "a//b", None), ("http://s", "/a", None),
      ("file://host/x", "a", None), ("file:///x", "a", "s3"), ("http://s", "a", "ftp")],
 )  # fmt: skip

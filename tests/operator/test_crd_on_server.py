@@ -77,6 +77,8 @@ async def test_every_broken_rule_is_refused_with_the_same_message_and_field(
         (cause,) = answer["details"]["causes"]
         assert cause["field"] == bracketed(problem.path)
         assert cause["message"] == f"Invalid value: {problem.message}"
+        # What the cases use as a password.
+        assert "hush" not in json.dumps(answer)
 
 
 def bracketed(path: Sequence[str | int]) -> str:

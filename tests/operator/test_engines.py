@@ -207,6 +207,15 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
          "storage stands beside nixl and offloading only, not beside mooncake"),
         ({"engine": {"blockSize": 48}, "transfer": {"storage": {"endpoint": "http://s"}}},
          "spec.engine.blockSize: a stored chunk has 256 tokens, which must be a multiple of"),
+        ({"engine": {"blockSize": 48}, "transfer": {
+            "connector": "storage", "storage": {"endpoint": "http://s"},
+            "extraConfig": {"chunk_tokens": 512}}},
+         "spec.transfer.extraConfig.chunk_tokens: a stored chunk has 512 tokens"),
+        ({"engine": {"blockSize": 48}, "transfer": {
+            "connector": "multi", "storage": {"endpoint": "http://s"}, "connectors": [
+                {"connector": "nixl"},
+                {"connector": "storage", "extraConfig": {"chunk_tokens": 512}}]}},
+         "spec.transfer.connectors[1].extraConfig.chunk_tokens: a stored chunk has 512 tokens"),
         ({"engine": {"extraArgs": ["--no-enable-prefix-caching"]},
           "transfer": {"storage": {"endpoint": "http://s"}}},
          "spec.engine.extraArgs[0]: --no-enable-prefix-caching and transfer.storage exclude"),

@@ -18,7 +18,7 @@ from tandem_contract.vllm_storage import (
 
 from .schema import Path_, Problem
 from .spec import DecodeSpec, PrefillSpec
-from .spec_parts import ChainedConnector
+from .spec_parts import ChainedConnector, Transfer
 
 _CHUNK_TOKENS: Final = 256
 """Tokens of a stored chunk unless extraConfig says `chunk_tokens`."""
@@ -52,7 +52,7 @@ def storage_problems(spec: PrefillSpec | DecodeSpec, *, has_handoff: bool) -> It
             f"storage stands beside nixl and offloading only, not beside {others[0]}: use nixl, or"
             " leave storage out",
         )
-    yield from _chunk_problems(spec, _own_link(spec))
+    yield from _chunk_problems(spec)
     yield from _engine_problems(spec)
 
 
@@ -69,18 +69,22 @@ def bounds_problems(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
             )
 
 
-def _own_link(spec: PrefillSpec | DecodeSpec) -> ChainedConnector:
-    """The storage connector as the pool names it; without settings if it does not."""
-    default = ChainedConnector(connector=ConnectorName.STORAGE)
-    return next((li for li in spec.transfer.links if li.connector == default.connector), default)
+def _own_link(transfer: Transfer) -> tuple[Path_, ChainedConnector]:
+    """Where the pool names the storage connector, and how; without settings if it does not."""
+    path: Path_ = ("spec", "transfer")
+    for i, link in enumerate(transfer.links):
+        if link.connector == ConnectorName.STORAGE:
+            return (*path, "connectors", i) if transfer.connectors else path, link
+    return path, ChainedConnector(connector=ConnectorName.STORAGE)
 
 
-def _chunk_problems(spec: PrefillSpec | DecodeSpec, link: ChainedConnector) -> Iterator[Problem]:
+def _chunk_problems(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
+    at, link = _own_link(spec.transfer)
     chunk, block = link.extra_config.get("chunk_tokens", _CHUNK_TOKENS), spec.engine.block_size
     if not isinstance(chunk, int) or chunk < 1 or (block and chunk % block):
         path: Path_ = ("spec", "engine", "blockSize")
         if "chunk_tokens" in link.extra_config:
-            path = ("spec", "transfer", "extraConfig", "chunk_tokens")
+            path = (*at, "extraConfig", "chunk_tokens")
         yield Problem(
             path,
             f"a stored chunk has {chunk} tokens, which must be a multiple of engine.blockSize,"

@@ -60,7 +60,7 @@ class StoreCredentials:
     secret_key: Secret = _NO_SECRET
     directory: Path | None = None
     """A mounted Secret with the files access_key and secret_key (optional: session_token), read
-    again when they change. None: the keys above, or the environment's where these are empty."""
+    again when they change. None: the keys above, or the default chain where these are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class StoreLocation:
     namespace: str = DEFAULT_NAMESPACE
     protocol: Protocol = Protocol.HTTP
     credentials: StoreCredentials | None = None
-    """None for S3: the default chain of AWS's environment variables, web identity and instance."""
+    """None for S3: AWS's default chain, see `stores.s3_keys`."""
     region: str = "us-east-1"
     virtual_host_style: bool = False
     """Whether the bucket is a part of the host's name instead of the path."""

@@ -51,7 +51,7 @@ async def probe_store(location: StoreLocation) -> ProbeResult:
     try:
         objects = open_store(location)
     except LocationError as err:
-        return ProbeResult(False, str(err), "correct the credentials' directory or ca_file")
+        return ProbeResult(False, str(err), "correct the files of the credentials, or ca_file")
     try:
         async with asyncio.timeout(_SECONDS):
             return await _exercise(objects, location)

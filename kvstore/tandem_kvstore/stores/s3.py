@@ -5,11 +5,11 @@ than sending it. obstore's retries are off: `guard` decides what a failure means
 """
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
@@ -31,15 +31,15 @@ from ..errors import (
     StoreUnsupported,
 )
 from ..format.tensors import Buffer
-from ..location import StoreLocation
+from ..location import Secret, StoreLocation
 from .base import ObjectInfo, StoredObject
+from .s3_keys import Keys, key_files
 
 if TYPE_CHECKING:
-    from obstore.store import ClientConfig, S3Config, S3Credential
+    from obstore.store import ClientConfig, S3Config
 
 T = TypeVar("T")
 
-_KEY_FILES: Final = ("access_key", "secret_key", "session_token")
 _MULTIPART: Final = 64 << 20
 """Bytes above which an upload has several parts. One part needs one request instead of three."""
 _FULL_CODES: Final = (
@@ -55,8 +55,10 @@ _DENIED_CODES: Final = (
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
     "RequestTimeTooSkewed",
+    "XAdminUserNotFound",
 )
-"""Starts of S3's codes of errors; some stores answer 400 with them."""
+"""Starts of S3's codes of errors; some stores answer 400 with them. The last one is versitygw's 404
+to an access key that it does not know."""
 _STATUS: Final = re.compile(r"Server returned non-2xx status code: (\d{3})")
 """The status of an answer in obstore's text of an error. Elsewhere in the text the same digits are
 those of a duration, a port or a key."""
@@ -71,6 +73,7 @@ class S3Store:
         self._location = location
         self._prefix = f"{location.prefix}/" if location.prefix else ""
         self._authority = _authority(location.ca_file)
+        self._key_files = key_files(location.credentials, os.environ)
         self._stamp: object = None
         self._next_look = 0.0
         self._client = self._new_client()
@@ -144,9 +147,9 @@ class S3Store:
     def _store(self) -> obstores.S3Store:
         """The client, made anew when the credentials' files have changed."""
         now = asyncio.get_running_loop().time()
-        if now >= self._next_look and self._location.credentials is not None:
+        if now >= self._next_look and self._key_files is not None:
             self._next_look = now + _SECONDS_OF_CREDENTIALS
-            if _stamp(self._location.credentials.directory) != self._stamp:
+            if self._key_files.stamp() != self._stamp:
                 # While the files are being replaced, the old keys may still be valid.
                 with suppress(LocationError):
                     self._client = self._new_client()
@@ -165,17 +168,11 @@ class S3Store:
             "disable_bulk_delete": True,
         }
         provider = None
-        if (credentials := location.credentials) is not None:
-            stamp = _stamp(credentials.directory)
-            keys = (credentials.access_key.reveal(), credentials.secret_key.reveal(), "")
-            if credentials.directory is not None:
-                keys = _read_keys(credentials.directory)
-            self._stamp = stamp
-            if keys[0]:
-                config["skip_signature"] = False
-                # Not in `config`: without a token there, the environment's would be sent with these
-                # keys, and an empty one is sent as an empty header, which R2 and AWS refuse.
-                provider = partial(_credential, keys)
+        if (keys := self._keys()) is not None:
+            config["skip_signature"] = False
+            # Not in `config`: without a token there, the environment's would be sent with these
+            # keys, and an empty one is sent as an empty header, which R2 and AWS refuse.
+            provider = keys.credential
         options: ClientConfig = {
             "allow_http": location.endpoint.startswith("http://"),
             "timeout": timedelta(seconds=location.timeout),
@@ -191,6 +188,19 @@ class S3Store:
                 credential_provider=provider,
             )
 
+    def _keys(self) -> Keys | None:
+        """The keys to sign with; None: obstore finds them."""
+        if self._key_files is not None:
+            # Before the keys: a change in between is then noticed at the next look.
+            stamp = self._key_files.stamp()
+            keys = self._key_files.read()
+            self._stamp = stamp
+            return keys
+        stated = self._location.credentials
+        if stated is None or not stated.access_key:
+            return None
+        return Keys(stated.access_key, stated.secret_key, Secret(""))
+
 
 def _authority(file: Path | None) -> "ClientConfig":
     if file is None:
@@ -201,45 +211,6 @@ def _authority(file: Path | None) -> "ClientConfig":
         raise LocationError(f"ca_file {file}: {err.strerror}") from err
 
 
-def _credential(keys: tuple[str, str, str]) -> "S3Credential":
-    """The keys as obstore asks for them; they stay until the client is made anew."""
-    access_key, secret_key, token = keys
-    return {
-        "access_key_id": access_key,
-        "secret_access_key": secret_key,
-        "token": token or None,
-        "expires_at": None,
-    }
-
-
-def _read_keys(directory: Path) -> tuple[str, str, str]:
-    """The keys in a mounted Secret. Raises LocationError, which names the file only."""
-    keys = []
-    for name in _KEY_FILES:
-        file = directory / name
-        try:
-            keys.append(
-                file.read_text().strip() if name != "session_token" or file.exists() else ""
-            )
-        except (OSError, UnicodeDecodeError) as err:
-            raise LocationError(f"credentials: {file} cannot be read") from err
-    return keys[0], keys[1], keys[2]
-
-
-def _stamp(directory: Path | None) -> object:
-    """Changes when a key is written, also by the kubelet, which replaces a symbolic link."""
-    if directory is None:
-        return None
-    stamps = []
-    for name in _KEY_FILES:
-        try:
-            status = (directory / name).stat()
-            stamps.append((status.st_mtime_ns, status.st_ino, status.st_size))
-        except OSError:
-            stamps.append((0, 0, 0))
-    return tuple(stamps)
-
-
 @contextmanager
 def _store_errors(what: str) -> Iterator[None]:
     """The library's errors as this package's. Their texts, which quote URLs and answers, stay out
@@ -248,7 +219,9 @@ def _store_errors(what: str) -> Iterator[None]:
         yield
     except StoreError:
         raise
-    except FileNotFoundError:
+    except FileNotFoundError as err:
+        if _is_denial(text := str(err)):
+            raise _denial(what, text) from None
         raise ObjectMissing(f"{what}: no such object or bucket") from None
     except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
         raise ObjectExists(f"{what}: another object is there") from None
@@ -258,6 +231,10 @@ def _store_errors(what: str) -> Iterator[None]:
         raise StoreUnsupported(f"{what}: the store does not support it") from None
     except (exceptions.BaseError, ValueError, OSError) as err:
         raise error_by_text(what, str(err)) from None
+
+
+def _is_denial(text: str) -> bool:
+    return any(f"<Code>{code}" in text for code in _DENIED_CODES)
 
 
 def _denial(what: str, text: str) -> StoreDenied:
@@ -274,7 +251,7 @@ def error_by_text(what: str, text: str) -> StoreError:
     status = int(answer[1]) if answer else None
     if status == 507 or any(code in text for code in _FULL_CODES):
         return StoreFull(f"{what}: the store is full")
-    if any(f"<Code>{code}" in text for code in _DENIED_CODES):
+    if _is_denial(text):
         return _denial(what, text)
     if status in (405, 501):
         return StoreUnsupported(f"{what}: the store does not support it")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,18 +23,32 @@ START_SECONDS = 120.0
 """Seconds in which an engine starts and stores: importing torch takes long on a busy machine."""
 
 
-@pytest.mark.parametrize("secret", [SECRET_KEY, "a-wrong-key-that-must-not-appear"])
-async def test_keys_are_shown_nowhere(tmp_path: Path, versitygw_program: None, secret: str) -> None:
+WRONG = "a-wrong-key-that-must-not-appear"
+TOKEN = "a-session-token-that-must-not-appear"
+
+
+@pytest.mark.parametrize(
+    ("secret", "is_profile"), [(SECRET_KEY, False), (WRONG, False), (WRONG, True)]
+)
+async def test_keys_are_shown_nowhere(
+    tmp_path: Path, versitygw_program: None, secret: str, is_profile: bool
+) -> None:
     keys = tmp_path / "keys"
     keys.mkdir()
     (keys / "access_key").write_text(ACCESS_KEY)
     (keys / "secret_key").write_text(secret)
+    (keys / "shared").write_text(
+        f"[kv]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {secret}\n"
+        f"aws_session_token = {TOKEN}\n"
+    )
+    shared = {"AWS_SHARED_CREDENTIALS_FILE": str(keys / "shared"), "AWS_PROFILE": "kv"}
+    access = {"protocol": "s3"} if is_profile else {"credentials_dir": str(keys)}
     port = free_port("127.0.0.1")
     async with versitygw(tmp_path / "objects") as server:
         storage = {
             "endpoint": server.location.endpoint,
             "kv_namespace": NAMESPACE,
-            "credentials_dir": str(keys),
+            **access,
             "chunk_tokens": 32,
         }
         command = (
@@ -42,7 +57,10 @@ async def test_keys_are_shown_nowhere(tmp_path: Path, versitygw_program: None, s
             *("--num-gpu-blocks-override", "64", "--kv-storage-config", json.dumps(storage)),
         )
         engine = await asyncio.create_subprocess_exec(
-            *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            *command,
+            env=os.environ | (shared if is_profile else {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         try:
             shown = await use(f"http://127.0.0.1:{port}", is_denied=secret != SECRET_KEY)
@@ -50,7 +68,7 @@ async def test_keys_are_shown_nowhere(tmp_path: Path, versitygw_program: None, s
             engine.terminate()
             log, _ = await engine.communicate()
     shown += log.decode() + " ".join(command)
-    for key in (secret, ACCESS_KEY):
+    for key in (secret, ACCESS_KEY, TOKEN):
         assert key not in shown
     if secret != SECRET_KEY:
         assert "the store refused the credentials" in shown

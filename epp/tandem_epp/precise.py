@@ -8,7 +8,9 @@ configuration, the approximate index answers (`scheduling.profile`).
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -26,6 +28,7 @@ from .kv_events.subscriber import EngineAddress
 from .tokenization.models import ModelTokenizers
 from .tokenization.tokenizer import TokenizerSettings
 
+_RESULTS: Final = ("found", "missing", "unknown")
 SYNC_SECONDS: Final = 1.0
 """Seconds between looks for pods that came or left, or whose address was resolved."""
 
@@ -40,6 +43,8 @@ class PrecisePrefixes:
         self._settings = (None, (), 0)
         self.collector: EventCollector | None = None
         """None while the index is off."""
+        self.lookups: Counter[str] = Counter()
+        """Prompts that were looked up in the index of external stores, by result."""
         self._tokenizers: ModelTokenizers | None = None
         self._sync: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -73,14 +78,15 @@ class PrecisePrefixes:
         if self._tokenizers is None:
             return None
         prompt = await self._tokenizers.tokenize(kind, body)
+        match = None
         # The configuration may have changed meanwhile.
-        if prompt is None or self.collector is None:
-            return None
-        try:
-            return await self.collector.match(prompt)
-        except OverflowError:
+        if prompt is not None and self.collector is not None:
             # Token ids that no vocabulary has: the engine refuses the request.
-            return None
+            with suppress(OverflowError):
+                match = await self.collector.match(prompt)
+        if self.collector is not None and self.collector.stored is not None:
+            self.lookups[_result(match)] += 1
+        return match
 
     async def close(self) -> None:
         """End the subscribers and the tokenizers."""
@@ -148,9 +154,17 @@ class PreciseCollector(Collector):
             "tandem_epp_kv_storage_index_bytes",
             "Bytes of the index of what external stores have; absent without storage_offloading.",
         )
+        lookups = CounterMetricFamily(
+            "tandem_epp_kv_storage_lookups_total",
+            "Prompts by what external stores have of them: found, missing, or unknown, because the "
+            "prompt could not be tokenized. Absent without storage_offloading.",
+            labels=("result",),
+        )
         if collector is not None:
             if collector.stored is not None:
                 stored.add_metric((), collector.stored.bytes)
+                for result in _RESULTS:
+                    lookups.add_metric((result,), self._precise.lookups[result])
             for kind, count in collector.events.items():
                 events.add_metric((kind,), count)
             for result, count in collector.replays.items():
@@ -160,7 +174,14 @@ class PreciseCollector(Collector):
                 blocks.add_metric((pod,), collector.blocks.count(pod))
                 pod_bytes.add_metric((pod,), collector.blocks.pod_bytes(pod))
             total.add_metric((), collector.blocks.bytes)
-        return (events, replays, knowledge, blocks, pod_bytes, total, stored)
+        return (events, replays, knowledge, blocks, pod_bytes, total, stored, lookups)
+
+
+def _result(match: PreciseMatch | None) -> str:
+    """Of a look-up in the index of external stores."""
+    if match is None:
+        return "unknown"
+    return "found" if any(match.stored.values()) else "missing"
 
 
 def _engines(fleet: Fleet, settings: EventSettings) -> Iterator[PodEngine]:

@@ -108,6 +108,10 @@ async def test_a_prompt_of_engines_that_restarted_goes_by_storage(tmp_path: Path
             await _knows(picker, events_knowledge=2, blocks=0)
             assert await _ask(gateway, "second") == first
             decision = await _decision(picker, "second")
+            figures = await picker.figures()
+    # The first prompt was in no store, the second one was.
+    for result, count in {"missing": 1, "found": 1, "unknown": 0}.items():
+        assert figures[f'tandem_epp_kv_storage_lookups_total{{result="{result}"}}'] == count
     assert (decision.path, decision.reason) == (RoutingPath.FAST_DECODE, "stored")
     assert (decision.tier, decision.loaded_tokens) == (STORAGE_WARM, 1792)
 

@@ -91,11 +91,11 @@ e2e: images ## test on a single-node Kubernetes with this checkout's images (Lin
 	{ $(PYTEST) -m node $(ARGS) || { $(CLUSTER) describe; exit 1; }; }
 
 # In build/compiled, and not beside the sources, where they would hide later edits.
-compiled: setup ## compile the EPP's request path into build/compiled (needs gcc and Python's headers)
+compiled: setup ## compile the request paths of EPP and sidecar into build/compiled (needs gcc and Python's headers)
 	$(BIN)/python -m images.hot_path build/compiled --copy-of .
 
-test-compiled: compiled ## run the tests of the EPP's request path over its compiled form
-	PYTHONPATH=build/compiled $(PYTEST) $(PARALLEL) -m "not interpreted and not component and not control_plane and not node and not vllm and not chaos" tests/epp tests/planner $(ARGS)
+test-compiled: compiled ## run the tests of these request paths over their compiled form
+	PYTHONPATH=build/compiled $(PYTEST) $(PARALLEL) -m "not interpreted and not component and not control_plane and not node and not vllm and not chaos" tests/epp tests/planner tests/sidecar $(ARGS)
 	PYTHONPATH=build/compiled $(PYTEST) -m component -k http2 tests/epp/test_with_envoy.py
 
 images: setup ## write images tandem, tandem-epp, tandem-router, tandem-sidecar and tandem-engine as OCI archives to dist/images, without a container daemon

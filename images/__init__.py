@@ -5,8 +5,9 @@
 
 `oci` writes layers and archives; `contents` selects the files of each layer; `closure` asks the
 dynamic linker which libraries a file needs; `stub` makes empty libraries; `build` assembles the
-images; `hot_path` compiles the EPP's request path. Layers are cached in `build/images` under a hash
-of their inputs, so a change of the project's code rewrites one small layer.
+images; `hot_path` compiles the request paths of EPP and sidecar. Layers are cached in
+`build/images` under a hash of their inputs, so a change of the project's code rewrites one small
+layer.
 
 The images contain this machine's Python and system libraries. They run on its architecture only
 and are meant for tests and for a private registry. The Dockerfiles beside this file build the same

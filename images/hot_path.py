@@ -1,4 +1,4 @@
-"""Compile the EPP's request path to C with mypyc.
+"""Compile the request paths of the EPP and the sidecar to C with mypyc.
 
     python -m images.hot_path SITE                     the packages in SITE, for images
     python -m images.hot_path SITE --copy-of ROOT      a copy of those of a checkout, for tests
@@ -10,6 +10,8 @@ What mypyc cannot compile, or compiles to something else, stays out of `MODULES`
 
 - structs that msgspec decodes, because unions in their annotations are lost (`messages`,
   `media_placeholders`, `timing`, `plan`);
+- structs whose options matter, such as `eq=False` or the hash of a frozen one: options are lost
+  (`events_actions`, `record`, `logs`);
 - a class of which an interpreted class inherits, or that inherits from one;
 - generic data classes, and data classes with fields that `__init__` does not take;
 - a protocol that is checked at run time (`scheduling.config`);
@@ -37,7 +39,12 @@ from typing import Final
 import setuptools
 from mypyc.build import mypycify
 
-PACKAGES: Final = ("contract/tandem_contract", "planner/tandem_planner", "epp/tandem_epp")
+PACKAGES: Final = (
+    "contract/tandem_contract",
+    "planner/tandem_planner",
+    "epp/tandem_epp",
+    "sidecar/tandem_sidecar",
+)
 """The packages that contain or are imported by the modules below."""
 MODULES: Final = (
     "tandem_contract.api_paths",
@@ -143,9 +150,39 @@ MODULES: Final = (
     "tandem_planner.prefill_fit",
     "tandem_planner.sample_window",
     "tandem_planner.transfer",
+    "tandem_sidecar.bodies.edit",
+    "tandem_sidecar.bodies.kinds",
+    "tandem_sidecar.connectors.nixl",
+    "tandem_sidecar.connectors.nixl_push",
+    "tandem_sidecar.handoff.classify",
+    "tandem_sidecar.handoff.decoding",
+    "tandem_sidecar.handoff.driver",
+    "tandem_sidecar.handoff.forward",
+    "tandem_sidecar.handoff.generation",
+    "tandem_sidecar.handoff.liveness",
+    "tandem_sidecar.handoff.machine",
+    "tandem_sidecar.handoff.outbound",
+    "tandem_sidecar.handoff.passthrough",
+    "tandem_sidecar.handoff.prefilling",
+    "tandem_sidecar.handoff.proven_prefill",
+    "tandem_sidecar.handoff.proxy",
+    "tandem_sidecar.handoff.reply",
+    "tandem_sidecar.handoff.timing",
+    "tandem_sidecar.handoff.transfer_monitor",
+    "tandem_sidecar.http.answers",
+    "tandem_sidecar.http.client",
+    "tandem_sidecar.http.connection",
+    "tandem_sidecar.http.framing",
+    "tandem_sidecar.http.messages",
+    "tandem_sidecar.http.reader",
+    "tandem_sidecar.http.server",
+    "tandem_sidecar.http.tunnel",
+    "tandem_sidecar.http.upstream",
+    "tandem_sidecar.observability.observer",
+    "tandem_sidecar.security.route",
 )
-"""The modules through which each request passes (`python -m benchmarks.epp_parts`), and those that
-contain classes derived from theirs."""
+"""The modules through which each request passes (of the EPP: `python -m benchmarks.epp_parts`), and
+those that contain classes derived from theirs."""
 
 _COLD: Final = """\
 struct _object;
@@ -180,14 +217,25 @@ def compile_modules(site: Path, python: str = sys.executable) -> None:
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise CannotCompile("no C compiler: install gcc and Python's headers")
     paths = [f"{module.replace('.', '/')}.py" for module in MODULES]
+    # Two files of C, which two compilers read at the same time.
+    of_sidecar = [path for path in paths if path.startswith("tandem_sidecar/")]
+    of_epp = [path for path in paths if path not in of_sidecar]
+    groups: list[tuple[list[str], str | None]]
+    groups = [group for group in ((of_epp, "epp"), (of_sidecar, "sidecar")) if group[0]]
     # `--cache-dir`: mypy's own would be written into the folder.
     flags = ["--ignore-missing-imports", "--python-executable", python, "--cache-dir", os.devnull]
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(site):
-        command = ["--quiet", "build_ext", "--inplace"]
+        command = ["--quiet", "build_ext", "--inplace", "--parallel", "2"]
         command += ["--build-temp", scratch, "--build-lib", scratch]
         try:
             # Without the symbols of debuggers, so that equal sources give equal files.
-            modules = mypycify([*flags, *paths], opt_level="2", debug_level="0", target_dir=scratch)
+            modules = mypycify(
+                [*flags, *paths],
+                opt_level="2",
+                debug_level="0",
+                target_dir=scratch,
+                separate=groups,
+            )
             for module in modules:
                 module.extra_compile_args += _compiler_flags(Path(scratch))
             setuptools.setup(name="hot-path", packages=[], ext_modules=modules, script_args=command)
@@ -204,14 +252,14 @@ def _compiler_flags(scratch: Path) -> list[str]:
 
 
 def check_import(site: Path, python: str = sys.executable) -> None:
-    """Import the EPP from `site`: some errors, such as an interpreted class derived from a compiled
-    one, show only then. Raises CannotCompile."""
+    """Import EPP and sidecar from `site`: some errors, such as an interpreted class derived from a
+    compiled one, show only then. Raises CannotCompile."""
     environment = os.environ | {"PYTHONPATH": str(site.resolve())}
-    command = [python, "-c", "import tandem_epp.main"]
+    command = [python, "-c", "import tandem_epp.main, tandem_sidecar.main"]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if process.returncode:
         last = process.stderr.strip().splitlines()[-1:]
-        raise CannotCompile(f"the compiled EPP cannot be imported: {' '.join(last)}")
+        raise CannotCompile(f"the compiled modules cannot be imported: {' '.join(last)}")
 
 
 def _key(root: Path) -> str:

@@ -66,6 +66,7 @@ def test_every_flag_of_llm_d_is_in_the_table_once() -> None:
     assert sorted(flag.name for flag in FLAGS) == sorted([*LLMD_0_10, *LLMD_OLDER])
 
 
+@pytest.mark.interpreted
 def test_the_documented_table_is_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert with_table(page) == page, "run make generate"

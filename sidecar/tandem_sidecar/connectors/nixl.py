@@ -53,6 +53,7 @@ RELEASE_MODEL: Final = "tandem-release-kv"
 
 _RELEASE_TARGET: Final = PATHS[RequestKind.COMPLETIONS].encode()
 _PREFILL_LEG: Final = Raw(PREFILL_LEG)
+_PULL: Final = "pull"
 _MAX_SOURCES: Final = 1024
 """Prefill pods whose engine is remembered: without signed plans any address of the allow-list may
 be named."""
@@ -63,7 +64,7 @@ class Nixl:
 
     release_is_notification = True
     decode_may_wait_forever = False
-    transfer_mode = "pull"
+    transfer_mode = _PULL
 
     def __init__(self, options: ConnectorOptions | None = None) -> None:
         self._options = options or ConnectorOptions()
@@ -121,7 +122,7 @@ class Nixl:
     def _remember(self, prefill: HostPort, params: TransferParams) -> StreamSource | None:
         """Keep the engine that computed this KV, if it serves streams."""
         self._sources.pop(prefill, None)
-        if not params.tandem_serves_streams or self.transfer_mode != Nixl.transfer_mode:
+        if not params.tandem_serves_streams or self.transfer_mode != _PULL:
             return None
         source = StreamSource(params.remote_engine_id, params.remote_host, params.remote_port)
         self._sources[prefill] = source

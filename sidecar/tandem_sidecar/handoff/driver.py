@@ -29,13 +29,13 @@ from .reply import ANSWER_DROPPED, ServedBy, send_collected, send_error
 
 log = logging.getLogger(__name__)
 
-_PREFILL_IN_PROGRESS: Final = frozenset({machine.Prefilling, machine.BothLegs})
+_PREFILL_IN_PROGRESS: Final = frozenset({events_actions.Prefilling, events_actions.BothLegs})
 _PHASES: Final = {
-    machine.Prefilling: "prefilling",
-    machine.BothLegs: "pairing",
-    machine.Decoding: "decoding",
-    machine.Answering: "answering",
-    machine.Ended: "ended",
+    events_actions.Prefilling: "prefilling",
+    events_actions.BothLegs: "pairing",
+    events_actions.Decoding: "decoding",
+    events_actions.Answering: "answering",
+    events_actions.Ended: "ended",
 }
 """The states as `/state` names them."""
 
@@ -43,6 +43,8 @@ _PHASES: Final = {
 class HandoffDriver:
     """One generation that two engines serve, from the request read to the response written."""
 
+    __deletable__ = ("_attempts",)
+    """Of the attributes of a compiled class, only these can be deleted."""
     survives_half_close = False
 
     def __init__(
@@ -59,7 +61,7 @@ class HandoffDriver:
         self._engine = engine
         self._decode_name = decode_name
         self._loop = asyncio.get_running_loop()
-        self._state: machine.State
+        self._state: events_actions.State
         self._client = client
         self._relay = Relay(client, generation.request)
         # The relay's own method, bound once, because every piece of the answer passes through it.
@@ -127,7 +129,7 @@ class HandoffDriver:
 
     def _handle(self, event: events_actions.Event) -> None:
         # `_end` has dropped the legs, so an event that comes later has nothing to act on.
-        if type(self._state) is not machine.Ended:
+        if type(self._state) is not events_actions.Ended:
             # By type, because a failing isinstance check of a Struct is slow.
             if type(event) in FAILURES:
                 self._log_failure(event)
@@ -151,7 +153,7 @@ class HandoffDriver:
             if next_event is None:
                 break
             step = machine.step(self._state, next_event)
-        if type(self._state) is machine.Ended:
+        if type(self._state) is events_actions.Ended:
             self._end(self._state)
 
     def _act(self, action: events_actions.Action) -> events_actions.Event | None:  # noqa: C901 - one line for each
@@ -204,7 +206,7 @@ class HandoffDriver:
             body = connector.core.decode_body(generation.kind, generation.body, kv_hold)
             cached = kv_hold.cached_tokens
             # With concurrent legs only the prefill's answer, which comes later, tells the count.
-            rewrite_usage = cached is not None or type(self._state) is machine.BothLegs
+            rewrite_usage = cached is not None or type(self._state) is events_actions.BothLegs
         self._decode_id = attempt_id
         leg = record.leg(Phase.DECODE, self._decode_name, attempt_id, self._loop.time())
         leg.streamed = self._reads_stream
@@ -238,13 +240,13 @@ class HandoffDriver:
     @property
     def _reads_stream(self) -> bool:
         """Whether the decode engine reads KV that the prefill engine computes meanwhile."""
-        leg, both = self._attempts.leg, type(self._state) is machine.BothLegs
+        leg, both = self._attempts.leg, type(self._state) is events_actions.BothLegs
         return both and leg is not None and leg.attempt.source is not None
 
     @property
     def _transfer_timeout(self) -> float | None:
         """Seconds that the KV of a decode leg which is being sent may take to arrive."""
-        if type(self._state) is not machine.BothLegs:
+        if type(self._state) is not events_actions.BothLegs:
             return self._generation.kv_transfer_timeout
         # The KV does not exist before the prefill has ended. Only of a stream the engine counts it
         # among that which is being loaded.
@@ -336,7 +338,7 @@ class HandoffDriver:
         self._taken_over = failover is not None and failover.take_over()
         return self._taken_over
 
-    def _end(self, state: machine.Ended) -> None:
+    def _end(self, state: events_actions.Ended) -> None:
         record = self._record
         self._context.lifecycle.remove(self)
         if not self._taken_over:

@@ -1,16 +1,26 @@
-"""Events that happen to a hand-off and actions that the driver performs: what `machine` works on.
+"""Events that happen to a hand-off, its states, and actions that the driver performs: what
+`machine` works on.
 
 They are msgspec Structs because each request creates about a dozen of them and frozen dataclasses
 take several times as long to create.
+
+Errors: `IllegalStep`: an event that cannot happen in this state, which is a bug in the driver.
 """
 
 from enum import StrEnum
+from math import inf
 
 import msgspec
 
-from tandem_contract.paths import ErrorPhase
+from tandem_contract.paths import ErrorPhase, RoutingPath
 
 from ..connectors.protocol import KvHold
+from ..observability.record import Outcome
+from ..settings import Policy
+
+
+class IllegalStep(RuntimeError):
+    """An event that cannot happen in the current state."""
 
 
 class Cause(StrEnum):
@@ -117,6 +127,60 @@ DecodeEvent = (
     DecodeAdmitted | DecodeRefused | DecodeErrored | DecodeStarted | DecodeLost | DecodeEnded
 )
 Event = PrefillEvent | DecodeEvent | DecodeTakenOver | ClientDisconnected | DrainExpired
+
+# States. `path` is the routing path that the answer reports if the request ends in this state.
+
+
+class Prefilling(msgspec.Struct, frozen=True, gc=False):
+    """A prefill attempt is in flight, and no decode leg."""
+
+    policy: Policy
+    candidates: int
+    max_attempts: int
+    """Attempts that may be sent. A candidate with an open circuit breaker is skipped and does not
+    count."""
+    attempt: int = 0
+    failures: int = 0
+    earliest_retry: float = inf
+    """Seconds until the first of the skipped candidates may be sent requests again."""
+    path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
+
+
+class BothLegs(msgspec.Struct, frozen=True, gc=False):
+    """Both legs are in flight; nothing of the decode answer is sent before the prefill's 2xx."""
+
+    prefilling: Prefilling
+    kv_hold: KvHold
+    admitted: bool = False
+    started: bool = False
+    """Bytes of the decode answer have arrived and wait."""
+    path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
+
+
+class Decoding(msgspec.Struct, frozen=True, gc=False):
+    """The decode leg is in flight, and nothing was sent to the client yet."""
+
+    policy: Policy
+    path: RoutingPath
+    kv_hold: KvHold | None = None
+    admitted: bool = False
+
+
+class Answering(msgspec.Struct, frozen=True, gc=False):
+    """The decode engine's answer is being sent to the client."""
+
+    path: RoutingPath
+
+
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """The request is over; further events change nothing."""
+
+    path: RoutingPath
+    outcome: Outcome
+
+
+Running = Prefilling | BothLegs | Decoding | Answering
+State = Running | Ended
 
 # Actions, performed by the driver in the order given.
 

@@ -1,8 +1,8 @@
 """Forwards one request to this pod's engine and its answer back, without a hand-off.
 
-Forward ─┬─ PromptForward ─── SingleEngineGeneration   a generation that this engine serves alone
-         │        └───── ProvenPrefill                 see `proven_prefill`
-         └─ Passthrough ────┘                          see `passthrough`
+Forward ─┬─ SingleEngineGeneration        a generation that this engine serves alone
+         └─ Passthrough                   see `passthrough`
+               └─ ProvenPrefill           see `proven_prefill`
 """
 
 import asyncio
@@ -39,9 +39,12 @@ class Forward(ABC):
 
     survives_half_close = False
     phase = Phase.DECODE
+    computes_prompt = False
+    """Whether the engine computes a prompt, which is counted among those under way there."""
     leg: Leg
     _head: ResponseHead
     _call: Call | None = None
+    _overlap: Overlap | None = None
     _liveness: EngineLiveness
 
     def __init__(
@@ -71,6 +74,8 @@ class Forward(ABC):
         """Send `body` to `engine`, whose name is `backend`; callbacks write the response. `rank`:
         the data-parallel rank that is to serve it; None: the engine chooses."""
         context, record, request = self.context, self.record, self._request
+        if self.computes_prompt:
+            self._overlap = context.overlaps.begin((engine, rank))
         context.lifecycle.add(self)
         # Before the leg: tracing decides here which `traceparent` the leg gets.
         context.observer.on_request_start(record)
@@ -179,6 +184,7 @@ class Forward(ABC):
 
     def end(self, outcome: Outcome) -> None:
         """Record the end of the request."""
+        self._end_overlap()
         self.record.outcome, self.record.ended = outcome, self._loop.time()
         # Break the reference cycle with the call. Otherwise only the cycle collector would free
         # the request and its bodies.
@@ -222,8 +228,14 @@ class Forward(ABC):
 
     def leave(self) -> None:
         """This object no longer serves the request."""
+        self._end_overlap()
         self._call = None
         self.context.lifecycle.remove(self)
+
+    def _end_overlap(self) -> None:
+        """The engine computes no prompt for this request any more."""
+        if self._overlap is not None:
+            self._overlap.end()
 
     def _abort(self) -> None:
         status = self.leg.status
@@ -248,28 +260,10 @@ class Forward(ABC):
             send_error(self._client, self._request, status, message, lines, close=closing)
 
 
-class PromptForward(Forward):
-    """A request whose prompt this pod's engine computes, counted among those under way there."""
-
-    _overlap: Overlap
-
-    def start(
-        self, engine: HostPort, backend: str, body: bytes, *, rank: int | None = None
-    ) -> None:
-        self._overlap = self.context.overlaps.begin((engine, rank))
-        super().start(engine, backend, body, rank=rank)
-
-    def end(self, outcome: Outcome) -> None:
-        self._overlap.end()
-        super().end(outcome)
-
-    def leave(self) -> None:
-        self._overlap.end()
-        super().leave()
-
-
-class SingleEngineGeneration(PromptForward):
+class SingleEngineGeneration(Forward):
     """A generation that is not split: the engine's answer with the sidecar's headers."""
+
+    computes_prompt = True
 
     def __init__(
         self,
@@ -295,8 +289,9 @@ class SingleEngineGeneration(PromptForward):
         begins_with_error = starts_with_error(head, data)
         failed = head.status >= 400 or begins_with_error
         seconds = None if failed else self._loop.time() - self.leg.started
-        self.record.timing = measure_leg(engine, seconds, data, inflight=self._overlap.others)
-        self._overlap.end()
+        others = None if self._overlap is None else self._overlap.others
+        self.record.timing = measure_leg(engine, seconds, data, inflight=others)
+        self._end_overlap()
         if head.status >= 500:
             self._count_error(
                 f"decode by {self.leg.backend}: answered with an error ({head.status})"

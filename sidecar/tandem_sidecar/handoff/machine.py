@@ -12,14 +12,11 @@ In `BothLegs` the prefill and the decode leg are in flight at the same time; a h
 leg needs the prefill's answer never gets there. The driver performs the actions in order and
 reports what happens as events. Nothing is sent to the client before `Answering`, so until then a
 failure can still lead to another attempt.
-
-Errors: `IllegalStep`: an event that cannot happen in this state, which is a bug in the driver.
 """
 
-from math import ceil, inf
+from math import ceil
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
@@ -31,6 +28,8 @@ from .events_actions import (
     AbortDecode,
     AbortPrefill,
     Action,
+    Answering,
+    BothLegs,
     Cause,
     ClientDisconnected,
     CountError,
@@ -42,79 +41,27 @@ from .events_actions import (
     DecodeRefused,
     DecodeStarted,
     DecodeTakenOver,
+    Decoding,
     DrainExpired,
+    Ended,
     Event,
     ForwardDecodeAnswer,
     ForwardPrefillAnswer,
+    IllegalStep,
     PrefillAnswered,
     PrefillFailed,
+    Prefilling,
     PrefillRejected,
     PrefillSent,
     PrefillUnusable,
     ReleaseKv,
+    Running,
     SendError,
     StartDecode,
     StartPrefill,
+    State,
 )
 
-
-class IllegalStep(RuntimeError):
-    """An event that cannot happen in the current state."""
-
-
-# States. `path` is the routing path that the answer reports if the request ends in this state.
-
-
-class Prefilling(msgspec.Struct, frozen=True, gc=False):
-    """A prefill attempt is in flight, and no decode leg."""
-
-    policy: Policy
-    candidates: int
-    max_attempts: int
-    """Attempts that may be sent. A candidate with an open circuit breaker is skipped and does not
-    count."""
-    attempt: int = 0
-    failures: int = 0
-    earliest_retry: float = inf
-    """Seconds until the first of the skipped candidates may be sent requests again."""
-    path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
-
-
-class BothLegs(msgspec.Struct, frozen=True, gc=False):
-    """Both legs are in flight; nothing of the decode answer is sent before the prefill's 2xx."""
-
-    prefilling: Prefilling
-    kv_hold: KvHold
-    admitted: bool = False
-    started: bool = False
-    """Bytes of the decode answer have arrived and wait."""
-    path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
-
-
-class Decoding(msgspec.Struct, frozen=True, gc=False):
-    """The decode leg is in flight, and nothing was sent to the client yet."""
-
-    policy: Policy
-    path: RoutingPath
-    kv_hold: KvHold | None = None
-    admitted: bool = False
-
-
-class Answering(msgspec.Struct, frozen=True, gc=False):
-    """The decode engine's answer is being sent to the client."""
-
-    path: RoutingPath
-
-
-class Ended(msgspec.Struct, frozen=True, gc=False):
-    """The request is over; further events change nothing."""
-
-    path: RoutingPath
-    outcome: Outcome
-
-
-Running = Prefilling | BothLegs | Decoding | Answering
-State = Running | Ended
 Step = tuple[State, tuple[Action, ...]]
 
 _STOPS: Final = frozenset({ClientDisconnected, DrainExpired})

@@ -15,7 +15,6 @@ from ..http.messages import Headers
 from ..observability.record import Phase
 from ..security.route import Candidate
 from .context import GenerationRequest
-from .forward import PromptForward
 from .passthrough import Passthrough
 from .reply import encode_headers
 
@@ -37,7 +36,7 @@ def prefill_proof(generation: GenerationRequest, candidate: Candidate, attempt_i
     return [(_PROOF, proof.encode())]
 
 
-class ProvenPrefill(PromptForward, Passthrough):
+class ProvenPrefill(Passthrough):
     """The prefill leg of another pod's hand-off, with a proof that this pod may compute it.
 
     The other pod's sidecar made its body, so its transfer parameters stay; the answer, which names
@@ -45,6 +44,7 @@ class ProvenPrefill(PromptForward, Passthrough):
     """
 
     phase = Phase.PREFILL
+    computes_prompt = True
 
     def attempt_id(self) -> str:
         """That of the other sidecar: connectors match both legs by it."""

@@ -58,8 +58,11 @@ class UpgradedRequest(ActiveRequest, Protocol):
         """The client closed its sending side; it may go on reading."""
 
 
-class ClientConnection(asyncio.Protocol):
-    """One client connection. While it has no deadline, `deadline` is infinite."""
+class ClientConnection:
+    """One client connection. While it has no deadline, `deadline` is infinite.
+
+    An `asyncio.Protocol` by its methods alone, because a compiled class cannot inherit from it.
+    """
 
     def __init__(self, server: "Server") -> None:
         self.deadline = inf

@@ -52,8 +52,11 @@ class Receiver(Protocol):
         """The call ended without a complete answer; `detail` names the engine and the cause."""
 
 
-class EngineConnection(asyncio.Protocol):
-    """One connection: finds the end of each answer and passes the bytes before it on."""
+class EngineConnection:
+    """One connection: finds the end of each answer and passes the bytes before it on.
+
+    An `asyncio.Protocol` by its methods alone, because a compiled class cannot inherit from it.
+    """
 
     def __init__(self, pool: "Pool", address: HostPort, context: ssl.SSLContext | None) -> None:
         self.address = address
@@ -163,7 +166,8 @@ class EngineConnection(asyncio.Protocol):
             return False
 
     def data_received(self, data: bytes) -> None:
-        if self._call is None:
+        call = self._call
+        if call is None:
             # Bytes that answer no request: the connection is out of step.
             self._pool.discard(self)
             self._transport.abort()
@@ -171,13 +175,13 @@ class EngineConnection(asyncio.Protocol):
         try:
             if self._framing is None:
                 self._head += data
-                if not self._read_head(self._call):
+                if not self._read_head(call):
                     return
                 data, self._head = self._head, b""
                 # The receiver may have aborted the call when it got the head.
-                if self._call is None:
+                if self._call is not call:
                     return
-            self._read_body(self._call, data)
+            self._read_body(call, data)
         except (BadHead, BadFraming) as err:
             self._fail(Failure.MALFORMED, str(err))
 

@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from .client import ActiveRequest, ClientConnection, UpgradedRequest
 from .messages import Request
@@ -86,11 +86,12 @@ class Server:
             sock.close()
         self._sockets = ()
 
-    def new_connection(self) -> ClientConnection:
+    def new_connection(self) -> asyncio.Protocol:
         """Create the protocol of a connection (a protocol factory)."""
         if self._timer is None:
             self._check_deadlines()
-        return ClientConnection(self)
+        # A cast, as it only looks like an `asyncio.Protocol`.
+        return cast(asyncio.Protocol, ClientConnection(self))
 
     def close(self) -> None:
         """Close every connection once what was written to it is sent."""

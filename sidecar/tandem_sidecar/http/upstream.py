@@ -15,7 +15,7 @@ import asyncio
 import ssl
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 
 from tandem_contract.commandline import HostPort
 
@@ -222,10 +222,11 @@ class Pool:
     async def connect(self, address: HostPort, *, plain: bool) -> EngineConnection:
         """Open a connection. Raises OSError."""
         loop = asyncio.get_running_loop()
-        context = self._context(address, plain=plain)
-        _, connection = await loop.create_connection(
-            lambda: EngineConnection(self, address, context), *address, ssl=context
-        )
+        connection = EngineConnection(self, address, self._context(address, plain=plain))
+        # A cast, as it only looks like an `asyncio.Protocol`.
+        protocol = cast(asyncio.Protocol, connection)
+        host, port = address
+        await loop.create_connection(lambda: protocol, host, port, ssl=connection.context)
         return connection
 
     def _context(self, address: HostPort, *, plain: bool) -> ssl.SSLContext | None:

@@ -20,27 +20,27 @@ SPLIT, FALLBACK = RoutingPath.PREFILL_THEN_DECODE, RoutingPath.FALLBACK
 YES, NO = Policy(True), Policy(False)
 
 
-def prefilling(policy: Policy = YES, attempt: int = 0, of: int = 1) -> h.Prefilling:
-    return h.Prefilling(policy, of, MAX_ATTEMPTS, attempt, failures=attempt)
+def prefilling(policy: Policy = YES, attempt: int = 0, of: int = 1) -> m.Prefilling:
+    return m.Prefilling(policy, of, MAX_ATTEMPTS, attempt, failures=attempt)
 
 
-def reading(policy: Policy = YES, *, admitted: bool = False) -> h.Decoding:
-    return h.Decoding(policy, SPLIT, P, admitted)
+def reading(policy: Policy = YES, *, admitted: bool = False) -> m.Decoding:
+    return m.Decoding(policy, SPLIT, P, admitted)
 
 
-def pairing(policy: Policy = YES, *, started: bool = False, of: int = 1) -> h.BothLegs:
-    return h.BothLegs(prefilling(policy, of=of), P, admitted=started, started=started)
+def pairing(policy: Policy = YES, *, started: bool = False, of: int = 1) -> m.BothLegs:
+    return m.BothLegs(prefilling(policy, of=of), P, admitted=started, started=started)
 
 
-LOCAL = h.Decoding(YES, FALLBACK)
+LOCAL = m.Decoding(YES, FALLBACK)
 PREFILL, DECODE = m.CountError(ErrorPhase.PREFILL), m.CountError(ErrorPhase.DECODE)
 KV = m.CountError(ErrorPhase.KV_TRANSFER)
 FAILURE = m.ForwardDecodeAnswer(decode_failed=True)
 GONE = m.SendError(502, "gone", decode_failed=True)
 
 
-def ended_state(outcome: Outcome, path: RoutingPath = SPLIT) -> h.Ended:
-    return h.Ended(path, outcome)
+def ended_state(outcome: Outcome, path: RoutingPath = SPLIT) -> m.Ended:
+    return m.Ended(path, outcome)
 
 
 def test_a_split_begins_with_its_first_candidate() -> None:
@@ -107,17 +107,17 @@ def test_a_failed_kv_load_is_decoded_once_without_the_kv(admitted: bool) -> None
     state, actions = h.step(reading(admitted=admitted), m.DecodeErrored())
     assert state == LOCAL
     assert actions == (KV, m.AbortDecode(), m.ReleaseKv(P), m.StartDecode(None))
-    engine_may_be_healthy = (h.Answering(FALLBACK), (DECODE, FAILURE))
+    engine_may_be_healthy = (m.Answering(FALLBACK), (DECODE, FAILURE))
     assert h.step(state, m.DecodeErrored()) == engine_may_be_healthy
 
 
 def test_a_failed_kv_load_without_fallback_is_forwarded() -> None:
-    passed = (h.Answering(SPLIT), (KV, m.ReleaseKv(P), FAILURE))
+    passed = (m.Answering(SPLIT), (KV, m.ReleaseKv(P), FAILURE))
     assert h.step(reading(NO), m.DecodeErrored()) == passed
 
 
 @pytest.mark.parametrize("state", [reading(admitted=True), LOCAL])
-def test_decode_dies_before_the_first_byte(state: h.Decoding) -> None:
+def test_decode_dies_before_the_first_byte(state: m.Decoding) -> None:
     failed = (ended_state(Outcome.FAILED, state.path), (DECODE, GONE))
     assert h.step(state, m.DecodeLost("gone")) == failed
 
@@ -129,11 +129,11 @@ def test_decode_dies_before_it_admitted_the_request() -> None:
 
 def test_another_engine_takes_over_from_one_that_failed() -> None:
     ended = (ended_state(Outcome.FAILED), (m.AbortDecode(),))
-    assert h.step(h.Answering(SPLIT), m.DecodeTakenOver()) == ended
+    assert h.step(m.Answering(SPLIT), m.DecodeTakenOver()) == ended
 
 
 def test_a_busy_decode_engine_gets_no_second_leg() -> None:
-    passed = (h.Answering(SPLIT), (DECODE, m.ReleaseKv(P), FAILURE))
+    passed = (m.Answering(SPLIT), (DECODE, m.ReleaseKv(P), FAILURE))
     assert h.step(reading(), m.DecodeErrored(busy=True)) == passed
 
 
@@ -141,13 +141,13 @@ def test_a_busy_decode_engine_gets_no_second_leg() -> None:
 def test_a_decode_4xx_is_forwarded_and_the_kv_is_released_once(kv_released: bool) -> None:
     state, actions = h.step(reading(), m.DecodeRefused(kv_released))
     assert actions == (() if kv_released else (m.ReleaseKv(P),))
-    assert h.step(state, m.DecodeStarted()) == (h.Answering(SPLIT), (m.ForwardDecodeAnswer(),))
+    assert h.step(state, m.DecodeStarted()) == (m.Answering(SPLIT), (m.ForwardDecodeAnswer(),))
     expected = (ended_state(Outcome.ABANDONED), (m.AbortDecode(),))
     assert h.step(state, m.ClientDisconnected()) == expected
 
 
 def test_a_candidate_with_an_open_circuit_is_skipped_and_is_no_attempt() -> None:
-    state = h.Prefilling(YES, 3, max_attempts=1)
+    state = m.Prefilling(YES, 3, max_attempts=1)
     circuit_open = m.PrefillFailed(Cause.CIRCUIT_OPEN, "held", 4.2)
     state, actions = h.step(state, circuit_open)  # type: ignore[assignment]  # still prefilling
     assert actions == (m.StartPrefill(1, True),)
@@ -190,7 +190,8 @@ def test_concurrent_legs_forward_nothing_before_the_prefill_2xx() -> None:
     assert actions == ()
     state, actions = h.step(state, m.DecodeStarted())
     assert (state, actions) == (pairing(started=True), ())
-    assert h.step(state, m.PrefillAnswered(P)) == (h.Answering(SPLIT), (m.ForwardDecodeAnswer(),))
+    answering = m.Answering(SPLIT)
+    assert h.step(state, m.PrefillAnswered(P)) == (answering, (m.ForwardDecodeAnswer(),))
 
 
 def test_concurrent_legs_the_prefill_may_answer_first() -> None:
@@ -200,12 +201,12 @@ def test_concurrent_legs_the_prefill_may_answer_first() -> None:
 def test_concurrent_legs_kv_of_another_engine_is_read_by_a_second_decode_leg() -> None:
     other = KvHold(PARAMS, is_unexpected=True)
     step = h.step(pairing(), m.PrefillAnswered(other))
-    assert step == (h.Decoding(YES, SPLIT, other), (m.AbortDecode(), m.StartDecode(other)))
+    assert step == (m.Decoding(YES, SPLIT, other), (m.AbortDecode(), m.StartDecode(other)))
 
 
 def test_concurrent_legs_kv_of_another_engine_is_released_if_decode_computed_the_prompt() -> None:
     other = KvHold(PARAMS, is_unexpected=True)
-    forwarded = (h.Answering(SPLIT), (m.ReleaseKv(other), m.ForwardDecodeAnswer()))
+    forwarded = (m.Answering(SPLIT), (m.ReleaseKv(other), m.ForwardDecodeAnswer()))
     assert h.step(pairing(started=True), m.PrefillAnswered(other)) == forwarded
 
 
@@ -236,7 +237,7 @@ def test_concurrent_legs_a_decode_failure_aborts_the_prefill() -> None:
 
 def test_decode_dies_in_mid_stream() -> None:
     expected = (ended_state(Outcome.CUT), (DECODE, m.CutAnswer(502, "gone")))
-    assert h.step(h.Answering(SPLIT), m.DecodeLost("gone")) == expected
+    assert h.step(m.Answering(SPLIT), m.DecodeLost("gone")) == expected
 
 
 @pytest.mark.parametrize(
@@ -248,10 +249,10 @@ def test_decode_dies_in_mid_stream() -> None:
         (reading(), (m.AbortDecode(), m.ReleaseKv(P))),
         (reading(admitted=True), (m.AbortDecode(),)),
         (LOCAL, (m.AbortDecode(),)),
-        (h.Answering(SPLIT), (m.AbortDecode(),)),
+        (m.Answering(SPLIT), (m.AbortDecode(),)),
     ],
 )
-def test_client_disconnects(state: h.State, actions: tuple[m.Action, ...]) -> None:
+def test_client_disconnects(state: m.State, actions: tuple[m.Action, ...]) -> None:
     assert h.step(state, m.ClientDisconnected()) == (
         ended_state(Outcome.ABANDONED, state.path),
         actions,
@@ -282,13 +283,13 @@ def test_client_disconnects(state: h.State, actions: tuple[m.Action, ...]) -> No
             (m.AbortDecode(), m.SendError(503, DRAINED)),
         ),
         (
-            h.Answering(SPLIT),
+            m.Answering(SPLIT),
             Outcome.CUT,
             (m.AbortDecode(), m.CutAnswer(503, DRAINED)),
         ),
     ],
 )
-def test_drain_expires(state: h.State, outcome: Outcome, actions: tuple[m.Action, ...]) -> None:
+def test_drain_expires(state: m.State, outcome: Outcome, actions: tuple[m.Action, ...]) -> None:
     assert h.step(state, m.DrainExpired()) == (ended_state(outcome), actions)
 
 
@@ -312,27 +313,27 @@ ANSWER_EVENTS: tuple[m.Event, ...] = (m.DecodeLost("why"), m.DecodeEnded())
 ALWAYS: tuple[m.Event, ...] = (m.ClientDisconnected(), m.DrainExpired())
 
 
-def possible(state: h.State) -> tuple[m.Event, ...]:
+def possible(state: m.State) -> tuple[m.Event, ...]:
     match state:
-        case h.Prefilling():
+        case m.Prefilling():
             return PREFILL_EVENTS + SENT + ALWAYS
-        case h.BothLegs(started=False):
+        case m.BothLegs(started=False):
             return PREFILL_EVENTS + DECODE_EVENTS + ALWAYS
-        case h.BothLegs():
+        case m.BothLegs():
             return (*PREFILL_EVENTS, m.DecodeLost("why"), *ALWAYS)
-        case h.Decoding():
+        case m.Decoding():
             return DECODE_EVENTS + ALWAYS
-        case h.Answering():
+        case m.Answering():
             return ANSWER_EVENTS + ALWAYS
-        case h.Ended():
+        case m.Ended():
             return PREFILL_EVENTS + SENT + DECODE_EVENTS + ANSWER_EVENTS + ALWAYS
 
 
-@pytest.mark.parametrize("state", [prefilling(), LOCAL, h.Answering(SPLIT)])
-def test_an_impossible_event_raises_illegal_step(state: h.State) -> None:
+@pytest.mark.parametrize("state", [prefilling(), LOCAL, m.Answering(SPLIT)])
+def test_an_impossible_event_raises_illegal_step(state: m.State) -> None:
     events = set(PREFILL_EVENTS + SENT + DECODE_EVENTS + ANSWER_EVENTS) - set(possible(state))
     for event in events:
-        with pytest.raises(h.IllegalStep):
+        with pytest.raises(m.IllegalStep):
             h.step(state, event)
 
 
@@ -355,11 +356,11 @@ def test_every_run_ends_in_exactly_one_outcome(
     state, actions = h.begin(candidates, Policy(fallback), max_attempts)
     all_actions: list[m.Action] = list(actions)
     steps = 0
-    while not isinstance(state, h.Ended):
+    while not isinstance(state, m.Ended):
         event = data.draw(st.sampled_from(possible(state)))
         if (
             event == m.DecodeAdmitted()
-            and isinstance(state, h.Decoding | h.BothLegs)
+            and isinstance(state, m.Decoding | m.BothLegs)
             and state.admitted
         ):
             event = m.DecodeStarted()
@@ -372,7 +373,7 @@ def test_every_run_ends_in_exactly_one_outcome(
         assert h.step(state, event) == (state, ())
 
 
-def check_run(end: h.Ended, all_actions: list[m.Action]) -> None:
+def check_run(end: m.Ended, all_actions: list[m.Action]) -> None:
     responses = [a for a in all_actions if isinstance(a, RESPONSES)]
     assert len(responses) <= 1, "two answers to one request"
     assert (end.outcome is Outcome.ABANDONED) or len(responses) == 1
@@ -393,5 +394,5 @@ def test_fallback_is_never_taken_when_it_is_off() -> None:
     level = {h.begin(candidates, NO, MAX_ATTEMPTS)[0] for candidates in range(4)}
     while level:
         assert {state.path for state in level} == {SPLIT}
-        running = [s for s in level if not isinstance(s, h.Ended)]
+        running = [s for s in level if not isinstance(s, m.Ended)]
         level = {h.step(s, e)[0] for s in running for e in possible(s)} - level

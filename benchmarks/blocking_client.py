@@ -25,13 +25,23 @@ _BLOCK: Final = EMPTY_TABLE + encode(
 _FRAME: Final = 16_384
 
 
-def head_message(path: str, *, end: bool, mode: BodyMode = BodyMode.FULL_DUPLEX_STREAMED) -> bytes:
+def head_message(
+    path: str,
+    *,
+    end: bool,
+    mode: BodyMode = BodyMode.FULL_DUPLEX_STREAMED,
+    content_type: str = "application/json",
+) -> bytes:
     """The first message of a request, with gRPC's prefix."""
     message = pb.ProcessingRequest()
     message.protocol_config.request_body_mode = mode
     message.protocol_config.response_body_mode = BodyMode.FULL_DUPLEX_STREAMED
     message.request_headers.end_of_stream = end
-    for name, value in ((":method", b"POST"), (":path", path.encode())):
+    for name, value in (
+        (":method", b"POST"),
+        (":path", path.encode()),
+        ("content-type", content_type.encode()),
+    ):
         message.request_headers.headers.headers.add(key=name, raw_value=value)
     return framed(message.SerializeToString())
 

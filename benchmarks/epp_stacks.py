@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import trustme
 
@@ -144,7 +144,7 @@ class _Starter:
         return ("--tls-dir", str(directory))
 
 
-def router(addresses: Sequence[str]) -> dict[str, object]:
+def router(addresses: Sequence[str]) -> dict[str, Any]:
     """The EPP's configuration: half of the pods prefill, half decode."""
     backends = [
         {

@@ -37,18 +37,20 @@ UPLOADS: Final = 200
 UPLOAD_SIZE: Final = 15_000_000
 _HOST: Final = "127.0.0.1"
 _CHUNK: Final = 62 * 1024
+FORM: Final = "multipart/form-data; boundary=bench-boundary"
 _WORDS: Final = "the quick brown fox jumps over a lazy dog "
 
 
 def bodies() -> Iterator[tuple[str, str, bytes]]:
     """Name, path and content of each kind of body."""
     chat, completions = "/v1/chat/completions", "/v1/completions"
+    text = _WORDS * (SIZE // len(_WORDS))
 
     def turns(contents: list[object]) -> bytes:
         messages = [{"role": "user", "content": content} for content in contents]
         return json.dumps({"model": "bench", "messages": messages}).encode()
 
-    yield "one text", chat, turns([_WORDS * (SIZE // len(_WORDS))])
+    yield "one text", chat, turns([text])
     yield "200,000 turns", chat, turns(["a few words"] * 200_000)
     image = {"url": "data:image/png;base64," + "A" * (SIZE - 1000)}
     yield "an image", chat, turns([[{"type": "image_url", "image_url": image}]])
@@ -57,6 +59,24 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
     yield "token ids", completions, f'{{"model": "bench", "prompt": {ids}}}'.encode()
     yield "empty lists", completions, b'{"model": "bench", "x": [' + b"[]," * (SIZE // 3) + b"1]}"
     yield "no JSON", completions, b'{"model": "bench", "x": [' + b"1," * (SIZE // 2)
+    asked = json.dumps({"model": "bench", "input": text}).encode()
+    yield "a response's input", "/v1/responses", asked
+    yield "a text to embed", "/v1/embeddings", asked
+    yield "a message", "/v1/messages", turns([text])
+    yield (
+        "ids to generate",
+        "/inference/v1/generate",
+        f'{{"model": "bench", "token_ids": {ids}}}'.encode(),
+    )
+    audio = "/v1/audio/transcriptions"
+    yield "a form", audio, _form(b"sound " * (SIZE // 6))
+    # Each line looks like the beginning of a boundary.
+    yield "a form of dashes", audio, _form(b"\r\n--bench-boundar " * (SIZE // 19))
+
+
+def _form(file: bytes) -> bytes:
+    head = b'--bench-boundary\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    return head % (b"file", file) + head % (b"model", b"bench") + b"--bench-boundary--\r\n"
 
 
 class Probe:
@@ -91,7 +111,8 @@ class Probe:
 def post(port: int, mode: BodyMode, path: str, content: bytes) -> None:
     """Send a request and wait for all of its answers."""
     client = Client(port)
-    stream = client.open(head_message(path, end=False, mode=mode))
+    content_type = FORM if path.startswith("/v1/audio/") else "application/json"
+    stream = client.open(head_message(path, end=False, mode=mode, content_type=content_type))
     if mode is BodyMode.BUFFERED:
         client.answer(stream)
         client.send(stream, body_message(content, end=True))
@@ -154,7 +175,10 @@ async def measure(rounds: int) -> list[Figure]:
     with _scratch() as scratch:
         engine = free_port(_HOST)
         file = scratch / "router.yaml"
-        file.write_text(json.dumps(router([f"127.0.0.1:{engine}"] * PODS)))
+        configuration = router([f"127.0.0.1:{engine}"] * PODS)
+        # Pods of two models: otherwise a form's model would not be looked for.
+        configuration["backends"][0]["models"] = ["bench", "other"]
+        file.write_text(json.dumps(configuration))
         port = free_port(_HOST)
         command = (
             *(sys.executable, "-m", "tandem_epp", "--config", str(file), "--no-warm-up"),

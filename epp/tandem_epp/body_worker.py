@@ -1,7 +1,8 @@
 """The process that reads large bodies for an EPP: `python -m tandem_epp.body_worker`.
 
-To decode JSON takes up to 40 ms per megabyte, in single calls that no other thread interrupts, so
-only another process keeps it from the EPP's other streams. Bodies come on stdin, what was read of
+To decode JSON takes up to 40 ms per megabyte, in single calls that no other thread interrupts, and
+to search a large form 20 ms and more, so only another process keeps it from the EPP's other
+streams. Bodies come on stdin, what was read of
 them leaves on stdout, one after the other; the end of stdin ends the process.
 """
 
@@ -19,12 +20,13 @@ from tandem_contract.request_kinds import BodyKind, PooledKind, RequestKind
 
 from .bodies import parse_body
 from .body_fields import BadBody
+from .form import find_form_model
 from .prompt_key import PromptForm
 from .request import InferenceRequest, read_model
 
-HEADER: Final = Format(">BI")
-"""Before each body: its kind's place in `KINDS`, and its size in bytes. Before each answer: 0, and
-the size."""
+HEADER: Final = Format(">BHI")
+"""Before each body: its kind's place in `KINDS`, and the sizes in bytes of a form's content type,
+which precedes the body, and of the body. Before each answer: 0, 0, and the size."""
 KINDS: Final = (None, *RequestKind, *PooledKind)
 """None: a body of which only the model is read."""
 
@@ -48,6 +50,8 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     max_tokens: int | None = None
     form: PromptForm = PromptForm.OTHER
     media_parts: int = 0
+    form_model: tuple[int, int] | None = None
+    """Where the model stands in a form: `form.FormModel`; None: the body is no form."""
 
     def request(self) -> InferenceRequest | None:
         """The request, without its prompt; None if only the model was read."""
@@ -67,9 +71,12 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-def read(kind: BodyKind | None, body: bytes) -> Reading:
-    """What a pick needs to know of a body."""
+def read(kind: BodyKind | None, body: bytes, form_type: str = "") -> Reading:
+    """What a pick needs to know of a body. `form_type`: the content type of a form; empty: JSON."""
     try:
+        if form_type:
+            value, start, end = find_form_model(form_type, body)
+            return Reading(model=value, form_model=(start, end))
         if kind is None:
             return Reading(model=read_model(body))
         request = parse_body(kind, body)
@@ -92,15 +99,16 @@ def read(kind: BodyKind | None, body: bytes) -> Reading:
 def serve(bodies: BinaryIO, answers: BinaryIO) -> None:
     """Read bodies until there are no more."""
     while len(header := bodies.read(HEADER.size)) == HEADER.size:
-        kind, size = HEADER.unpack(header)
+        kind, type_size, size = HEADER.unpack(header)
         try:
-            reading = read(KINDS[kind], bodies.read(size))
+            form_type = bodies.read(type_size).decode("latin-1")
+            reading = read(KINDS[kind], bodies.read(size), form_type)
         # The EPP counts it, and places the request all the same.
         except Exception as err:  # noqa: BLE001
             traceback.print_exc()
             reading = Reading(fault=repr(err))
         answer = msgspec.msgpack.encode(reading)
-        answers.write(HEADER.pack(0, len(answer)) + answer)
+        answers.write(HEADER.pack(0, 0, len(answer)) + answer)
         answers.flush()
 
 

@@ -21,7 +21,7 @@ _MAX_DELIMITERS: Final = 256
 """Parts, and places in them that look like delimiters. The API has about twenty fields."""
 _MAX_HEADS: Final = 8 * 1024
 """Bytes of the heads of all parts together: names and types. Read in 15 ms at worst."""
-_MAX_TYPE: Final = 1024
+MAX_TYPE: Final = 1024
 """Characters of content-type that are read."""
 _MAX_PADDING: Final = 256
 """Spaces behind a delimiter."""
@@ -46,40 +46,47 @@ class _Part(NamedTuple):
     """Where its head begins."""
 
 
-class _Field(NamedTuple):
-    value: str
+class FormModel(NamedTuple):
+    """The model that a form names, and its place."""
+
+    value: str | None
+    """None: the form has no such field."""
     start: int
-    """Where the value begins."""
+    """Where the value begins; without one, where a part with it may be inserted."""
     end: int
 
 
 def form_model(content_type: str, body: bytes) -> str | None:
     """The value of the field `model`; None: there is none. Of several the last one counts, as in
     the engine. Raises BadBody."""
-    _, field = _find_model(content_type, body)
-    return field.value if field is not None else None
+    return find_form_model(content_type, body).value
 
 
 def with_form_model(content_type: str, body: bytes, model: str) -> bytes:
     """The form `body` with another value of the field `model`, or with the field. Raises
     BadBody."""
-    first, field = _find_model(content_type, body)
+    return replace_form_model(content_type, body, find_form_model(content_type, body), model)
+
+
+def replace_form_model(content_type: str, body: bytes, found: FormModel, model: str) -> bytes:
+    """The same, of a form in which the model was `found`: without a search, which takes long in a
+    large one. Raises BadBody."""
     # A view: slices of bytes would copy the file twice.
     value, view = model.encode(), memoryview(body)
-    if field is not None:
-        return b"".join((view[: field.start], value, view[field.end :]))
-    part = (b"--", _boundary(content_type), b"\r\n", _MODEL_HEAD, value, b"\r\n")
-    return b"".join((view[: first.start], *part, view[first.start :]))
+    if found.value is None:
+        part = b"--%b\r\n%b%b\r\n" % (_boundary(content_type), _MODEL_HEAD, value)
+        return b"".join((view[: found.start], part, view[found.start :]))
+    return b"".join((view[: found.start], value, view[found.end :]))
 
 
-def _find_model(content_type: str, body: bytes) -> tuple[_Delimiter, _Field | None]:
-    """The first delimiter, and the last field `model`. Raises BadBody."""
+def find_form_model(content_type: str, body: bytes) -> FormModel:
+    """The last field `model`. Raises BadBody."""
     boundary = _boundary(content_type)
     delimiters = _Delimiters(body, b"--" + boundary)
     if (delimiter := delimiters.first()) is None:
         shown = boundary[:_MAX_PADDING].decode("latin-1")
         raise BadBody(f"the form has no part: the boundary of content-type, {shown}, is not in it")
-    start, field, number, heads = delimiter, None, 0, 0
+    found, number, heads = FormModel(None, delimiter.start, delimiter.start), 0, 0
     while not delimiter.is_last:
         number += 1
         part = _Part(number, delimiter.end)
@@ -92,14 +99,14 @@ def _find_model(content_type: str, body: bytes) -> tuple[_Delimiter, _Field | No
         if _name_in(body[part.start : content], part) == _FIELD:
             # Content ends before the line break of the delimiter.
             end = following.start - 2
-            field = _Field(_value(body, content, end), content, end)
+            found = FormModel(_value(body, content, end), content, end)
         delimiter = following
-    return start, field
+    return found
 
 
 def _boundary(content_type: str) -> bytes:
     header = Message()
-    header["content-type"] = content_type[:_MAX_TYPE]
+    header["content-type"] = content_type[:MAX_TYPE]
     try:
         boundary = header.get_boundary()
     except ValueError:

@@ -1,7 +1,8 @@
 """Reads large bodies in another process, which runs while there are any.
 
 reader = LargeBodies()
-reading = await reader.read(kind, body)      one body after the other
+reading = await reader.read(kind, body)                 one body after the other
+reading = await reader.read(None, body, content_type)   a form
 
 Errors: `WorkerFault`.
 """
@@ -18,6 +19,7 @@ import msgspec
 from tandem_contract.request_kinds import BodyKind
 
 from .body_worker import HEADER, KINDS, Reading, read
+from .form import MAX_TYPE
 
 LARGE: Final = 512 * 1024
 """Bytes from which a body counts as large. The slowest ones below it are read in 20 ms; reading
@@ -51,10 +53,10 @@ class LargeBodies:
         """Whether the process runs."""
         return self._process is not None
 
-    async def read(self, kind: BodyKind | None, body: bytes) -> Reading:
-        """What a pick needs to know of a body; `kind`: None for its model alone. Raises
-        WorkerFault."""
-        job = _Job(kind, body)
+    async def read(self, kind: BodyKind | None, body: bytes, form_type: str = "") -> Reading:
+        """What a pick needs to know of a body. `kind`: None for its model alone; `form_type`: the
+        content type of a form, empty for JSON. Raises WorkerFault."""
+        job = _Job(kind, body, form_type)
         self._jobs.put_nowait(job)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run())
@@ -100,7 +102,7 @@ class LargeBodies:
     async def _read(self, job: "_Job") -> Reading:
         if self._process is None and not await self._start():
             # Better late for the others than not at all for this one.
-            return read(job.kind, job.body)
+            return read(job.kind, job.body, job.form_type)
         try:
             async with asyncio.timeout(READ_SECONDS):
                 return await self._ask(job)
@@ -122,11 +124,13 @@ class LargeBodies:
         process, view = self._process, memoryview(job.body)
         if process is None or process.stdin is None or process.stdout is None:
             raise OSError("the process is gone")
-        process.stdin.write(HEADER.pack(KINDS.index(job.kind), len(view)))
+        form_type = job.form_type.encode("latin-1", "replace")[:MAX_TYPE]
+        head = HEADER.pack(KINDS.index(job.kind), len(form_type), len(view))
+        process.stdin.write(head + form_type)
         for at in range(0, len(view), _PIECE):
             process.stdin.write(view[at : at + _PIECE])
             await process.stdin.drain()
-        _, size = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
+        _, _, size = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
         return _decoder.decode(await process.stdout.readexactly(size))
 
     async def _end(self) -> None:
@@ -142,6 +146,6 @@ class LargeBodies:
 class _Job:
     """A body that is to be read."""
 
-    def __init__(self, kind: BodyKind | None, body: bytes) -> None:
-        self.kind, self.body = kind, body
+    def __init__(self, kind: BodyKind | None, body: bytes, form_type: str) -> None:
+        self.kind, self.body, self.form_type = kind, body, form_type
         self.reading: asyncio.Future[Reading] = asyncio.get_running_loop().create_future()

@@ -21,7 +21,7 @@ from .backends.rewrite_rules import RewriteRule, RewriteRules
 from .bodies import CONTENT_TYPE, is_form, is_json
 from .body_fields import UNREADABLE, decode_members, unreadable_body
 from .ext_proc.messages import HttpRequest
-from .form import with_form_model
+from .form import FormModel, replace_form_model, with_form_model
 from .large_bodies import LARGE
 
 
@@ -55,14 +55,25 @@ class ModelRewrites:
         has_rewrites = bool(self.rules or _header(request))
         return has_rewrites and (is_json(request) or is_form(request))
 
-    def rewrite(self, request: HttpRequest, model: str | None, body: bytes) -> Rewrite | None:
-        """The rewritten request, whose body names `model`; None: it stays. Raises BadBody."""
+    def rewrite(
+        self,
+        request: HttpRequest,
+        model: str | None,
+        body: bytes,
+        place: tuple[int, int] | None = None,
+    ) -> Rewrite | None:
+        """The rewritten request, whose body names `model`; None: it stays. `place`: where in a
+        form, if it is known. Raises BadBody."""
         rule = self.rules.rule(model)
         target = self._target(rule) if rule is not None else _header(request)
         if not target or target == model:
             return None
         if is_form(request):
-            body = with_form_model(request.headers[CONTENT_TYPE], body, target)
+            content_type = request.headers[CONTENT_TYPE]
+            if place is None:
+                body = with_form_model(content_type, body, target)
+            else:
+                body = replace_form_model(content_type, body, FormModel(model, *place), target)
         else:
             body = with_model(body, target)
         return Rewrite(model, target, body, rule.source if rule is not None else "")

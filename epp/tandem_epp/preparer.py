@@ -11,7 +11,7 @@ from typing import Final
 
 from tandem_contract.request_kinds import RequestKind
 
-from .bodies import is_form, kind_of, named_model
+from .bodies import CONTENT_TYPE, is_form, kind_of, named_model
 from .body_fields import BadBody
 from .body_worker import Reading
 from .ext_proc.messages import HttpRequest
@@ -44,7 +44,7 @@ class Preparer:
     ) -> AbstractAsyncContextManager[object] | None:
         """What is known of a request's prompt before the pick; among replicas, it is this one's
         turn to pick until the context ends. None: the pick has to wait for neither."""
-        if self._turns is None and not self._precise.is_on and not _is_large(request, body):
+        if self._turns is None and not self._precise.is_on and len(body) < LARGE:
             return None
         return self._prepare(request, body)
 
@@ -57,8 +57,9 @@ class Preparer:
         began = perf_counter()
         reading, parsed, rewrite = None, None, None
         with self._faults.contained("prepare"):
-            if _is_large(request, body):
-                reading = await self._large_bodies.read(kind_of(request), body)
+            if len(body) >= LARGE:
+                form_type = request.headers[CONTENT_TYPE] if is_form(request) else ""
+                reading = await self._large_bodies.read(kind_of(request), body, form_type)
                 parsed = reading.request()
             if (rewrite := self._rewrite(request, reading, body)) is not None:
                 body = rewrite.body
@@ -88,7 +89,8 @@ class Preparer:
             return None
         try:
             model = reading.model if reading is not None else named_model(request, body)
-            return self._rewrites.rewrite(request, model, body)
+            place = reading.form_model if reading is not None else None
+            return self._rewrites.rewrite(request, model, body, place)
         except BadBody:
             # The pick refuses it, with the same message.
             return None
@@ -101,8 +103,3 @@ class Preparer:
                 return await self._precise.prepare(kind, body)
         # The request is placed approximately, or has no prefix that is cached.
         return None
-
-
-def _is_large(request: HttpRequest, body: bytes) -> bool:
-    """Whether reading the body takes too long here. A form is only searched for its delimiters."""
-    return len(body) >= LARGE and not is_form(request)

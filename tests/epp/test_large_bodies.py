@@ -10,13 +10,17 @@ from subprocess import run
 
 import pytest
 
+from tandem_contract.headers import MODEL_REWRITES
 from tandem_contract.request_kinds import RequestKind
-from tandem_epp import body_worker, large_bodies
+from tandem_epp import body_worker, form, large_bodies
 from tandem_epp.body_fields import BadBody
 from tandem_epp.body_worker import HEADER, KINDS, Reading
 from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.form import with_form_model
 from tandem_epp.large_bodies import LargeBodies, WorkerFault
+from tandem_epp.precise import PrecisePrefixes
 from tandem_epp.preparation import Preparation, read_body
+from tandem_epp.preparer import Preparer
 from tandem_epp.request import parse_request
 
 from .real import until
@@ -35,6 +39,12 @@ IDS = json.dumps({"model": "m", "prompt": list(range(200_000))}).encode()
 CASES = pytest.mark.parametrize(
     ("kind", "body"), [(RequestKind.CHAT, CHAT), (RequestKind.COMPLETIONS, IDS)]
 )
+
+FORM_TYPE = "multipart/form-data; boundary=XB"
+FILE = b'--XB\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n' % (
+    b"sound" * 200_000
+)
+FIELD = b'--XB\r\nContent-Disposition: form-data; name="model"\r\n\r\nm\r\n'
 
 
 @CASES
@@ -58,7 +68,7 @@ def test_a_reading_is_what_the_picker_would_read(kind: RequestKind, body: bytes)
 
 def test_bodies_come_one_after_the_other() -> None:
     sent = b"".join(
-        HEADER.pack(KINDS.index(kind), len(body)) + body
+        HEADER.pack(KINDS.index(kind), 0, len(body)) + body
         for kind, body in [
             (RequestKind.CHAT, CHAT),
             (None, b'{"model": "x"}'),
@@ -69,7 +79,7 @@ def test_bodies_come_one_after_the_other() -> None:
     body_worker.serve(BytesIO(sent), answers)
     data, readings = answers.getvalue(), []
     while data:
-        _, size = HEADER.unpack(data[: HEADER.size])
+        _, _, size = HEADER.unpack(data[: HEADER.size])
         readings.append(large_bodies._decoder.decode(data[HEADER.size : HEADER.size + size]))
         data = data[HEADER.size + size :]
     assert [reading.model for reading in readings] == ["m", "x", None]
@@ -96,6 +106,30 @@ async def test_bodies_are_read_in_another_process(monkeypatch: pytest.MonkeyPatc
     assert bodies.is_running
     await bodies.close()
     assert not bodies.is_running
+
+
+@pytest.mark.parametrize(("field", "model"), [(FIELD, "m"), (b"", None)])
+async def test_a_form_is_read_in_another_process_and_not_searched_again(
+    monkeypatch: pytest.MonkeyPatch, field: bytes, model: str | None
+) -> None:
+    body = FILE + field + b"--XB--\r\n"
+    expected = with_form_model(FORM_TYPE, body, "other")
+    setup = PickerSetup(d="decode")
+    precise = PrecisePrefixes(setup.fleet, lambda *_: None)
+    preparer = Preparer(precise, setup.picker.rewrites, setup.metrics.faults, None)
+    headers = {"content-type": FORM_TYPE, MODEL_REWRITES[0]: "other"}
+    request = HttpRequest("POST", "/v1/audio/transcriptions", headers, None)
+    monkeypatch.setattr(large_bodies, "read", None)
+    monkeypatch.setattr(form, "find_form_model", None)
+    context = preparer.prepare(request, body)
+    assert context is not None
+    async with context as preparation:
+        assert isinstance(preparation, Preparation)
+        assert preparation.reading is not None
+        assert preparation.reading.model == model
+        assert preparation.rewrite is not None
+        assert preparation.rewrite.body == expected
+    await preparer.close()
 
 
 async def test_the_process_ends_when_it_has_no_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,14 +106,17 @@ async def _exchange(handler: _OneHandOff, parts: Parts, request: bytes) -> None:
     server = Server(handler, parts.context.settings.limits)
     client_end, server_end = socket.socketpair()
     loop = asyncio.get_running_loop()
-    await loop.connect_accepted_socket(server.new_connection, server_end)
-    reader, writer = await asyncio.open_connection(sock=client_end)
+    # Cancelled before a transport has it, the client's end would stay open.
+    close = client_end.close
     try:
+        await loop.connect_accepted_socket(server.new_connection, server_end)
+        reader, writer = await asyncio.open_connection(sock=client_end)
+        close = writer.close
         writer.write(request)
         while await reader.read(1 << 16):
             pass
     finally:
-        writer.close()
+        close()
         server.close()
 
 

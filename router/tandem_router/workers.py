@@ -23,7 +23,7 @@ from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.process.admin import serve_admin
 from tandem_sidecar.process.engine_client import fetch_all_metrics
 from tandem_sidecar.process.listen import bound_address, listen, listen_for_clients
-from tandem_sidecar.process.run import StopSignals, wait_for_first
+from tandem_sidecar.process.run import StopSignals, reload_credentials, wait_for_first
 from tandem_sidecar.process.supervisor import Supervisor, WorkerCommand
 from tandem_sidecar.settings import Settings
 
@@ -72,7 +72,12 @@ async def supervise(
                 print_ready(*addresses, configuration, settings.workers)
                 loop = asyncio.get_running_loop()
                 loop.add_signal_handler(signal.SIGHUP, reload)
-                follow = (FileWatch(file, reload).run(), admin.counters.follow())
+                follow = (
+                    FileWatch(file, reload).run(),
+                    admin.counters.follow(),
+                    # The workers follow the files themselves; this process reads metrics.
+                    reload_credentials(backends.credentials),
+                )
                 await wait_for_first(signals.drain.wait(), *follow)
                 await wait_for_first(supervisor.stop(), signals.exit_now.wait())
             finally:

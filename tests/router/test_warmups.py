@@ -2,7 +2,11 @@
 
 import asyncio
 import os
+import socket
 
+import pytest
+
+from tandem_router import warmups
 from tandem_router.configuration import load
 
 from ..sidecar.peers import Turn
@@ -97,3 +101,35 @@ async def test_a_drain_waits_for_a_warm_up_and_begins_no_other(harness: Harness)
     pair = [next(pod for pod in components.decisions.fleet if pod.name == name) for name in "dp"]
     assert await components.decisions.warm_ups.hand_offs.hand_off(*pair) == "unreachable"
     assert len(prefill.requests) == 1
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+async def test_a_warm_up_that_is_cancelled_early_leaves_no_socket(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """`turns`: of the event loop, after which it is cancelled."""
+    ends: list[socket.socket] = []
+
+    def pair() -> tuple[socket.socket, ...]:
+        ends.extend(make_pair())
+        return tuple(ends)
+
+    make_pair = socket.socketpair
+    await harness.prefill("p")
+    await harness.decode("d")
+    await harness.start()
+    components = harness.router.components
+    fleet = components.decisions.fleet
+    prefill, decode = map(fleet.find, ("p", "d"))
+    hand_offs = components.decisions.warm_ups.hand_offs
+    monkeypatch.setattr(warmups.socket, "socketpair", pair)
+    task = asyncio.create_task(hand_offs.hand_off(decode, prefill))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(20):
+        while any(end.fileno() >= 0 for end in ends):
+            await asyncio.sleep(0.01)
+    assert len(ends) == 2

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import trustme
 import yaml
 
 from ..sidecar.peers import FakeDecode, Turn
@@ -179,3 +180,14 @@ async def test_a_backend_that_one_worker_ejects_is_ejected_by_the_other(workers:
         await workers.until(is_ejected)
     line = await workers.server.wait_for_log("outcomes of this EPP's requests: none")
     assert "backend a is ejected" in line
+
+
+async def test_all_processes_read_changed_certificates_again(tmp_path: Path) -> None:
+    """The supervisor too: it reads the engines' metrics."""
+    authorities, file = tmp_path / "ca.pem", tmp_path / "router.yaml"
+    trustme.CA().cert_pem.write_to_path(authorities)
+    file.write_text(yaml.safe_dump({"backends": [{"name": "a", "url": "https://127.0.0.1:1"}]}))
+    async with router(file, "--workers", "2", "--tls-ca", str(authorities)) as server:
+        trustme.CA().cert_pem.write_to_path(authorities)
+        for _ in range(3):
+            await server.wait_for_log("certificates reloaded")

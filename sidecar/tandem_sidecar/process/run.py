@@ -190,7 +190,7 @@ async def serve(
     components.server.listen(for_clients)
     stack.callback(components.server.stop_listening)
     await stack.enter_async_context(serve_admin(components.admin, for_admin))
-    reloading = _reload_credentials(*components.credentials)
+    reloading = reload_credentials(*components.credentials)
     for coroutine in (*components.background_tasks(), reloading):
         stack.push_async_callback(_stop, loop.create_task(coroutine))
     return bound_address(settings.listen, for_clients), bound_address(settings.admin, for_admin)
@@ -213,7 +213,8 @@ def _open_sockets(
     return for_clients, for_admin
 
 
-async def _reload_credentials(*credentials: Credentials | None) -> None:
+async def reload_credentials(*credentials: Credentials | None) -> None:
+    """Read changed files again, for as long as the process runs."""
     while True:
         await asyncio.sleep(RELOAD_SECONDS)
         for files in credentials:

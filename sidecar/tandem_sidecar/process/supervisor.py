@@ -44,7 +44,7 @@ from .listen import (
     listen_for_clients,
 )
 from .reload import Reloader, Source
-from .run import StopSignals, print_ready, wait_for_first
+from .run import StopSignals, print_ready, reload_credentials, wait_for_first
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,8 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
         supervisor = Supervisor(settings, WorkerCommand(arguments), for_clients)
         signals = StopSignals()
         signals.install()
-        pool = Pool(EngineTls(settings.tls, settings.engine).for_address)
+        tls = EngineTls(settings.tls, settings.engine)
+        pool = Pool(tls.for_address)
         stack.callback(pool.close)
         admin = SupervisorAdmin(supervisor, partial(fetch_all_metrics, pool, (settings.engine,)))
         # Before the workers start: until they serve, probes get 503, not a refused connection.
@@ -91,7 +92,7 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
                     bound_address(settings.admin, for_admin),
                 )
                 print_ready(*addresses, settings)
-                await _follow_until_drain(signals, source, supervisor, admin)
+                await _follow_until_drain(signals, source, supervisor, admin, tls)
                 await wait_for_first(supervisor.stop(), signals.exit_now.wait())
             finally:
                 # Also after an error at the start: no worker may outlive its supervisor.
@@ -99,12 +100,17 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
 
 
 async def _follow_until_drain(
-    signals: StopSignals, source: Source, supervisor: "Supervisor", admin: SupervisorAdmin
+    signals: StopSignals,
+    source: Source,
+    supervisor: "Supervisor",
+    admin: SupervisorAdmin,
+    tls: EngineTls,
 ) -> None:
-    """Reload settings and refresh the engine's counters until the drain begins."""
+    """Follow settings, certificates and the engine's counters until the drain begins."""
     reloader = Reloader(source, supervisor.apply)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
-    tasks = [asyncio.ensure_future(c) for c in (reloader.follow(), admin.counters.follow())]
+    following = reloader.follow(), admin.counters.follow(), reload_credentials(tls)
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in following]
     await signals.drain.wait()
     for task in tasks:
         task.cancel()

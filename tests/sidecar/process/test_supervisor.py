@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import trustme
 
 from ..peers import FakeDecode
 from ..processes import Sidecar, sidecar
@@ -144,3 +145,16 @@ async def test_workers_drain_and_exit_after_their_supervisor_was_killed() -> Non
         workers.go.set()
         await check_streams_end([answer])
         await workers.server.read_log_to_end()  # stderr is closed when the last worker has exited
+
+
+async def test_all_processes_read_changed_certificates_again(tmp_path: Path) -> None:
+    """The supervisor too: it reads the engine's metrics."""
+    authorities = tmp_path / "ca.pem"
+    trustme.CA().cert_pem.write_to_path(authorities)
+    engine = "https://127.0.0.1:1"
+    async with sidecar(
+        "--workers", "2", "--engine", engine, "--tls-ca", str(authorities)
+    ) as server:
+        trustme.CA().cert_pem.write_to_path(authorities)
+        for _ in range(3):
+            await server.wait_for_log("certificates reloaded")

@@ -34,6 +34,8 @@ class Step:
     """Sequences whose remote KV is to be released unread: the prompt is cached here."""
     tier_loads: list[Sequence] = field(default_factory=list)
     """Sequences that got blocks into which KV is to be loaded from host memory or storage now."""
+    awaiting_rear: list[Sequence] = field(default_factory=list)
+    """Sequences that are computed up to where a load brings the rest, and that wait for it."""
     preempted: list[Sequence] = field(default_factory=list)
     """Sequences that lost their blocks and wait again."""
     arriving: Sequence | None = None
@@ -116,8 +118,12 @@ class Scheduler:
     def finish_pull(self, seq: Sequence, computed: int) -> None:
         """Queue a sequence whose pull has ended: its first `computed` tokens have their KV.
 
-        The other tokens are computed here. The sequence keeps its blocks meanwhile.
+        The other tokens are computed here, but for those of a rear that is still being loaded; a
+        second call tells that its load has ended. The sequence keeps its blocks meanwhile.
         """
+        if seq.phase is not Phase.LOADING:
+            self._add_rear(seq)
+            return
         self._loading.remove(seq)
         seq.phase, seq.transfer_params = Phase.WAITING, None
         self._set_computed(seq, computed)
@@ -130,6 +136,7 @@ class Scheduler:
             self._loaded.remove(chunk.sequence)
             self._set_running(chunk.sequence)
         self._set_computed(chunk.sequence, chunk.end)
+        self._add_rear(chunk.sequence)
         if token is not None:
             chunk.sequence.tokens.append(token)
 
@@ -143,6 +150,13 @@ class Scheduler:
             self._blocks.hold(seq.id)
         else:
             self._blocks.free(seq.id)
+
+    def _add_rear(self, seq: Sequence) -> None:
+        """Go on after the rear if it is loaded and the tokens before it are computed."""
+        rear = seq.rear
+        if rear is not None and not rear.is_loading and seq.computed_tokens == rear.start:
+            seq.rear = None
+            self._set_computed(seq, rear.end)
 
     def _set_computed(self, seq: Sequence, computed: int) -> None:
         seq.computed_tokens = computed
@@ -161,11 +175,13 @@ class Scheduler:
         Returns False when `seq` itself was preempted.
         """
         while not self._blocks.extend(seq.id, self._blocks.blocks_for(len(seq.tokens))):
-            # `_running` is in order of arrival: the last one is the youngest, at worst `seq`.
-            victim = self._running.pop()
+            # `_running` is in order of arrival: the last one is the youngest, at worst `seq`. A
+            # rear that is loaded is written into; `seq` has none: a prompt never needs more blocks.
+            victim = next(s for s in reversed(self._running) if not (s.rear and s.rear.is_loading))
+            self._running.remove(victim)
             # Full blocks stay cached until eviction, so often only a part is computed again.
             self._blocks.free(victim.id)
-            victim.phase, victim.computed_tokens = Phase.WAITING, 0
+            victim.phase, victim.computed_tokens, victim.rear = Phase.WAITING, 0, None
             victim.preemptions += 1
             insort(self._waiting, victim, key=_order)
             step.preempted.append(victim)
@@ -228,6 +244,12 @@ class Scheduler:
     def _add_chunk(self, seq: Sequence, step: Step, start: int) -> None:
         # A prompt longer than the budget goes on in the next steps (chunked prefill).
         end = min(len(seq.tokens), start + step.budget)
+        if seq.rear is not None:
+            end = min(end, seq.rear.start)
+            if end <= start:
+                step.awaiting_rear.append(seq)
+                return
+            seq.rear.front = end
         step.budget -= end - start
         step.chunks.append(
             Chunk(

@@ -35,6 +35,22 @@ class Draw:
     """Token ids that would end the request before min_tokens."""
 
 
+@dataclass(slots=True)
+class Rear:
+    """Tokens whose KV a load brings, from the last chunk on, while those before are computed.
+
+    The load may lower `start` to a place at or after `front`, and raises it when it ends early."""
+
+    start: int
+    """The first of these tokens: the tokens before it are computed."""
+    end: int
+    """Tokens with KV once the load has ended and the tokens before `start` are computed."""
+    front: int
+    """Tokens that are computed, or that a running step computes."""
+    is_loading: bool = True
+    """Whether a thread may write into the blocks."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One request in the engine. `tokens[:computed_tokens]` have their KV in the cache."""
@@ -65,6 +81,8 @@ class Sequence:
     arriving_tokens: int | None = None
     """Leading tokens whose KV a load brings layer by layer, from now on; see `tiers.arriving`.
     None: it has no such load, or its end is to be awaited."""
+    rear: Rear | None = None
+    """The part of its KV that a load brings while the part before is computed; see `tiers.rear`."""
     load_limit: float | None = None
     """Seconds to load the stored KV that its hand-off names; None: it names none."""
     saved_chunks: int = 0

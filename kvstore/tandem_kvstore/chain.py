@@ -2,16 +2,21 @@
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from .errors import KvRejected, Reason, StoreError, words_of
 from .format.manifest import Manifest
 from .format.tensors import TensorSpec
 
 _log = logging.getLogger(__name__)
+
+_REAR_WINDOW: Final = 8
+"""Chunks of a rear that are loaded at once. More: computing comes to chunks that have just been
+asked for. Fewer: slower on stores with long delays."""
 
 Groups = Sequence[tuple[str, tuple[TensorSpec, ...]]]
 """Name and tensors of each layer group of a chunk."""
@@ -75,6 +80,21 @@ class LayerWatch(Protocol):
         """Not all of these chunks can be used. The load goes on with those that can."""
 
 
+class RearWatch(Protocol):
+    """Follows the load of a rear: chunks from the last one towards the first, while an engine
+    computes those before it."""
+
+    def on_chain(self, chunks: int) -> None:
+        """The look-up ended: the store has the first `chunks` chunks, at least one."""
+
+    def claim(self, index: int, pending: int) -> bool:
+        """Whether to load chunk `index`, beside `pending` chunks that are being loaded. After a
+        yes, the engine must not compute it; after a no, none before it is asked for."""
+
+    def on_lost(self, chunks: Sequence[Chunk], reason: Reason | None) -> None:
+        """The load ended at the first of these chunks; see `Outcome`."""
+
+
 def chunk_of(manifest: Manifest) -> Chunk:
     """The place that a manifest describes."""
     return Chunk(manifest.prefix_hash, manifest.previous, manifest.token_count)
@@ -129,6 +149,37 @@ async def load_by_layers(
         progress.chunks = _complete(rows, end)
         await end_tasks([task for row in rows for task in row])
     return Outcome(progress.chunks, reason, progress.bytes, words)
+
+
+async def load_rear(
+    load: Callable[[int], Coroutine[Any, Any, None]],
+    chunks: int,
+    watch: RearWatch,
+    progress: Progress,
+) -> Outcome:
+    """Run `load(chunk)` from the last of `chunks` chunks to the first one that `watch` claims.
+
+    `progress` counts from the end; chunks before a failure count for nothing. Of the outcome,
+    `chunks` are those before the one that failed.
+    """
+    pending: deque[asyncio.Future[None]] = deque()
+    first = chunks
+    try:
+        while True:
+            while first and len(pending) < _REAR_WINDOW and watch.claim(first - 1, len(pending)):
+                first -= 1
+                pending.append(asyncio.ensure_future(load(first)))
+            if not pending:
+                return Outcome(first, None, progress.bytes)
+            # In order: a chunk counts if all behind it have come.
+            await pending[0]
+            pending.popleft()
+            progress.chunks += 1
+    except (StoreError, KvRejected) as err:
+        log_rejected(err)
+        return Outcome(chunks - progress.chunks - 1, err.reason, progress.bytes, words_of(err))
+    finally:
+        await end_tasks(pending)
 
 
 def _complete(rows: Sequence[Sequence[asyncio.Future[None]]], end: int) -> int:

@@ -12,9 +12,9 @@ reason for which they ended.
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from tandem_contract.kv_reference import TENSOR_FORMAT, KvReference
 
@@ -25,13 +25,16 @@ from .chain import (
     LayerWatch,
     Outcome,
     Progress,
+    RearWatch,
     chunk_of,
     chunks_of,
     end_tasks,
     load_by_layers,
     load_in_order,
+    load_rear,
     log_rejected,
 )
+from .checksums import data_object, hashed, size_of
 from .errors import (
     KvRejected,
     ObjectExists,
@@ -53,7 +56,7 @@ from .format.manifest import (
     fits_inline,
     inline_data,
 )
-from .format.tensors import Buffer, LayerGroup, TensorSpec, content_hash, header_bytes, tensor_views
+from .format.tensors import Buffer, LayerGroup, TensorSpec, header_bytes, tensor_views
 from .location import StoreLocation
 from .stores import ObjectStore
 
@@ -62,10 +65,6 @@ __all__ = ["Chunk", "ChunkStore", "Deliver", "Groups", "Outcome", "Progress", "c
 LOOKUPS: Final = 32
 """Manifests that one look-up asks for at once. More: a prompt of few stored chunks wastes requests.
 Fewer: a long prompt takes more round trips."""
-
-_HASHED_HERE: Final = 1 << 21
-"""Bytes that are hashed on the event loop, in at most 0.3 ms. More: the loop stops for longer.
-Less: a switch to a thread and back takes longer than the hash."""
 
 
 class ChunkStore:
@@ -106,8 +105,8 @@ class ChunkStore:
         Data objects without a manifest are invisible; the collector removes them.
         """
         objects = [(group.name, self._object_of(chunk.key, group)) for group in groups]
-        if is_inline := fits_inline([_size(parts) for _, parts in objects], self._max_inline):
-            data = [await _data_object(name, parts) for name, parts in objects]
+        if is_inline := fits_inline([size_of(parts) for _, parts in objects], self._max_inline):
+            data = [await data_object(name, parts) for name, parts in objects]
         else:
             tasks = [asyncio.ensure_future(self._put_data(chunk.key, *item)) for item in objects]
             try:
@@ -141,11 +140,9 @@ class ChunkStore:
     async def find(self, chunks: Sequence[Chunk]) -> tuple[list[Manifest], Outcome]:
         """Manifests of the longest stored prefix of `chunks`."""
         manifests: list[Manifest] = []
-        width = 1
-        for start in _starts(len(chunks)):
-            # One manifest first: most prompts that are not stored miss their first chunk.
-            batch = chunks[start : start + width] if start else chunks[:1]
-            width = LOOKUPS
+        # One first: most prompts that are not stored miss their first chunk.
+        starts = range(1, len(chunks), LOOKUPS)
+        for batch in (chunks[:1], *(chunks[start : start + LOOKUPS] for start in starts)):
             tasks = [asyncio.ensure_future(self._manifest(chunk, is_cut=True)) for chunk in batch]
             try:
                 for task in tasks:
@@ -173,12 +170,24 @@ class ChunkStore:
 
         async def load(index: int, manifest: Manifest) -> None:
             async with window:
-                body = None
-                if manifest.is_inline:
-                    manifest, body = await self._manifest(chunk_of(manifest))
-                await self._load_chunk(manifest, body, groups, partial(deliver, index), progress)
+                await self._load_found(manifest, groups, partial(deliver, index), progress)
 
         return await load_in_order([load(i, item) for i, item in enumerate(manifests)], progress)
+
+    async def load_rear(
+        self,
+        manifests: Sequence[Manifest],
+        groups: Groups,
+        deliver: Deliver,
+        watch: RearWatch,
+        progress: Progress,
+    ) -> Outcome:
+        """As `load`, but from the last chunk to the first that `watch` claims; see `chain`."""
+
+        def load(index: int) -> Coroutine[Any, Any, None]:
+            return self._load_found(manifests[index], groups, partial(deliver, index), progress)
+
+        return await load_rear(load, len(manifests), watch, progress)
 
     async def load_layers(
         self,
@@ -244,7 +253,7 @@ class ChunkStore:
 
     async def _put_data(self, key: str, group: str, parts: Sequence[Buffer]) -> DataObject:
         async with self._slots:
-            item = await _data_object(group, parts)
+            item = await data_object(group, parts)
             await self._objects.put(data_name(key, group, item.content), parts)
             return item
 
@@ -279,6 +288,18 @@ class ChunkStore:
         except KvRejected:
             self.mark_broken(chunk.key)
             raise
+
+    async def _load_found(
+        self,
+        manifest: Manifest,
+        groups: Groups,
+        deliver: Callable[[str, list[memoryview]], Awaitable[None]],
+        progress: Progress,
+    ) -> None:
+        """Load a chunk whose manifest was looked up without the data that may follow it."""
+        place = chunk_of(manifest)
+        found = await self._manifest(place) if manifest.is_inline else (manifest, None)
+        await self._load_chunk(*found, groups, deliver, progress)
 
     async def _load_chunk(
         self,
@@ -322,28 +343,8 @@ class ChunkStore:
                 data = (await self._objects.get(manifest.name_of(item), size)).data
             if memoryview(data).nbytes < size:
                 raise KvRejected(Reason.TRUNCATED, f"data object {group} of {key} is truncated")
-            if await _hashed((data,)) != item.content:
+            if await hashed((data,)) != item.content:
                 raise KvRejected(Reason.CORRUPT, f"data object {group} of {key} is damaged")
             views = tensor_views(data, group, specs, key, self._identity)
             await deliver(group, views)
             progress.bytes += size
-
-
-def _starts(count: int) -> list[int]:
-    return [0, *range(1, count, LOOKUPS)] if count else []
-
-
-async def _data_object(group: str, parts: Sequence[Buffer]) -> DataObject:
-    return DataObject(group, _size(parts), await _hashed(parts))
-
-
-def _size(parts: Sequence[Buffer]) -> int:
-    return sum(memoryview(part).nbytes for part in parts)
-
-
-async def _hashed(parts: Sequence[Buffer]) -> str:
-    """The parts' checksum. Of more than a little in a thread: hashing releases the interpreter
-    lock, so that the event loop goes on. Less is hashed sooner than a thread starts."""
-    if _size(parts) <= _HASHED_HERE:
-        return content_hash(parts)
-    return await asyncio.to_thread(content_hash, parts)

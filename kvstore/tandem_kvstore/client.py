@@ -1,6 +1,7 @@
 """An engine's access to a store: `chunk_store` behind `guard`, with a deadline for each load.
 
     result = await client.load(chunks, groups, deliver, context=0)    never raises StoreError
+    result = await client.load_rear(…)                                never raises StoreError
     found, reason = await client.find(chunks)                         never raises StoreError
     span = await client.look_up(chunks, context=0)                    what another process may load
     stored = await client.store(chunk, groups)                        never raises StoreError
@@ -11,27 +12,27 @@ breaker is open, a background task probes the store: no request waits for a prob
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final
 
 from tandem_contract.kv_reference import KvReference
 
-from .chain import LayerWatch
+from .chain import LayerWatch, RearWatch
 from .chunk_store import Chunk, ChunkStore, Deliver, Groups, Outcome, Progress
-from .errors import ObjectMissing, Reason, StoreDenied, StoreError, StoreUnavailable, words_of
+from .errors import Reason, StoreDenied, StoreError, StoreUnavailable, words_of
 from .format.tensors import LayerGroup
-from .guard.breaker import BreakerState
-from .guard.load_guard import Decision, LoadGuard, MissingKeys
+from .guard.load_guard import Decision, Hit, LoadGuard
+from .guard.missing_keys import MissingKeys
+from .health import NO_ANSWER, StoreHealth
 from .maintenance import Maintenance
+from .observer import Observer
 from .stores import ObjectStore
 
 __all__ = ["Groups", "LoadResult", "Observer", "StoreClient"]
 
 _log = logging.getLogger(__name__)
 
-PROBE_NAME: Final = "probe"
-"""Name that the breaker's probes ask for. It does not exist: 404 shows that the store answers."""
 WRITE_SECONDS: Final = 120.0
 """Longest time from a chunk's first data object to its manifest; the collector leaves unreferenced
 data alone for longer than that."""
@@ -39,30 +40,7 @@ data alone for longer than that."""
 STALL_SECONDS: Final = 0.25
 """A load without a byte for so long is a failure of the store. Shorter: short prompts, whose
 deadlines are short, open the circuit breaker of a store that is only far away."""
-_NO_ANSWER: Final = "no answer in time"
 _FAILURES: Final = (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.DENIED)
-
-
-class Observer(Protocol):
-    """Counts what the client does."""
-
-    def record_load(self, chunks: int, size: int, seconds: float) -> None:
-        """A load brought `chunks` chunks of `size` bytes."""
-
-    def record_not_loaded(self, chunks: int, reason: Reason) -> None:
-        """`chunks` chunks were not loaded, for `reason`."""
-
-    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None:
-        """A chunk of `size` bytes was written; not `is_new`: another writer was first."""
-
-    def record_not_stored(self, reason: Reason) -> None:
-        """A chunk was not stored, for `reason`."""
-
-    def record_breaker(self, state: BreakerState) -> None:
-        """The state of the circuit breaker now."""
-
-    def record_failure(self, words: str) -> None:
-        """The store failed, in its own words or the client's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +48,7 @@ class LoadResult:
     """What a load brought."""
 
     chunks: int
-    """Leading chunks that were delivered as a whole."""
+    """Chunks that were delivered as a whole: the leading ones, or of a rear the last ones."""
     reason: Reason | None
     """Why not all were."""
     bytes: int = 0
@@ -91,12 +69,12 @@ class StoreClient:
         guard: LoadGuard | None = None,
         maintenance: Maintenance | None = None,
     ) -> None:
-        self._store, self._objects, self._observer = store, objects, observer
+        self._store, self._observer = store, observer
         self._chunk_tokens, self._chunk_bytes = chunk_tokens, chunk_bytes
         self.guard = guard or LoadGuard()
         self._missing = MissingKeys()
         self._maintenance = maintenance
-        self._probe: asyncio.Task[None] | None = None
+        self._health = StoreHealth(self.guard.breaker, objects, observer)
 
     def may_have(self, chunk: Chunk) -> bool:
         """Whether it makes sense to ask for `chunk`; answers at once."""
@@ -117,7 +95,7 @@ class StoreClient:
     async def look_up(self, chunks: Sequence[Chunk], context: int) -> Decision:
         """How many leading chunks another process should load now, and in how many seconds."""
         start = _now()
-        decision = self._decide(len(chunks), context, start, None)
+        decision = self.decide(self.hit(len(chunks), context))
         if decision.chunks == 0 or not self.may_have(chunks[0]):
             self._result(chunks, 0, decision.reason or Reason.MISSING)
             return Decision(0, 0.0, decision.reason or Reason.MISSING)
@@ -130,7 +108,7 @@ class StoreClient:
             outcome = Outcome(0, Reason.TIMEOUT)
             self.guard.observe_slow_load(0, _now() - start, _now())
             if decision.deadline >= STALL_SECONDS:
-                self._record_failure(_NO_ANSWER)
+                self._health.record_failure(NO_ANSWER)
         except Exception:  # noqa: BLE001 - a defect here must cost a recompute, never a request
             _log.exception("looking up KV in storage failed with an internal error")
         if outcome.chunks < len(chunks) and outcome.reason is not None:
@@ -144,13 +122,35 @@ class StoreClient:
         if result.reason is Reason.TIMEOUT:
             self.guard.observe_slow_load(result.bytes, result.seconds, _now())
         if result.reason in _FAILURES and not result.bytes:
-            self._record_failure(f"a worker's load failed: {result.reason}")
+            self._health.record_failure(f"a worker's load failed: {result.reason}")
         if self._maintenance is not None:
             self._maintenance.touches.add(keys[: result.chunks])
 
     def note_stored(self, key: str) -> None:
         """Another process of this engine has stored the chunk `key`: do not believe it missing."""
         self._missing.discard(key)
+
+    def hit(
+        self,
+        chunks: int,
+        context: int,
+        *,
+        groups: int = 1,
+        tail: int = 0,
+        can_do_both: bool = False,
+    ) -> Hit:
+        """Chunks of this store's size; see `Hit`."""
+        size = self._chunk_bytes
+        return Hit(chunks, self._chunk_tokens, size, context, groups, tail, can_do_both)
+
+    def decide(self, hit: Hit, limit: float | None = None) -> Decision:
+        """What a request does about chunks that may be stored.
+
+        `limit`: seconds for KV that another engine has just stored for this request.
+        """
+        if limit is not None:
+            return self.guard.decide_hand_off(hit, limit)
+        return self.guard.decide(hit, _now())
 
     async def load(
         self,
@@ -160,38 +160,50 @@ class StoreClient:
         context: int,
         *,
         limit: float | None = None,
+        decision: Decision | None = None,
         watch: LayerWatch | None = None,
     ) -> LoadResult:
-        """Load the longest profitable stored prefix of `chunks`, after `context` cached tokens.
+        """Load the longest stored prefix of `chunks`, after `context` cached tokens.
 
         `limit`: seconds for KV that another engine has just stored for this request. It is loaded
         whatever the cost model predicts, and whatever was missing a moment ago.
 
+        `decision`: what `decide` said, unless it is to be asked here.
+
         `watch`: load layer group by layer group, and tell it. The first groups come sooner; when
         the deadline ends such a load, few chunks have come as a whole.
         """
-        start = _now()
-        decision = self._decide(len(chunks), context, start, limit)
+        decision = decision or self.decide(self.hit(len(chunks), context), limit)
         if decision.chunks == 0 or (limit is None and not self.may_have(chunks[0])):
             return self._result(chunks, 0, decision.reason or Reason.MISSING)
-        progress = Progress()
-        try:
-            async with asyncio.timeout(decision.deadline):
-                loaded = chunks[: decision.chunks]
-                reason = await self._load(loaded, groups, deliver, progress, watch)
-        except TimeoutError:
-            reason = Reason.TIMEOUT
-            self.guard.observe_slow_load(progress.bytes, _now() - start, _now())
-            # With some bytes, or soon over, the store is slow, which the cost model handles.
-            if not progress.bytes and decision.deadline >= STALL_SECONDS:
-                self._record_failure(_NO_ANSWER)
-        except Exception:  # noqa: BLE001 - a defect here must cost a recompute, never a request
-            _log.exception("loading KV from storage failed with an internal error")
-            reason = Reason.OTHER
+        start, progress = _now(), Progress()
+        work = self._load(chunks[: decision.chunks], groups, deliver, progress, watch)
+        deadline = asyncio.timeout(decision.deadline)
+        reason = await self._observed(work, progress, start, deadline)
+        return self._result(chunks, progress.chunks, reason, progress.bytes, _now() - start)
+
+    async def load_rear(
+        self,
+        chunks: Sequence[Chunk],
+        groups: Groups,
+        deliver: Deliver,
+        watch: RearWatch,
+        deadline: asyncio.Timeout,
+    ) -> LoadResult:
+        """Load stored chunks from the last one towards the first, as far as `watch` claims them.
+
+        The result's `chunks` count from the end of what `watch.on_chain` was told. `deadline` may
+        be moved while the load goes on.
+        """
+        start, progress = _now(), Progress()
+        work = self._load_rear(chunks, groups, deliver, watch, progress)
+        reason = await self._observed(work, progress, start, deadline)
         seconds = _now() - start
-        if progress.chunks and reason is not Reason.TIMEOUT:
-            self.guard.observe_load(progress.bytes, seconds, _now())
-        return self._result(chunks, progress.chunks, reason, progress.bytes, seconds)
+        if progress.chunks:
+            self._observer.record_load(progress.chunks, progress.bytes, seconds)
+        if reason in (Reason.TIMEOUT, Reason.OTHER):
+            self._observer.record_not_loaded(1, reason)
+        return LoadResult(progress.chunks, reason, progress.bytes, seconds)
 
     async def store(self, chunk: Chunk, groups: Sequence[LayerGroup]) -> bool:
         """Write one chunk. Returns whether it is in the store now."""
@@ -204,7 +216,7 @@ class StoreClient:
                 # Before sending its data: after a restart, most chunks are there already.
                 is_new = not await self._store.has(chunk) and await self._store.put(chunk, groups)
         except TimeoutError:
-            self._record_failure(_NO_ANSWER)
+            self._health.record_failure(NO_ANSWER)
             self._observer.record_not_stored(Reason.TIMEOUT)
             return False
         except StoreError as err:
@@ -216,7 +228,7 @@ class StoreClient:
             _log.exception("storing KV failed with an internal error")
             self._observer.record_not_stored(Reason.OTHER)
             return False
-        self._record_success()
+        self._health.record_success()
         self._missing.discard(chunk.key)
         size = sum(spec.size for group in groups for spec in group.specs)
         self._observer.record_stored(size, _now() - start, is_new=is_new)
@@ -224,20 +236,34 @@ class StoreClient:
 
     async def close(self) -> None:
         """End the probe and the connections."""
-        if self._probe is not None:
-            self._probe.cancel()
-            await asyncio.gather(self._probe, return_exceptions=True)
+        await self._health.close()
         if self._maintenance is not None:
             await self._maintenance.close()
         await self._store.close()
 
-    def _decide(self, chunks: int, context: int, now: float, limit: float | None) -> Decision:
-        if limit is None:
-            size = self._chunk_bytes
-            return self.guard.decide(chunks, self._chunk_tokens, size, context, now)
-        if not self.guard.breaker.allows:
-            return Decision(0, 0.0, Reason.BREAKER_OPEN)
-        return Decision(chunks, limit)
+    async def _observed(
+        self,
+        work: Coroutine[Any, Any, Reason | None],
+        progress: Progress,
+        start: float,
+        deadline: asyncio.Timeout,
+    ) -> Reason | None:
+        """Run a load and learn from it. Returns why it ended early."""
+        try:
+            async with deadline:
+                reason = await work
+        except TimeoutError:
+            self.guard.observe_slow_load(progress.bytes, _now() - start, _now())
+            # With some bytes, or soon over, the store is slow, which the cost model handles.
+            if not progress.bytes and _now() - start >= STALL_SECONDS:
+                self._health.record_failure(NO_ANSWER)
+            return Reason.TIMEOUT
+        except Exception:  # noqa: BLE001 - a defect here must cost a recompute, never a request
+            _log.exception("loading KV from storage failed with an internal error")
+            return Reason.OTHER
+        if progress.chunks:
+            self.guard.observe_load(progress.bytes, _now() - start, _now())
+        return reason
 
     async def _load(
         self,
@@ -259,12 +285,38 @@ class StoreClient:
         self._judge(chunks, outcome)
         return outcome.reason
 
+    async def _load_rear(
+        self,
+        chunks: Sequence[Chunk],
+        groups: Groups,
+        deliver: Deliver,
+        watch: RearWatch,
+        progress: Progress,
+    ) -> Reason | None:
+        manifests, found = await self._store.find(chunks)
+        self._judge(chunks, found)
+        if found.reason is not None:
+            watch.on_lost(chunks[found.chunks :], found.reason)
+            self._observer.record_not_loaded(len(chunks) - found.chunks, found.reason)
+        if not manifests:
+            return found.reason
+        # The front is used, too: a chain whose first chunks leave the store is lost.
+        if self._maintenance is not None:
+            self._maintenance.touches.add([chunk.key for chunk in chunks[: len(manifests)]])
+        watch.on_chain(len(manifests))
+        data = await self._store.load_rear(manifests, groups, deliver, watch, progress)
+        if data.reason is not None:
+            self._judge(chunks, data)
+            watch.on_lost(chunks[data.chunks : data.chunks + 1], data.reason)
+            self._observer.record_not_loaded(1, data.reason)
+        return data.reason or found.reason
+
     def _judge(self, chunks: Sequence[Chunk], outcome: Outcome) -> None:
         if outcome.reason in _FAILURES:
-            self._record_failure(outcome.words or _NO_ANSWER)
+            self._health.record_failure(outcome.words or NO_ANSWER)
             return
         # Any answer, a wrong one too, shows that the store is reachable.
-        self._record_success()
+        self._health.record_success()
         if outcome.reason is not None:
             # Also a chunk that must not be used: asking again would bring the same answer.
             self._missing.add(chunks[outcome.chunks].key, _now())
@@ -272,35 +324,7 @@ class StoreClient:
     def _count_failure(self, err: StoreError) -> None:
         # A full store can still be read.
         if isinstance(err, StoreUnavailable | StoreDenied):
-            self._record_failure(words_of(err))
-
-    def _record_success(self) -> None:
-        self.guard.breaker.record_success()
-        self._observer.record_breaker(self.guard.breaker.state)
-
-    def _record_failure(self, words: str) -> None:
-        self._observer.record_failure(words)
-        self.guard.breaker.record_failure(_now())
-        self._observer.record_breaker(self.guard.breaker.state)
-        if not self.guard.breaker.allows and (self._probe is None or self._probe.done()):
-            self._probe = asyncio.create_task(self._probe_until_closed())
-
-    async def _probe_until_closed(self) -> None:
-        breaker = self.guard.breaker
-        while not breaker.allows:
-            await asyncio.sleep(0.05)
-            if not breaker.start_probe(_now()):
-                continue
-            try:
-                async with asyncio.timeout(2.0):
-                    await self._objects.get(PROBE_NAME, 1 << 10)
-                self._record_success()
-            except ObjectMissing:
-                self._record_success()
-            except TimeoutError:
-                self._record_failure(_NO_ANSWER)
-            except StoreError as err:
-                self._record_failure(words_of(err))
+            self._health.record_failure(words_of(err))
 
     def _result(
         self,

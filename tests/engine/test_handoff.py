@@ -12,8 +12,10 @@ from tandem_engine.config import KvRole
 from tandem_engine.engine import Engine
 from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_engine.types import ConfigError, LoadFailurePolicy, RemoteDecode, Request
+from tandem_kvstore import client
 
 from .engines import GREEDY, Tally, all_free, expected, finish, prompt, running, transfer, until
+from .tiers.conftest import FRONT, BothGuard
 
 
 class Pair:
@@ -80,6 +82,22 @@ async def test_after_both_engines_restarted_nothing_is_computed_again(tmp_path: 
         computed.append(pair.counts_p.counts["computed"])
     # The second time, what is beyond the last full chunk.
     assert computed == [200, 200 - 6 * 32]
+
+
+async def test_a_prefill_computes_the_front_while_the_rear_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "LoadGuard", BothGuard)
+    storage = KvStorageConfig(endpoint=f"file://{tmp_path}", chunk_tokens=32)
+    tokens = prompt(200)
+    computed = []
+    for _ in range(2):
+        async with Pair(storage=storage) as pair:
+            params = await pair.prefill("a", tokens)
+            answer, _ = await finish(pair.d.submit(pair.decode("b", tokens, params)))
+            assert answer == expected(tokens, 8)
+        computed.append(pair.counts_p.counts["computed"])
+    assert computed == [200, 200 - (6 - FRONT) * 32]
 
 
 @pytest.mark.parametrize("length", [2, 15, 16, 17, 32, 100])

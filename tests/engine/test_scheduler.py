@@ -1,7 +1,7 @@
 from tandem_contract.transfer_params import TransferParams
 from tandem_engine.blocks import BlockManager
 from tandem_engine.scheduler import Scheduler, Step
-from tandem_engine.step import Phase, Sequence
+from tandem_engine.step import Phase, Rear, Sequence
 from tandem_engine.types import Request, SamplingParams
 
 PARAMS = TransferParams("P", "r", "127.0.0.1", 1, ((0,),))
@@ -140,3 +140,40 @@ def test_every_sequence_is_listed_until_it_ends() -> None:
     for seq in seqs:
         bench.scheduler.remove(seq)
     assert (list(bench.scheduler), bench.blocks.free_count) == ([], 20)
+
+
+def test_a_prompt_is_computed_up_to_its_rear_and_goes_on_after_it() -> None:
+    bench = Bench(max_tokens=10)
+    seq = bench.add(30)
+    seq.rear = Rear(start=12, end=28, front=0)
+    assert bench.step() == [("1", 0, 10, False)]
+    assert seq.rear.front == 10
+    assert bench.step() == [("1", 10, 12, False)]
+    step = bench.scheduler.schedule()
+    assert (step.chunks, step.awaiting_rear) == ([], [seq])
+    # The load ended early: a part of its tokens is computed.
+    seq.rear.start, seq.rear.is_loading = 16, False
+    bench.scheduler.finish_pull(seq, 12)
+    assert bench.step() == [("1", 12, 16, False)]
+    assert (seq.rear, seq.computed_tokens) == (None, 28)
+    assert bench.step() == [("1", 28, 30, True)]
+
+
+def test_a_sequence_into_which_a_rear_is_loaded_is_not_preempted() -> None:
+    bench = Bench(blocks=8)
+    first, second = bench.add(8), bench.add(16)
+    second.rear = Rear(start=4, end=12, front=0)
+    assert bench.step() == [("1", 0, 8, True), ("2", 0, 4, False)]
+    bench.add(4)
+    for _ in range(3):
+        bench.step()
+    # No block is left for its twelfth token: the third sequence is younger than the second.
+    for _ in range(4):
+        step = bench.scheduler.schedule()
+        assert second not in step.preempted
+        bench.run(step)
+    assert bench.scheduler.running >= 1
+    second.rear.is_loading = False
+    bench.scheduler.finish_pull(second, 4)
+    assert second.computed_tokens == 12
+    assert first.phase in (Phase.RUNNING, Phase.WAITING)

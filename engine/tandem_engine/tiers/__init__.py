@@ -4,5 +4,6 @@
         ▲──────────────── load ◄──────────────┴────────────────┘
 
 `kv_tiers` saves chunks for the engine's loop, `loads` loads them; `arriving` lets a step compute
-while later layers load. `host_tier` is bookkeeping, `chunk_memory` copies.
+while later layers load, `rear` while later chunks load. `host_tier` is bookkeeping, `chunk_memory`
+copies.
 """

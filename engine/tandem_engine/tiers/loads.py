@@ -1,21 +1,26 @@
 """Loads chunks of admitted sequences into their blocks: from host memory, then from storage.
 
-    may_load ──► apply: one task for each load ──► on_end(tokens with KV)
-                          │ storage, where it pays: layer group by layer group
-                          └──► seq.arriving_tokens: a step may start, and wait for later layers
+    may_load ──► start: one task for each load ──► on_end(tokens with KV)
+                          │ storage, as `LoadGuard` decides:
+                          ├ LAYERS ► seq.arriving_tokens: a step may start, and wait for layers
+                          └ BOTH ──► seq.rear, on_end: steps compute the front ──► on_end again
 
-A loading sequence has its blocks; it has no place in a step, except in one on arriving KV.
+A loading sequence has its blocks; it has no place in a step, except in one on arriving KV. With a
+rear, it runs in the same steps as others.
 """
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
 from tandem_contract.kv_reference import LoadLeg
 from tandem_kvstore.chunk_store import Chunk, Deliver
 from tandem_kvstore.client import StoreClient
+from tandem_kvstore.guard.load_guard import Decision, Way
 
 from ..blocks import BlockManager
 from ..observer import EngineObserver
@@ -26,12 +31,24 @@ from .arriving import ArrivingKv
 from .device_chunks import DeviceChunks
 from .handoff import StorageHandoffs
 from .host_tier import HostTier
+from .rear import Prefix, RearLoad
 from .stored_chunks import StoredChunks
 
 _log = logging.getLogger(__name__)
 
 OnLoadEnd = Callable[[EngineSequence, int], None]
-"""Called with a sequence whose load has ended, and its number of tokens with KV now."""
+"""Called with a sequence whose load has ended, or goes on while it is computed, and its number of
+tokens with KV now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What one load brought."""
+
+    computed: int
+    """Leading tokens of the prompt that have their KV; those of a rear do not count."""
+    tokens: int
+    bytes: int
 
 
 class TierLoads:
@@ -54,9 +71,11 @@ class TierLoads:
         self._device, self._blocks, self._observer = device, blocks, observer
         self._host, self._client, self._stored = host, client, stored
         self._handoffs, self._on_end, self._wake = handoffs, on_end, wake
-        self._loads: dict[str, asyncio.Task[tuple[int, int]]] = {}
+        self._loads: dict[str, asyncio.Task[_Loaded]] = {}
         # Of the loads that go layer group by layer group.
         self._arriving: dict[str, ArrivingKv] = {}
+        # Of the loads that go on while the tokens before them are computed.
+        self._rears: dict[str, RearLoad] = {}
 
     def may_load(self, seq: EngineSequence) -> bool:
         """Whether to try to load KV for an admitted sequence; answers at once."""
@@ -79,12 +98,15 @@ class TierLoads:
         )
 
     def start(self, step: Step) -> None:
-        """Start the loads of a planned step. For each, `on_end` follows, when no thread writes into
-        the sequence's blocks any more."""
+        """Start the loads of a planned step, and limit those that sequences wait for. For each,
+        `on_end` follows, when no thread writes into the sequence's blocks any more."""
         begin = asyncio.get_running_loop().time()
         for seq in step.tier_loads:
             self._loads[seq.id] = task = asyncio.create_task(self._load(seq))
             task.add_done_callback(partial(self._finish, seq, begin))
+        for seq in step.awaiting_rear:
+            if (rear := self._rears.get(seq.id)) is not None:
+                rear.set_awaited()
 
     def arriving(self, request_id: str) -> ArrivingKv:
         """The KV that a load brings layer group by layer group, of a sequence with
@@ -109,12 +131,12 @@ class TierLoads:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
 
-    async def _load(self, seq: EngineSequence) -> tuple[int, int]:
-        """Returns the number of tokens with KV, and the bytes that were loaded."""
-        # Fixed until the load ends: a loading sequence is neither extended nor preempted.
+    async def _load(self, seq: EngineSequence) -> _Loaded:
+        # Fixed until the load ends: such a sequence is neither extended nor preempted.
         table = self._blocks.table(seq.id)
-        shared = seq.computed_tokens // self._blocks.block_size
-        first = done = seq.computed_tokens // self._device.tokens
+        before = seq.computed_tokens
+        shared = before // self._blocks.block_size
+        first = done = before // self._device.tokens
         chunks = self._device.of(seq, len(seq.tokens))
         size = 0
 
@@ -129,21 +151,40 @@ class TierLoads:
             size += host.size
             done += 1
             self._observer.record_tier_load(Tier.HOST, self._device.tokens)
-        if done < len(chunks) and self._client is not None and self._client.may_have(chunks[done]):
-            loaded, read = await self._load_stored(self._client, seq, chunks, done, deliver)
-            done += loaded
+        base, rear = done, 0
+        if base < len(chunks) and self._client is not None and self._client.may_have(chunks[base]):
+            decision = self._decide(self._client, seq, base, len(chunks))
+            if decision.way is Way.BOTH:
+                rear, read = await self._load_rear(
+                    *(self._client, seq, chunks, base, deliver), decision=decision
+                )
+            else:
+                loaded, read = await self._load_front(
+                    *(self._client, seq, chunks, base, deliver), decision=decision
+                )
+                done += loaded
             size += read
-        if done == first:
-            return seq.computed_tokens, 0
-        return self._tokens_of(seq, done), size
+        computed = before if done == first else self._tokens_of(seq, done)
+        return _Loaded(computed, computed - before + rear, size)
 
-    async def _load_stored(
+    def _decide(self, client: StoreClient, seq: EngineSequence, base: int, end: int) -> Decision:
+        """How to get the KV of the chunks `base` to `end`."""
+        # A decode engine that reads layers while they are computed must not get dropped ones.
+        groups = 1 if seq.is_remote_decode else len(self._device.memory.groups)
+        tail = len(seq.tokens) - self._tokens_of(seq, end)
+        context = base * self._device.tokens
+        hit = client.hit(end - base, context, groups=groups, tail=tail, can_do_both=True)
+        return client.decide(hit, seq.load_limit)
+
+    async def _load_front(
         self,
         client: StoreClient,
         seq: EngineSequence,
         chunks: Sequence[Chunk],
         base: int,
         deliver: Deliver,
+        *,
+        decision: Decision,
     ) -> tuple[int, int]:
         """Load `chunks[base:]` from storage. Returns how many came, and their bytes."""
         result = await client.load(
@@ -152,27 +193,74 @@ class TierLoads:
             lambda index, group, tensors: deliver(base + index, group, tensors),
             base * self._device.tokens,
             limit=seq.load_limit,
-            watch=self._watch(client, seq, base, len(chunks)),
+            decision=decision,
+            watch=self._watch(seq, base) if decision.way is Way.LAYERS else None,
         )
         done = base + result.chunks
         self._stored.remove_lost(chunks[done:], result.reason)
-        count = self._device.blocks
-        for index in range(base, done):
-            hashes = seq.chain[index * count : (index + 1) * count]
-            self._stored.add_stored(chunks[index].key, hashes)
+        self._add_stored(seq, chunks, base, done)
         self._observer.record_tier_load(Tier.STORAGE, result.chunks * self._device.tokens)
         return result.chunks, result.bytes
 
-    def _watch(
-        self, client: StoreClient, seq: EngineSequence, base: int, end: int
-    ) -> ArrivingKv | None:
-        """For the load of the chunks `base` to `end`; None: computing waits for its end."""
-        groups, tokens = self._device.memory.groups, self._tokens_of(seq, end)
-        size = (end - base) * self._device.memory.chunk_bytes
-        pays = client.guard.overlap_pays(size, len(groups), len(seq.tokens) - tokens, tokens)
-        # A decode engine that reads layers while they are computed must not get dropped ones.
-        if not pays or seq.is_remote_decode:
-            return None
+    async def _load_rear(
+        self,
+        client: StoreClient,
+        seq: EngineSequence,
+        chunks: Sequence[Chunk],
+        base: int,
+        deliver: Deliver,
+        *,
+        decision: Decision,
+    ) -> tuple[int, int]:
+        """Load the last of `chunks[base:]` while the engine computes the first. Returns the tokens
+        that came, and their bytes."""
+
+        def on_found(count: int) -> None:
+            # Also those that are computed: they need not be saved.
+            self._add_stored(seq, chunks, base, base + count)
+            self._wake()
+
+        prefix = Prefix(chunks[base:], base, self._device.tokens, len(seq.tokens) - 1)
+        computed = max(seq.computed_tokens, base * self._device.tokens)
+        load = RearLoad(
+            *(client, prefix, decision, computed),
+            on_found=on_found,
+            on_lost=self._stored.remove_lost,
+        )
+        seq.rear, self._rears[seq.id] = load.rear, load
+        self._on_end(seq, computed)
+        try:
+            result = await client.load_rear(
+                chunks[base:],
+                self._device.memory.groups,
+                lambda index, group, tensors: deliver(base + index, group, tensors),
+                load,
+                load.deadline,
+            )
+        finally:
+            # Its deadline cannot be set any more.
+            del self._rears[seq.id]
+        tokens = load.end(result.chunks)
+        if not tokens:
+            seq.rear = None
+        elif seq.start_time is not None:
+            # A wait for the load is transfer; what was computed meanwhile counts beside it.
+            ended = time.perf_counter()
+            seq.overlapped = (load.awaited_at or ended) - seq.start_time
+            seq.start_time = ended
+        self._observer.record_tier_load(Tier.STORAGE, result.chunks * self._device.tokens)
+        return tokens, result.bytes
+
+    def _add_stored(
+        self, seq: EngineSequence, chunks: Sequence[Chunk], first: int, end: int
+    ) -> None:
+        count = self._device.blocks
+        for index in range(first, end):
+            hashes = seq.chain[index * count : (index + 1) * count]
+            self._stored.add_stored(chunks[index].key, hashes)
+
+    def _watch(self, seq: EngineSequence, base: int) -> ArrivingKv:
+        """For the load of the chunks from `base` on: steps may start before its end."""
 
         def on_start(chunks: int) -> None:
             seq.arriving_tokens = self._tokens_of(seq, base + chunks)
@@ -181,7 +269,7 @@ class TierLoads:
         def on_cut() -> None:
             seq.arriving_tokens = None
 
-        layers = list(accumulate(len(specs) for _, specs in groups))
+        layers = list(accumulate(len(specs) for _, specs in self._device.memory.groups))
         self._arriving[seq.id] = kv = ArrivingKv(layers, on_start, on_cut)
         return kv
 
@@ -189,24 +277,23 @@ class TierLoads:
         # The last token is computed here: its logits choose the next one.
         return min(chunks * self._device.tokens, len(seq.tokens) - 1)
 
-    def _finish(
-        self, seq: EngineSequence, begin: float, task: asyncio.Task[tuple[int, int]]
-    ) -> None:
+    def _finish(self, seq: EngineSequence, begin: float, task: "asyncio.Task[_Loaded]") -> None:
         del self._loads[seq.id]
         seq.arriving_tokens = None
-        computed, size = seq.computed_tokens, 0
-        if not task.cancelled():
-            if (err := task.exception()) is None:
-                computed, size = task.result()
-            else:
-                _log.error("loading KV for %s failed with an internal error", seq.id, exc_info=err)
-        seconds = asyncio.get_running_loop().time() - begin
-        loaded = computed - seq.computed_tokens
-        self._handoffs.count_failure(seq, computed)
-        if loaded > 0:
-            seq.pull = PullResult(loaded, size, seconds)
+        result = _Loaded(seq.computed_tokens, 0, 0)
+        if task.cancelled():
+            seq.rear = None
+        elif (err := task.exception()) is not None:
+            seq.rear = None
+            _log.error("loading KV for %s failed with an internal error", seq.id, exc_info=err)
+        else:
+            result = task.result()
+        self._handoffs.count_failure(seq, result.computed)
+        if result.tokens > 0:
+            seconds = asyncio.get_running_loop().time() - begin
+            seq.pull = PullResult(result.tokens, result.bytes, seconds)
             uncached = seq.prompt_tokens - seq.cached_tokens
-            self._observer.record_external_lookup(uncached, loaded)
-        self._on_end(seq, computed)
+            self._observer.record_external_lookup(uncached, result.tokens)
+        self._on_end(seq, result.computed)
         if (kv := self._arriving.pop(seq.id, None)) is not None:
             kv.end()

@@ -1,13 +1,27 @@
-"""Whether a request loads KV or computes it, and for how long it may try.
+"""Whether a request loads KV, computes it or does both at once, and for how long it may wait.
 
-Loading is worth it if it takes less time than computing the same tokens. A load may take half of
-the predicted time to compute all of them, so a request never takes longer than computing plus half
-of it, whatever the store does. If not all chunks can be loaded in that time, as many are loaded as
-can: the rest is computed.
+Predicted seconds, for m chunks that may be stored and t tokens after them, in g layer groups:
+
+    COMPUTE   C(m) + C(t)
+    LOAD      L(m) + C(t)                                       at most 0.85 of the deadline
+    LAYERS    L(m)/g + max(L(m) - L(m)/g, C(t))                 likewise
+    BOTH      max(C(k), L(m - k)) + C(t), with the best k       computes k chunks, loads the others
+
+C and L are the seconds to compute and to load, as the guard has learned them. The deadline of a
+load that computing waits for is half of C(m). BOTH needs none while computing goes on: it takes
+about 1 / (1/C + 1/L). When computing has come to the first loaded chunk, it waits until twice the
+predicted L(m - k) have passed, and for no more than half of what it would take to compute these
+chunks. So no request waits longer than half of the predicted time to compute what it waits for,
+whatever the store does. A store that seems too slow is tried with BOTH from time to time: with half
+of the chunks, for which computing does not wait.
+
+Computing from the front while the rear is loaded is described in Jin et al., "Compute Or Load KV
+Cache? Why Not Both?" (Cake), 2024.
 """
 
-from collections import OrderedDict
+from bisect import bisect_left
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 from ..errors import Reason
@@ -15,14 +29,21 @@ from .breaker import Breaker, BreakerSettings
 from .rates import TwoTermFit
 
 DEADLINE_SHARE: Final = 0.5
-"""Deadline of a load as a share of the predicted time to compute the same tokens."""
+"""Longest wait for KV, as a share of the predicted time to compute it."""
 _HEADROOM: Final = 0.85
 """Share of the deadline that a predicted load may fill: predictions are medians."""
+_LATE: Final = 2.0
+"""Multiple of its predicted time for which computing waits for a rear. Less: a load that takes a
+little longer than usual is given up, and was for nothing."""
 RETRY: Final = 10.0
 """Seconds after which a store that was too slow is tried again, by one request."""
+_BOTH_GAIN: Final = 0.2
+"""Least share of the time that doing both at once must be predicted to save over loading or
+computing alone. Less: engines compute tokens that they could load a little later, and other
+requests wait for these steps."""
 _OVERLAP_GAIN: Final = 0.05
-"""Least share of loading and computing that overlapping them must be predicted to save. Less: a
-load that its deadline ends, of which an overlapped one keeps little, costs more than that."""
+"""Least share of the time that loading layer by layer must be predicted to save. Less: a load that
+its deadline ends, of which an overlapped one keeps little, costs more than that."""
 _RECOVERED: Final = 0.5
 """Share of the predicted time below which a load that was tried again shows that the store has
 become faster. More: noise counts as a change. Less: such a store stays unused for minutes."""
@@ -40,16 +61,52 @@ _LEAST_DEADLINE: Final = 0.002
 """Seconds: shorter deadlines end before the event loop has run once."""
 
 
+class Way(Enum):
+    """How the KV of stored chunks gets into an engine's blocks; see the module."""
+
+    COMPUTE = auto()
+    LOAD = auto()
+    """Load the chunks, then compute the tokens after them."""
+    LAYERS = auto()
+    """Load layer group by layer group, and compute the tokens after the chunks meanwhile."""
+    BOTH = auto()
+    """Load the rear of the chunks while the front is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Chunks of a prompt that may be stored."""
+
+    chunks: int
+    chunk_tokens: int
+    chunk_bytes: int
+    context: int
+    """Tokens before them that are cached."""
+    groups: int = 1
+    """Layer groups of a chunk; 1 also where no step may wait for a layer."""
+    tail: int = 0
+    """Tokens after them."""
+    can_do_both: bool = False
+    """Whether the engine can compute the front while the rear is loaded. If not, and if not all
+    chunks can be loaded in time, a load is of as many leading chunks as can."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a request does."""
 
     chunks: int
-    """Leading chunks to load; 0: compute all."""
+    """Leading chunks that are loaded, or with BOTH also computed; 0: compute all."""
     deadline: float
-    """Seconds for look-up and load together."""
+    """Seconds for look-up and load together; with BOTH, those after which computing does not wait
+    for the load."""
     reason: Reason | None = None
     """Why nothing is loaded."""
+    way: Way = Way.LOAD
+    front: int = 0
+    """With BOTH, leading chunks that are computed."""
+    patience: float = 0.0
+    """With BOTH, most seconds that computing waits for the load."""
 
 
 class LoadGuard:
@@ -92,78 +149,109 @@ class LoadGuard:
         self.loading.observe(1, size, seconds)
         self._last_load = now
 
-    def decide(
-        self, chunks: int, chunk_tokens: int, chunk_bytes: int, context: int, now: float
-    ) -> Decision:
-        """For `chunks` chunks that may be stored, after `context` tokens that are cached."""
+    def decide(self, hit: Hit, now: float) -> Decision:
+        """What a request does about chunks that may be stored."""
         if not self.breaker.allows:
-            return Decision(0, 0.0, Reason.BREAKER_OPEN)
-        deadline = DEADLINE_SHARE * self.compute_seconds(chunks * chunk_tokens, context)
+            return _compute(Reason.BREAKER_OPEN)
+        deadline = DEADLINE_SHARE * self._compute_chunks(hit, hit.chunks)
         if deadline < _LEAST_DEADLINE:
-            return Decision(0, 0.0, Reason.UNPROFITABLE)
-        size = chunks * chunk_bytes
+            return _compute(Reason.UNPROFITABLE)
+        size = hit.chunks * hit.chunk_bytes
         # Without measurements, and after a while without any, one load tells how fast the store is.
         is_due = not self.loading.samples or now - self._last_load > self._retry
-        if is_due or size >= _FAR * self._largest:
-            self._largest = max(self._largest, size)
-            self._last_load, self._is_retry = now, is_due or self._is_retry
-            return Decision(chunks, deadline)
-        count = self._loadable(chunks, chunk_bytes, deadline)
-        if count == 0 or self._load_seconds(count, chunk_bytes) >= self.compute_seconds(
-            count * chunk_tokens, context
-        ):
-            return Decision(0, 0.0, Reason.UNPROFITABLE)
+        is_trial = is_due or size >= _FAR * self._largest
+        if hit.can_do_both:
+            decision = self._best(hit, deadline)
+            # What pays needs no trial. Of an unknown store, the prior tells.
+            is_trial = is_trial and not decision.chunks
+        else:
+            decision = self._loadable_prefix(hit, deadline)
+        if not is_trial:
+            return decision
+        self._largest = max(self._largest, size)
+        self._last_load, self._is_retry = now, is_due or self._is_retry
+        # For a half, so that computing need not wait for it.
+        if hit.can_do_both and hit.chunks > 1:
+            return Decision(hit.chunks, 0.0, way=Way.BOTH, front=hit.chunks // 2)
+        return Decision(hit.chunks, deadline)
+
+    def decide_hand_off(self, hit: Hit, limit: float) -> Decision:
+        """For chunks that another engine has just stored for this request, to be loaded within
+        `limit` seconds whatever the cost model predicts."""
+        if not self.breaker.allows:
+            return _compute(Reason.BREAKER_OPEN)
+        seconds = self._load_chunks(hit, hit.chunks)
+        way = Way.LAYERS if self._layers_pay(hit, seconds) else Way.LOAD
+        return Decision(hit.chunks, limit, way=way)
+
+    def split(self, hit: Hit) -> tuple[int, float]:
+        """The number of leading chunks to compute while the others are loaded, so that both end
+        soonest, and the predicted seconds of both together."""
+
+        def seconds(front: int) -> float:
+            compute = self._compute_chunks(hit, front)
+            return max(compute, self._load_chunks(hit, hit.chunks - front))
+
+        # The more are computed, the fewer are loaded: the best is where one overtakes the other.
+        crossing = bisect_left(
+            range(hit.chunks),
+            True,
+            key=lambda k: self._compute_chunks(hit, k) >= self._load_chunks(hit, hit.chunks - k),
+        )
+        front = min((max(crossing - 1, 0), crossing), key=seconds)
+        return front, seconds(front)
+
+    def is_load_sooner(self, tokens: int, context: int, size: int) -> bool:
+        """Whether `size` bytes are loaded before `tokens` after `context` are computed."""
+        return self.loading.predict(1, size) < self.compute_seconds(tokens, context)
+
+    def _best(self, hit: Hit, deadline: float) -> Decision:
+        """The predicted best for an engine that can do both at once."""
+        load, compute = self._load_chunks(hit, hit.chunks), self._compute_chunks(hit, hit.chunks)
+        is_in_time = load <= _HEADROOM * deadline
+        alone = load if is_in_time else compute
+        front, both = self.split(hit)
+        is_both = 0 < front < hit.chunks and both <= (1 - _BOTH_GAIN) * alone
+        if is_in_time and self._layers_pay(hit, both if is_both else alone):
+            return Decision(hit.chunks, deadline, way=Way.LAYERS)
+        if is_both:
+            late = _LATE * self._load_chunks(hit, hit.chunks - front)
+            patience = DEADLINE_SHARE * (compute - self._compute_chunks(hit, front))
+            return Decision(hit.chunks, late, way=Way.BOTH, front=front, patience=patience)
+        return Decision(hit.chunks, deadline) if is_in_time else _compute(Reason.UNPROFITABLE)
+
+    def _layers_pay(self, hit: Hit, other: float) -> bool:
+        """Whether loading layer by layer beats another way, which takes `other` seconds and then
+        those of the tokens after the chunks."""
+        if hit.groups < 2 or not self.loading.samples:
+            return False
+        load = self._load_chunks(hit, hit.chunks)
+        tail = self.compute_seconds(hit.tail, hit.context + hit.chunks * hit.chunk_tokens)
+        layered = load / hit.groups + max(load - load / hit.groups, tail)
+        return layered <= (1 - _OVERLAP_GAIN) * (other + tail)
+
+    def _loadable_prefix(self, hit: Hit, deadline: float) -> Decision:
+        """As many leading chunks as are predicted to come in time, if that beats computing."""
+        left = _HEADROOM * deadline - self.loading.a
+        per_chunk = self.loading.b * hit.chunk_bytes
+        count = min(hit.chunks, int(left / per_chunk)) if per_chunk > 0 else hit.chunks
+        if left <= 0 or count == 0:
+            return _compute(Reason.UNPROFITABLE)
+        if self._load_chunks(hit, count) >= self._compute_chunks(hit, count):
+            return _compute(Reason.UNPROFITABLE)
         return Decision(count, deadline)
 
-    def overlap_pays(self, size: int, groups: int, tokens: int, context: int) -> bool:
-        """Whether to compute `tokens` after `context` while `size` bytes in `groups` layer groups
-        are loaded: layer by layer, from the moment at which the first group is here."""
-        if groups < 2 or not self.loading.samples:
-            return False
-        load = self.loading.predict(1, size)
-        compute = self.compute_seconds(tokens, context)
-        return (1 - 1 / groups) * min(load, compute) >= _OVERLAP_GAIN * (load + compute)
+    def _compute_chunks(self, hit: Hit, chunks: int) -> float:
+        return self.compute_seconds(chunks * hit.chunk_tokens, hit.context)
 
-    def _loadable(self, chunks: int, chunk_bytes: int, deadline: float) -> int:
-        """Chunks that are predicted to be loaded within the deadline."""
-        left = _HEADROOM * deadline - self.loading.a
-        if left <= 0:
-            return 0
-        per_chunk = self.loading.b * chunk_bytes
-        return min(chunks, int(left / per_chunk)) if per_chunk > 0 else chunks
+    def _load_chunks(self, hit: Hit, chunks: int) -> float:
+        return self.loading.predict(1, chunks * hit.chunk_bytes) if chunks else 0.0
 
-    def _load_seconds(self, chunks: int, chunk_bytes: int) -> float:
-        return self.loading.predict(1, chunks * chunk_bytes)
+
+def _compute(reason: Reason) -> Decision:
+    return Decision(0, 0.0, reason, Way.COMPUTE)
 
 
 def _pairs(tokens: int, context: int) -> float:
     """Pairs of a token and one that it attends to."""
     return tokens * (context + (tokens + 1) / 2)
-
-
-class MissingKeys:
-    """Keys that the store did not have a moment ago: a bounded cache of misses."""
-
-    def __init__(self, capacity: int = 65_536, seconds: float = 5.0) -> None:
-        """`seconds`: a miss is believed for so long. Longer: chunks that another engine has stored
-        meanwhile are computed again. Shorter: more look-ups."""
-        self._capacity, self._seconds = capacity, seconds
-        self._until: OrderedDict[str, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def add(self, key: str, now: float) -> None:
-        """The store does not have `key`."""
-        self._until[key] = now + self._seconds
-        self._until.move_to_end(key)
-        if len(self._until) > self._capacity:
-            self._until.popitem(last=False)
-
-    def discard(self, key: str) -> None:
-        """The store has `key` now."""
-        self._until.pop(key, None)
-
-    def has(self, key: str, now: float) -> bool:
-        """Whether the store is known not to have `key`."""
-        return self._until.get(key, 0.0) > now

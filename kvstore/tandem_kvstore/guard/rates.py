@@ -62,10 +62,12 @@ class TwoTermFit:
 
     def _fit(self) -> None:
         (a0, b0), samples = self._prior, self._samples
-        ratios = [s.seconds / (a0 * s.x + b0 * s.y) for s in samples]
-        scale = median(ratios)
+        # Samples without y say nothing of b: they must not scale its prior.
+        ratios = [(s.seconds / (a0 * s.x + b0 * s.y), s.y) for s in samples]
+        with_y = [ratio for ratio, y in ratios if y]
         # In multiples of the scaled prior, both unknowns are about 1: one ridge fits both.
-        u, v = a0 * scale, b0 * scale
+        u = a0 * median(ratio for ratio, _ in ratios)
+        v = b0 * (median(with_y) if with_y else 1.0)
         ta = tb = 1.0
         for _ in range(4):
             ta, tb = self._solve(u, v, ta, tb)

@@ -1,21 +1,42 @@
 """Fixtures: loads whose outcome does not depend on how busy the test machine is."""
 
+from dataclasses import replace
+
 import pytest
 
 from tandem_kvstore import client
-from tandem_kvstore.guard.load_guard import Decision, LoadGuard
+from tandem_kvstore.guard.load_guard import Decision, Hit, LoadGuard, Way
+
+FRONT = 2
+"""Chunks that `BothGuard` has computed."""
 
 
 class PatientGuard(LoadGuard):
     """Always worth it, within a minute. The cost model has its own tests in `tests/kvstore`."""
 
-    def decide(
-        self, chunks: int, chunk_tokens: int, chunk_bytes: int, context: int, now: float
-    ) -> Decision:
+    def decide(self, hit: Hit, now: float) -> Decision:
         """All chunks; with the circuit breaker open, as the real guard."""
         if not self.breaker.allows:
-            return super().decide(chunks, chunk_tokens, chunk_bytes, context, now)
-        return Decision(chunks, 60.0)
+            return super().decide(hit, now)
+        return Decision(hit.chunks, 60.0)
+
+
+class BothGuard(PatientGuard):
+    """Computes two chunks and loads the others, however long that takes."""
+
+    patience = 60.0
+
+    def decide(self, hit: Hit, now: float) -> Decision:
+        decision = super().decide(hit, now)
+        if hit.chunks <= FRONT or not decision.chunks:
+            return decision
+        return replace(decision, way=Way.BOTH, front=FRONT, patience=self.patience)
+
+    def split(self, hit: Hit) -> tuple[int, float]:
+        return max(0, FRONT - hit.context // hit.chunk_tokens), 0.0
+
+    def is_load_sooner(self, tokens: int, context: int, size: int) -> bool:
+        return False
 
 
 @pytest.fixture(autouse=True)

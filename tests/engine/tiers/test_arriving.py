@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_engine.types import Request
 from tandem_kvstore import client
 from tandem_kvstore.format import manifest
-from tandem_kvstore.guard.load_guard import Decision
+from tandem_kvstore.guard.load_guard import Decision, Hit, Way
 from tandem_kvstore.stores.base import StoredObject
 from tandem_kvstore.stores.files import FileStore
 
@@ -33,8 +33,9 @@ _LAST_GROUP = "-001-"
 class EagerGuard(PatientGuard):
     """Overlaps loading and computing whatever the times of this machine."""
 
-    def overlap_pays(self, size: int, groups: int, tokens: int, context: int) -> bool:
-        return groups > 1
+    def decide(self, hit: Hit, now: float) -> Decision:
+        way = Way.LAYERS if hit.groups > 1 else Way.LOAD
+        return replace(super().decide(hit, now), way=way)
 
 
 class BoundedGuard(EagerGuard):
@@ -42,10 +43,8 @@ class BoundedGuard(EagerGuard):
 
     SECONDS = 61.0
 
-    def decide(
-        self, chunks: int, chunk_tokens: int, chunk_bytes: int, context: int, now: float
-    ) -> Decision:
-        return Decision(chunks, self.SECONDS)
+    def decide(self, hit: Hit, now: float) -> Decision:
+        return replace(super().decide(hit, now), deadline=self.SECONDS)
 
 
 @dataclass

@@ -1,0 +1,22 @@
+"""What a client reports to its engine."""
+
+from typing import Protocol
+
+from .errors import Reason
+from .health import HealthObserver
+
+
+class Observer(HealthObserver, Protocol):
+    """Counts what a client does."""
+
+    def record_load(self, chunks: int, size: int, seconds: float) -> None:
+        """A load brought `chunks` chunks of `size` bytes."""
+
+    def record_not_loaded(self, chunks: int, reason: Reason) -> None:
+        """`chunks` chunks were not loaded, for `reason`."""
+
+    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None:
+        """A chunk of `size` bytes was written; not `is_new`: another writer was first."""
+
+    def record_not_stored(self, reason: Reason) -> None:
+        """A chunk was not stored, for `reason`."""

@@ -1,10 +1,7 @@
 """Hand-offs through storage: the prefill engine names what it stored, the decode engine checks it.
 
-    prefill   last delta ──deliver──► writes ended, seen in the store ──► client
-    decode    LoadLeg ──accepts──► loaded within its time limit ──count_failure
-
-A decode engine derives every object's name from the prompt and from its own settings. A reference
-therefore never chooses what is read: it must equal the one that this engine would write itself.
+prefill   last delta ──deliver──► writes ended, seen in the store ──► client
+decode    LoadLeg ──accepts──► loaded within its time limit ──count_failure
 """
 
 import asyncio
@@ -18,7 +15,6 @@ import msgspec
 
 from tandem_contract.kv_reference import (
     SHORT,
-    KvReference,
     LoadLeg,
     StoreAnswer,
     StoreLeg,
@@ -26,6 +22,7 @@ from tandem_contract.kv_reference import (
 from tandem_kvstore.chunk_store import Chunk
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.errors import Reason
+from tandem_kvstore.references import refusal
 
 from ..observer import EngineObserver
 from ..step import Sequence as EngineSequence
@@ -47,21 +44,6 @@ def is_store_answer(seq: EngineSequence, delta: Delta) -> bool:
 def with_answer(delta: Delta, answer: StoreAnswer) -> Delta:
     """The delta with the answer as its `kv_transfer_params`."""
     return replace(delta, kv_transfer_params=msgspec.to_builtins(answer))
-
-
-def refusal(
-    reference: KvReference, chunks: Sequence[Chunk], own: Callable[[Chunk], KvReference]
-) -> str | None:
-    """Why a decode engine does not use `reference`; None: it does.
-
-    `chunks`: the full chunks of the prompt; `own`: the reference that this engine would write.
-    """
-    mine = next((own(c) for c in chunks if c.token_count == reference.token_count), None)
-    if mine is None or mine.prefix_hash != reference.prefix_hash:
-        return "it is of another prompt, model, KV layout or setting"
-    if mine.path != reference.path:
-        return f"its path is not in the namespace of {mine.path.rpartition('/')[0]}"
-    return None
 
 
 class StorageHandoffs:

@@ -37,6 +37,13 @@ LOADED_TOKENS: Final = "tandem_vllm_storage_loaded_tokens"
 STORED_TOKENS: Final = "tandem_vllm_storage_stored_tokens"
 LOADED_BYTES: Final = "tandem_vllm_storage_loaded_bytes"
 LOAD_SECONDS: Final = "tandem_vllm_storage_load_seconds"
+TRANSFER_SECONDS: Final = "tandem_vllm_storage_transfer_seconds"
+"""Of hand-offs through storage: look-up and load of the KV that a decode leg names. Read by the
+sidecar and the router, as the next."""
+TRANSFER_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2.5, 5, 10)
+"""Its bounds in seconds; the sidecar's own histogram of transfers has all of them."""
+FAILED_TRANSFERS: Final = "tandem_vllm_storage_failed_transfers"
+"""Decode legs whose named KV was not loaded as a whole."""
 NOT_LOADED_CHUNKS: Final = "tandem_vllm_storage_not_loaded_chunks"
 NOT_STORED_CHUNKS: Final = "tandem_vllm_storage_not_stored_chunks"
 BREAKER_STATE: Final = "tandem_vllm_storage_breaker_state"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from tandem_vllm_storage.block_copies import BlockCopies
 from tandem_vllm_storage.messages import RankLayout, StepOrders, WorkerReport
 from tandem_vllm_storage.scheduler import SchedulerSide
 from tandem_vllm_storage.settings import StorageSettings
+from tandem_vllm_storage.stored_chunks import BlocksStored
 from tandem_vllm_storage.worker import WorkerSide
 
 BLOCK, CHUNK, BLOCKS = 4, 8, 32
@@ -25,9 +27,17 @@ class FakeRequest:
     request_id: str
     tokens: list[int]
     num_prompt_tokens: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
+    use_structured_output: bool = False
+    max_tokens: int = 1
+    sampling_params: SimpleNamespace = field(default_factory=SimpleNamespace)
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = self.num_prompt_tokens or len(self.tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -42,6 +52,8 @@ class Counted:
     stored: int = 0
     not_loaded: list[Reason] = field(default_factory=list)
     not_stored: list[Reason] = field(default_factory=list)
+    transfers: int = 0
+    failed_transfers: int = 0
 
     def add_loaded(self, tokens: int, size: int, seconds: float) -> None:
         self.loaded += tokens
@@ -55,18 +67,41 @@ class Counted:
     def add_not_stored(self, reason: Reason) -> None:
         self.not_stored.append(reason)
 
+    def add_transfer(self, seconds: float) -> None:
+        self.transfers += 1
+
+    def add_failed_transfer(self) -> None:
+        self.failed_transfers += 1
+
     def set_breaker(self, state: BreakerState) -> None: ...
     def set_failure(self, words: str) -> None: ...
+
+
+class Requests:
+    """Reads FakeRequests; a block's hash is the number of its last token."""
+
+    def prompt(self, request: FakeRequest) -> Prompt:
+        return Prompt(request.tokens)
+
+    def blocks(self, request: FakeRequest, start: int, end: int) -> BlocksStored:
+        hashes = range(start + BLOCK, end + 1, BLOCK)
+        return BlocksStored(list(hashes), start or None, request.tokens[start:end], BLOCK)
 
 
 class Engine:
     """One engine of `ranks` workers; `step` is what vLLM does with the connector in a step."""
 
     def __init__(
-        self, store: Path, ranks: int = 1, weights: str = "w", bounds_file: Path | None = None
+        self,
+        store: Path,
+        ranks: int = 1,
+        weights: str = "w",
+        bounds_file: Path | None = None,
+        endpoint: str = "",
     ) -> None:
+        """`endpoint`: of another store than that in the directory `store`."""
         settings = StorageSettings(
-            endpoint=f"file://{store}",
+            endpoint=endpoint or f"file://{store}",
             chunk_tokens=CHUNK,
             bounds_file=str(bounds_file) if bounds_file else None,
         )
@@ -77,7 +112,7 @@ class Engine:
             settings,
             BLOCK,
             lambda layouts: tuple(_identity(layout, weights) for layout in layouts),
-            lambda request: Prompt(request.tokens),
+            Requests(),
             self.counted,
         )
         # A step with nothing in it: the workers report their layouts, then get their identities.
@@ -105,9 +140,20 @@ class Engine:
 
     def ask(self, request: FakeRequest, computed: int = 0) -> int:
         """vLLM's question, repeated until it is answered."""
+        self.scheduler.begin(request)
         while (tokens := self.scheduler.matched_tokens(request, computed)) is None:
             pass
         return tokens
+
+    def load(self, request: FakeRequest, blocks: list[int], computed: int = 0) -> set[str]:
+        """Ask, allocate and step until the load has ended; returns the requests that failed."""
+        external = self.ask(request, computed)
+        self.scheduler.allocated(request, blocks, external)
+        before = self.counted.loaded, len(self.counted.not_loaded)
+        failed = self.step()
+        while (self.counted.loaded, len(self.counted.not_loaded)) == before:
+            failed |= self.step()
+        return failed
 
     def compute(self, request: FakeRequest, blocks: list[int], value: float) -> None:
         """Compute a prompt: its blocks hold `value`; wait until its chunks were written."""

@@ -30,17 +30,6 @@ def engine(tmp_path: Path) -> Iterator[MakeEngine]:
         each.close()
 
 
-def load(to: Engine, request: FakeRequest, blocks: list[int], computed: int = 0) -> set[str]:
-    """Ask, allocate and step until the load has ended; returns the requests that failed."""
-    external = to.ask(request, computed)
-    to.scheduler.allocated(request, blocks, external)
-    before = to.counted.loaded, len(to.counted.not_loaded)
-    failed = to.step()
-    while (to.counted.loaded, len(to.counted.not_loaded)) == before:
-        failed |= to.step()
-    return failed
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_another_engine_loads_what_was_saved(engine: MakeEngine, ranks: int) -> None:
     first, second = engine(ranks), engine(ranks)
@@ -50,7 +39,7 @@ def test_another_engine_loads_what_was_saved(engine: MakeEngine, ranks: int) -> 
     assert first.counted.stored == 2 * CHUNK
     request = FakeRequest("b", tokens)
     assert second.ask(request) == 2 * CHUNK
-    assert load(second, request, [9, 8, 7, 6, 5]) == set()
+    assert second.load(request, [9, 8, 7, 6, 5]) == set()
     for cache in second.caches:
         for layer in cache:
             assert (layer[[9, 8, 7, 6]] == 7.0).all()
@@ -103,7 +92,7 @@ def test_blocks_that_are_cached_locally_are_not_written(engine: MakeEngine) -> N
     tokens = list(range(2 * CHUNK))
     first.compute(FakeRequest("a", tokens), [0, 1, 2, 3], 7.0)
 
-    assert load(second, FakeRequest("b", tokens), [9, 8, 7, 6], computed=BLOCK) == set()
+    assert second.load(FakeRequest("b", tokens), [9, 8, 7, 6], computed=BLOCK) == set()
     [[layer, _]] = second.caches
     assert (layer[9] == 0.0).all()
     assert (layer[[8, 7, 6]] == 7.0).all()
@@ -139,7 +128,7 @@ def test_after_a_failed_load_the_answer_is_0(engine: MakeEngine, tmp_path: Path)
             file.write_bytes(file.read_bytes()[:-1] + b"x")
 
     request = FakeRequest("b", tokens)
-    assert load(second, request, [9, 8, 7, 6]) == {"b"}
+    assert second.load(request, [9, 8, 7, 6]) == {"b"}
     assert second.ask(request) == 0
     assert second.counted.not_loaded == [Reason.CORRUPT]
 
@@ -198,4 +187,4 @@ def test_a_chunk_that_the_store_lost_is_stored_again(
     first.compute(FakeRequest("b", tokens), [9, 8, 7, 6], 7.0)
     assert first.counted.not_loaded[-1] is (Reason.CORRUPT if is_damaged else Reason.MISSING)
     assert first.counted.stored == 4 * CHUNK
-    assert load(engine(), FakeRequest("c", tokens), [5, 4, 3, 2]) == set()
+    assert engine().load(FakeRequest("c", tokens), [5, 4, 3, 2]) == set()

@@ -10,11 +10,11 @@ the work. This module only translates between them and vLLM. Raises StorageConfi
 """
 
 import logging
-from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -26,13 +26,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from tandem_contract.vllm_storage import CONNECTOR, MODULE_PATH
-from tandem_kvstore.format.identity import Prompt
-from tandem_kvstore.weights import weights_hash
 
 from .block_copies import BlockCopies
-from .identity import check_engine, identities, weight_files, weights_identity
+from .events import to_vllm
+from .identity import check_engine, identities, weights_identity
 from .messages import RankLayout, StepOrders, WorkerReport
-from .plan import is_handed_over, storable_prompt
+from .plan import is_handed_over
+from .requests import RequestReader
 from .scheduler import SchedulerSide
 from .settings import parse_settings
 from .stats import Counts, StoragePromMetrics, StorageStats
@@ -84,12 +84,14 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
         self._counts = Counts()
         if role is KVConnectorRole.SCHEDULER:
             weights = weights_identity(vllm_config, self._settings)
+            events = vllm_config.kv_events_config
+            has_events = events is not None and events.enable_kv_cache_events
             _log.info("KV in storage of weights %s at %s", weights, self._settings.endpoint)
             self._scheduler = SchedulerSide(
                 self._settings,
                 self._block,
                 partial(identities, vllm_config, self._settings, weights),
-                _describe,
+                RequestReader(self._block, has_events=has_events),
                 self._counts,
             )
 
@@ -159,12 +161,16 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         # None would keep a request waiting for which another connector has KV already.
-        if not self._loads or is_handed_over(request.kv_transfer_params):
+        if is_handed_over(request.kv_transfer_params):
             return 0, False
-        if request.skip_reading_prefix_cache:
-            return 0, False
+        self._side.begin(request)
+        if not self._loads or request.skip_reading_prefix_cache:
+            return (0 if self._side.is_ready() else None), False
         tokens = self._side.matched_tokens(request, num_computed_tokens)
         return tokens, bool(tokens)
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return to_vllm(self._side.take_events())
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._requests[request.request_id] = request
@@ -186,8 +192,7 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         self._requests.pop(request.request_id, None)
         self._blocks.pop(request.request_id, None)
-        self._side.finish(request.request_id)
-        return False, None
+        return False, self._side.finish(request.request_id)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
@@ -248,34 +253,6 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
             for request_id, computed in scheduled
             if request_id in self._requests
         ]
-
-
-def _describe(request: Any) -> Prompt | None:
-    try:
-        adapter = _adapter_hash(request.lora_request)
-    except (OSError, ValueError) as err:
-        _log.warning("KV with a LoRA adapter is not stored, its weights are not readable: %s", err)
-        return None
-    return storable_prompt(
-        request.all_token_ids,
-        cache_salt=request.cache_salt,
-        adapter=adapter,
-        media=[(item.mm_position.offset, item.identifier) for item in request.mm_features],
-        has_embeddings=request.prompt_embeds is not None,
-    )
-
-
-def _adapter_hash(lora: Any) -> str:
-    """Hash of the adapter's weights; empty without one. Raises OSError, StorageConfigError."""
-    if lora is None:
-        return ""
-    files = weight_files(Path(lora.lora_path))
-    return _files_hash(tuple((file, file.stat().st_mtime_ns) for file in files))
-
-
-@lru_cache(maxsize=1024)
-def _files_hash(files: tuple[tuple[Path, int], ...]) -> str:
-    return weights_hash([file for file, _ in files])
 
 
 def _minor_version() -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from tandem_contract.kv_reference import LoadLeg
 from tandem_kvstore.format.identity import Prompt
 
 from .messages import RankChunks
@@ -41,6 +42,10 @@ class RequestState:
     """Leading chunks, from the prompt's first, that the store has."""
     deadline: float = 0.0
     """Seconds that the load may take."""
+    leg: LoadLeg | None = None
+    """The hand-off that brings the KV; its end is counted as a transfer."""
+    look_up_seconds: float = 0.0
+    """Of the hand-off's time, those that the look-up took."""
     saved_chunks: int = 0
     """Chunks from the first that were saved, or are in the store already."""
     chains: RankChunks = ()

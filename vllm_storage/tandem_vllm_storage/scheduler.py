@@ -8,70 +8,42 @@ vLLM goes on with other requests and asks again.
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Final, Protocol
 
+from tandem_contract.kv_reference import StoreLeg
 from tandem_kvstore.chunk_store import Chunk, ChunkStore, chunks_of
 from tandem_kvstore.client import LoadResult, StoreClient
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.identity import KvIdentity, Prompt, chunk_keys
-from tandem_kvstore.guard.breaker import BreakerState
 from tandem_kvstore.guard.load_guard import Decision
 from tandem_kvstore.maintenance import Maintenance
 from tandem_kvstore.stores import open_store
 
+from .figures import Figures, LookUpObserver
+from .handoff import PrefillLegs, find_named, named_chunks, read_leg
 from .messages import LoadOrder, LoadReport, RankChunks, RankLayout, SaveOrder, StepOrders
 from .messages import WorkerReport as Report
 from .plan import Lookup, RequestState, external_tokens, first_chunk, load_span, savable_tokens
 from .settings import StorageSettings
 from .store_thread import StoreThread
+from .stored_chunks import BlocksRemoved, BlocksStored, StoredChunks
 
 _log = logging.getLogger(__name__)
-_KNOWN: Final = 1 << 16
-"""Keys that are remembered as stored, so that a chunk is not copied again."""
-_GONE: Final = (
-    *(Reason.MISSING, Reason.TRUNCATED, Reason.CORRUPT),
-    *(Reason.SWAPPED, Reason.FOREIGN, Reason.FORMAT),
-)
-"""Why a look-up ends at a chunk that the store has not, or whose object cannot be used."""
 _LAYOUT_ASKS: Final = 1000
 """Times that vLLM may ask before the workers have reported: they do so in the first step."""
 
-DescribePrompt = Callable[[Any], Prompt | None]
-"""vLLM's request → what its keys depend on; None: nothing of it may be stored."""
 
+class Describe(Protocol):
+    """Reads vLLM's requests."""
 
-class Figures(Protocol):
-    """Counts what happens, for the metrics."""
+    def prompt(self, request: Any) -> Prompt | None:
+        """What the request's keys depend on; None: nothing of it may be stored."""
 
-    def add_loaded(self, tokens: int, size: int, seconds: float) -> None: ...
-    def add_stored(self, tokens: int) -> None: ...
-    def add_not_loaded(self, chunks: int, reason: Reason) -> None: ...
-    def add_not_stored(self, reason: Reason) -> None: ...
-    def set_breaker(self, state: BreakerState) -> None: ...
-    def set_failure(self, words: str) -> None: ...
-
-
-class _LookupObserver:
-    """The look-ups' client counts what it does not find; workers count loads and saves."""
-
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
-
-    def record_load(self, chunks: int, size: int, seconds: float) -> None: ...
-    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None: ...
-    def record_not_stored(self, reason: Reason) -> None: ...
-
-    def record_not_loaded(self, chunks: int, reason: Reason) -> None:
-        self._figures.add_not_loaded(chunks, reason)
-
-    def record_breaker(self, state: BreakerState) -> None:
-        self._figures.set_breaker(state)
-
-    def record_failure(self, words: str) -> None:
-        self._figures.set_failure(words)
+    def blocks(self, request: Any, start: int, end: int) -> BlocksStored | None:
+        """The KV event of its tokens from `start` to `end`; None: events are off."""
 
 
 class SchedulerSide:
@@ -82,7 +54,7 @@ class SchedulerSide:
         settings: StorageSettings,
         block_size: int,
         identify: Callable[[Sequence[RankLayout]], tuple[KvIdentity, ...]],
-        describe: DescribePrompt,
+        describe: Describe,
         figures: Figures,
     ) -> None:
         self._settings, self._block, self._size = settings, block_size, settings.chunk_tokens
@@ -97,21 +69,36 @@ class SchedulerSide:
         self._loads: list[LoadOrder] = []
         # Orders whose load runs, with the reports of workers where it has ended.
         self._loading: dict[str, tuple[LoadOrder, list[LoadReport]]] = {}
-        # Chunks that are stored or being saved, the newest last.
-        self._known: OrderedDict[str, None] = OrderedDict()
-        self._saving: dict[str, int] = {}
+        self._stored = StoredChunks()
+        self._prefills = PrefillLegs(self._thread, self._stored, self._prompt_chunks)
 
     @property
     def is_writing(self) -> bool:
         """Whether a worker will report a save."""
-        return bool(self._saving)
+        return self._stored.is_saving
+
+    def begin(self, request: Any) -> None:
+        """Take a request's part in a hand-off. Again for the same request: no effect."""
+        if request.request_id in self._states:
+            return
+        self._states[request.request_id] = state = RequestState()
+        leg = read_leg(request.request_id, request.kv_transfer_params)
+        if isinstance(leg, StoreLeg):
+            self._prefills.begin(request, leg)
+        else:
+            state.leg = leg
+
+    def is_ready(self) -> bool:
+        """Whether requests may start: before the workers have reported, none could be saved."""
+        if self._client is None:
+            self._asks_left -= 1
+        return self._client is not None or self._asks_left <= 0
 
     def matched_tokens(self, request: Any, computed: int) -> int | None:
         """Tokens after `computed` that are to be loaded; None: ask again."""
         state = self._states.setdefault(request.request_id, RequestState())
         if self._client is None:
-            self._asks_left -= 1
-            return None if self._asks_left > 0 else 0
+            return 0 if self.is_ready() else None
         if state.lookup in (Lookup.NEW, Lookup.ASKED):
             self._advance_look_up(request, state, computed)
         if state.lookup is Lookup.ASKED:
@@ -143,6 +130,8 @@ class SchedulerSide:
         """The orders of a step. `scheduled`: request, its blocks, tokens before and in the step."""
         loads, self._loads = tuple(self._loads), []
         saves: list[SaveOrder] = []
+        if self._client is not None:
+            self._prefills.advance(self._client)
         prompt_tokens, longest, context = 0, 0, 0
         for request, blocks, computed, count in scheduled:
             if computed < request.num_prompt_tokens:
@@ -168,12 +157,17 @@ class SchedulerSide:
         for save in report.saves:
             self._end_save(save.key, save.reason)
 
-    def finish(self, request_id: str) -> None:
-        """Forget a request that has ended."""
+    def take_events(self) -> list[BlocksStored | BlocksRemoved]:
+        """The KV events of chunks since the last call."""
+        return self._stored.take_events()
+
+    def finish(self, request_id: str) -> dict[str, Any] | None:
+        """Forget a request that has ended; returns the `kv_transfer_params` of its answer."""
         self._states.pop(request_id, None)
         # Its load goes on, and is reported: vLLM keeps the blocks until then.
         if (look_up := self._look_ups.pop(request_id, None)) is not None:
             look_up.cancel()
+        return self._prefills.finish(request_id)
 
     def close(self) -> None:
         """End the thread."""
@@ -195,9 +189,17 @@ class SchedulerSide:
         state.found_chunks = state.first_chunk + decision.chunks
         state.deadline = decision.deadline
         state.lookup = Lookup.FOUND if decision.chunks else Lookup.OVER
-        self._remember_found(request, state)
-        if decision.reason in _GONE:
-            self._forget_lost(request, state)
+        if state.leg is not None:
+            state.look_up_seconds = state.leg.tandem_kv_load_timeout - decision.deadline
+            named = state.leg.tandem_kv_reference.token_count // self._size
+            if state.found_chunks < named:
+                missing = named - state.found_chunks
+                self._figures.add_not_loaded(missing, decision.reason or Reason.OTHER)
+                self._fail_transfer(state)
+        chunks = self._chunks(request, request.num_tokens)[0]
+        for chunk in chunks[: state.found_chunks]:
+            self._stored.add_found(chunk.key, partial(self._blocks_of, request, chunk))
+        self._stored.remove_lost(chunks[state.found_chunks :], decision.reason)
 
     def _start_look_up(
         self, request: Any, state: RequestState, computed: int
@@ -209,26 +211,25 @@ class SchedulerSide:
         if not self._client.guard.breaker.allows:
             missing = request.num_tokens // self._size - first
             self._figures.add_not_loaded(missing, Reason.BREAKER_OPEN)
+            self._fail_transfer(state)
             return None
         chains = self._chunks(request, request.num_tokens)
         if not chains:
             return None
         state.first_chunk = first
+        if state.leg is not None:
+            named = named_chunks(request.request_id, state.leg, chains[0], self._client)
+            if named is not None:
+                limit = state.leg.tandem_kv_load_timeout
+                return self._thread.submit(find_named(self._client, named[first:], limit))
+            self._fail_transfer(state)
         return self._thread.submit(self._client.look_up(chains[0][first:], first * self._size))
 
-    def _remember_found(self, request: Any, state: RequestState) -> None:
-        if state.lookup is Lookup.FOUND:
-            chains = self._chunks(request, state.found_chunks * self._size)
-            for chunk in chains[0]:
-                self._remember(chunk.key)
-
-    def _forget_lost(self, request: Any, state: RequestState) -> None:
-        """Save again what the store had and has no more, as the request computes it now."""
-        chains = self._chunks(request, request.num_tokens)
-        for chunk in chains[0][state.found_chunks :]:
-            # Its write may end after the look-up did.
-            if chunk.key not in self._saving:
-                self._known.pop(chunk.key, None)
+    def _fail_transfer(self, state: RequestState) -> None:
+        """Count a hand-off that does not bring what it names, once."""
+        if state.leg is not None:
+            state.leg = None
+            self._figures.add_failed_transfer()
 
     def _saves(
         self, request: Any, blocks: Sequence[int], computed: int, count: int
@@ -244,10 +245,10 @@ class SchedulerSide:
         saves = []
         for index in range(first, end if chains else first):
             chunk = tuple(chain[index] for chain in chains)
-            if chunk[0].key in self._known:
+            if chunk[0].key in self._stored:
                 continue
-            self._remember(chunk[0].key)
-            self._saving[chunk[0].key] = len(chains)
+            blocks_stored = self._blocks_of(request, chunk[0])
+            self._stored.add_saving(chunk[0].key, blocks_stored, len(chains))
             own = tuple(blocks[index * per_chunk : (index + 1) * per_chunk])
             saves.append(SaveOrder(chunk, own))
         return saves
@@ -257,7 +258,7 @@ class SchedulerSide:
         state = self._states[request.request_id]
         count = limit // self._size
         if len(state.chains) != len(self._identities) or len(state.chains[0]) < count:
-            prompt = self._describe(request)
+            prompt = self._describe.prompt(request)
             if prompt is None:
                 return ()
             # Tokens are only ever appended, so keys that are known stay right.
@@ -286,44 +287,45 @@ class SchedulerSide:
         else:
             self._figures.add_not_loaded(len(chunks), worst.reason or Reason.OTHER)
             # The request computes it now: save it again if the store lost or damaged it.
-            for chunk in chunks[worst.chunks :]:
-                self._known.pop(chunk.key, None)
+            self._stored.remove_lost(chunks[worst.chunks :], worst.reason)
         if (state := self._states.get(load.request_id)) is not None:
+            self._end_transfer(state, seconds, is_whole=is_whole)
             # vLLM asks again after a failure, and after a preemption.
             state.lookup = Lookup.NEW if is_whole else Lookup.OVER
 
+    def _end_transfer(self, state: RequestState, seconds: float, *, is_whole: bool) -> None:
+        if not is_whole:
+            self._fail_transfer(state)
+        elif state.leg is not None:
+            state.leg = None
+            self._figures.add_transfer(state.look_up_seconds + seconds)
+
     def _end_save(self, key: str, reason: Reason | None) -> None:
-        left = self._saving.get(key, 1) - 1
-        if left:
-            self._saving[key] = left
-        else:
-            self._saving.pop(key, None)
-        if reason is not None:
-            self._figures.add_not_stored(reason)
-            # The next request that computes the chunk tries again.
-            self._known.pop(key, None)
-        elif not left:
+        if self._stored.end_save(key, is_stored=reason is None):
             self._figures.add_stored(self._size)
             if self._client is not None:
                 self._thread.submit(_note_stored(self._client, key))
+        if reason is not None:
+            self._figures.add_not_stored(reason)
 
-    def _remember(self, key: str) -> None:
-        self._known[key] = None
-        self._known.move_to_end(key)
-        if len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
+    def _prompt_chunks(self, request: Any) -> Sequence[Chunk]:
+        chains = self._chunks(request, request.num_prompt_tokens)
+        return chains[0] if chains else ()
+
+    def _blocks_of(self, request: Any, chunk: Chunk) -> BlocksStored | None:
+        return self._describe.blocks(request, chunk.token_count - self._size, chunk.token_count)
 
     async def _open(self, identity: KvIdentity) -> StoreClient:
         location = self._settings.location()
         objects = open_store(location)
         maintenance = None
         if (bounds := self._settings.bounds_reader()) is not None:
-            maintenance = Maintenance(objects, bounds)
+            maintenance = Maintenance(objects, bounds, self._stored.on_deleted)
             maintenance.start()
         return StoreClient(
             ChunkStore(objects, location, identity),
             objects,
-            _LookupObserver(self._figures),
+            LookUpObserver(self._figures),
             chunk_tokens=self._size,
             chunk_bytes=self._layouts[0].chunk_bytes,
             maintenance=maintenance,

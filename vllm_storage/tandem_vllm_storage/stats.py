@@ -5,6 +5,7 @@
 vLLM sends stats from the engine to the API servers as dictionaries of plain values.
 """
 
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any
 
@@ -18,12 +19,14 @@ from tandem_contract import vllm_storage as names
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.guard.breaker import BreakerState
 
+_LOAD_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 _BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
 def _empty() -> dict[str, Any]:
     return {
         "loaded_tokens": 0, "loaded_bytes": 0, "stored_tokens": 0, "load_seconds": [],
+        "transfer_seconds": [], "failed_transfers": 0,
         "not_loaded": {}, "not_stored": {}, "breaker": None, "failure": None,
     }  # fmt: skip
 
@@ -47,6 +50,16 @@ class Counts:
         with self._lock:
             self._is_empty = False
             self._data["stored_tokens"] += tokens
+
+    def add_transfer(self, seconds: float) -> None:
+        with self._lock:
+            self._is_empty = False
+            self._data["transfer_seconds"].append(seconds)
+
+    def add_failed_transfer(self) -> None:
+        with self._lock:
+            self._is_empty = False
+            self._data["failed_transfers"] += 1
 
     def add_not_loaded(self, chunks: int, reason: Reason) -> None:
         self._add("not_loaded", reason, chunks)
@@ -88,7 +101,10 @@ class StorageStats(KVConnectorStats):
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         if not self.data:
             self.reset()
-        for name in ("loaded_tokens", "loaded_bytes", "stored_tokens", "load_seconds"):
+        for name in (
+            *("loaded_tokens", "loaded_bytes", "stored_tokens", "load_seconds"),
+            *("transfer_seconds", "failed_transfers"),
+        ):
             self.data[name] += other.data[name]
         for name in ("not_loaded", "not_stored"):
             for reason, count in other.data[name].items():
@@ -138,11 +154,25 @@ class StoragePromMetrics(KVConnectorPromMetrics):
         self._not_stored = counter(
             names.NOT_STORED_CHUNKS, "Chunks that were not written, by the reason.", "reason"
         )
-        self._seconds = metric_types[Histogram](
-            name=names.LOAD_SECONDS,
-            documentation="Seconds of a load from storage.",
-            buckets=[0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10],
-            labelnames=labelnames,
+
+        def histogram(name: str, text: str, bounds: Sequence[float]) -> Any:
+            return metric_types[Histogram](
+                name=name,
+                documentation=text,
+                buckets=list(bounds),
+                labelnames=labelnames,
+            )
+
+        self._seconds = histogram(
+            names.LOAD_SECONDS, "Seconds of a load from storage.", _LOAD_BOUNDS
+        )
+        self._transfers = histogram(
+            names.TRANSFER_SECONDS,
+            "Seconds of a hand-off's look-up and load on a decode engine.",
+            names.TRANSFER_BUCKETS,
+        )
+        self._failed = counter(
+            names.FAILED_TRANSFERS, "Hand-offs whose KV was not loaded as a whole."
         )
         self._breaker = metric_types[Gauge](
             name=names.BREAKER_STATE,
@@ -169,6 +199,9 @@ class StoragePromMetrics(KVConnectorPromMetrics):
             self._not_stored.labels(*labels, reason).inc(count)
         for seconds in transfer_stats_data["load_seconds"]:
             self._seconds.labels(*labels).observe(seconds)
+        for seconds in transfer_stats_data["transfer_seconds"]:
+            self._transfers.labels(*labels).observe(seconds)
+        self._failed.labels(*labels).inc(transfer_stats_data["failed_transfers"])
         if transfer_stats_data["breaker"] is not None:
             self._breaker.labels(*labels).set(transfer_stats_data["breaker"])
         if (words := transfer_stats_data["failure"]) is not None:

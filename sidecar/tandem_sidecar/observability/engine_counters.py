@@ -27,10 +27,12 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf, isfinite
 from typing import Final
 
 from tandem_contract import metrics as names
+from tandem_contract import vllm_storage
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase
 
@@ -45,12 +47,18 @@ FRESH_SECONDS: Final = 1.0
 FetchPages = Callable[[], Awaitable[Mapping[HostPort, bytes | None]]]
 """The metrics page of each decode engine, by its address; None: it did not answer in time."""
 
-_SAMPLE: Final = re.compile(
-    rf"\n({names.ENGINE_XFER_SECONDS}_bucket|{names.ENGINE_XFER_SECONDS}_sum"
-    rf"|{names.ENGINE_XFER_FAILED})(?:{{(.*)}})? (\S+)".encode()
+
+def _samples(seconds: str, failed: str) -> re.Pattern[bytes]:
+    return re.compile(rf"\n({seconds}_bucket|{seconds}_sum|{failed})(?:{{(.*)}})? (\S+)".encode())
+
+
+_SAMPLES: Final = (
+    _samples(names.ENGINE_XFER_SECONDS, names.ENGINE_XFER_FAILED),
+    _samples(vllm_storage.TRANSFER_SECONDS, f"{vllm_storage.FAILED_TRANSFERS}_total"),
 )
-"""A sample line of interest. The pattern starts with a literal, so that searching the whole page
-takes a tenth of the time of a loop over its lines."""
+"""Sample lines of interest, of KV from the prefill engine and from storage. Each pattern starts
+with a literal, so that searching the whole page takes a tenth of the time of a loop over its
+lines."""
 _START_TIME: Final = re.compile(rf"\n{names.PROCESS_START_TIME} (\S+)".encode())
 _BUCKET_BOUND: Final = re.compile(rb'le="(\d+(?:\.\d+)?(?:e[+-]?\d+)?|\+Inf)"')
 
@@ -95,9 +103,9 @@ def parse_readings(page: bytes) -> EngineReadings:
     started = _START_TIME.search(page)
     failed = seconds = 0.0
     buckets: dict[float, float] = {}
-    for match in _SAMPLE.finditer(page):
+    for match in chain.from_iterable(pattern.finditer(page) for pattern in _SAMPLES):
         name, value = match[1].decode(), _finite(match[3])
-        if name == names.ENGINE_XFER_FAILED:
+        if name.endswith("_total"):
             failed += value
         elif name.endswith("_sum"):
             seconds += value

@@ -45,15 +45,15 @@ def file_store(directory: Path) -> Server:
 
 
 @asynccontextmanager
-async def store_in_this_process(directory: Path) -> AsyncIterator[Server]:
+async def store_in_this_process(directory: Path, host: str = "127.0.0.1") -> AsyncIterator[Server]:
     """The server of `tandem store`, without the second that a process takes to start."""
     # As the command runs it: aiohttp's TestServer cancels the handler of a client that leaves,
     # which loses the file that a thread is opening for it.
     runner = web.AppRunner(StoreServer(StoreSettings(directory)).app(), access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        location = store_location(f"http://127.0.0.1:{runner.addresses[0][1]}", NAMESPACE)
+        await web.TCPSite(runner, host, 0).start()
+        location = store_location(f"http://{host}:{runner.addresses[0][1]}", NAMESPACE)
         yield Server(location, directory / NAMESPACE)
     finally:
         await runner.cleanup()

@@ -3,12 +3,16 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tandem_contract import metrics
 
+from ...kvstore.servers import store_in_this_process
 from .engine import Engine, engines
+from .namespaces import NotPermitted, enter, namespaces
 from .pair import FALLBACK, SPLIT, call, expected_tokens, start_pair
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
@@ -107,3 +111,34 @@ async def test_engines_with_different_stores_count_failed_transfers(
         assert (result.tokens, result.path) == (expected_tokens(request), SPLIT.value)
         assert await loaded(decode) == before
         await pair.wait_for_errors(kv_transfer=1)
+
+
+async def test_engines_without_a_network_between_them(tmp_path: Path) -> None:
+    """Each engine reaches the store and no other engine; only the sidecar reaches both."""
+    with contextlib.ExitStack() as stack:
+        try:
+            networks = stack.enter_context(namespaces(["decode", "prefill"]))
+        except NotPermitted as err:
+            pytest.skip(f"needs network namespaces: {err}")
+        async with store_in_this_process(tmp_path / "store", networks.store) as store:
+            place = {"endpoint": store.location.endpoint, "kv_namespace": "kv"}
+            flags = ("--kv-storage-config", json.dumps({**place, "chunk_tokens": CHUNK}))
+            started = {}
+            for name, namespace in networks.names.items():
+                started[name] = Engine(
+                    *(networks.address(name), tmp_path / name),
+                    flags=flags,
+                    side_channel=False,
+                    prepare=partial(enter, namespace),
+                )
+                stack.callback(started[name].kill)
+                await started[name].up()
+            decode, prefill = started["decode"], started["prefill"]
+            assert not networks.can_connect("decode", *prefill.address)
+            assert not networks.can_connect("prefill", *decode.address)
+            async with start_pair(decode, *CONNECTOR, "--prefill-allow", "198.18.0.0/15") as pair:
+                request = call(5)
+                result = await pair.ask(request, prefill.address)
+                assert (result.tokens, result.path) == (expected_tokens(request), SPLIT.value)
+                assert await loaded(decode) == 96
+                assert await pair.errors() == {}

@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 
 from tandem_contract import endpoints
+from tandem_contract.commandline import HostPort
 from tandem_local.ports import free_port
 from tandem_local.process import tail
 
@@ -22,8 +23,8 @@ BLOCK = 32
 class SingleVllm:
     """A process group; with data parallelism it has several engines behind its port."""
 
-    def __init__(self, process: Spawned, port: int) -> None:
-        self.url, self._process = f"http://127.0.0.1:{port}", process
+    def __init__(self, process: Spawned, address: HostPort) -> None:
+        self.address, self.url, self._process = address, f"http://{address}", process
         self.log = process.log
 
     async def ready(self) -> None:
@@ -60,20 +61,21 @@ def single_vllm(
     *flags: str,
     env: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    host: str = "127.0.0.1",
 ) -> Iterator[SingleVllm]:
     """Start vLLM with `flags` and the variables `env` in addition to those that all tests need, and
     end it afterwards. `prefix`: a command that starts it, for instance `taskset`."""
-    port = free_port("127.0.0.1")
+    address = HostPort(host, free_port(host))
     command = (
         *(*prefix, str(VENV / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(model), "--served-model-name", MODEL_NAME, "--dtype", "float32"),
-        *("--host", "127.0.0.1", "--port", str(port), "--block-size", str(BLOCK)),
+        *("--host", host, "--port", str(address.port), "--block-size", str(BLOCK)),
         *("--max-model-len", "4096", "--enforce-eager", "--num-gpu-blocks-override", "256"),
         *("--enable-prompt-tokens-details", *flags),
     )
     variables = {"PATH": os.environ["PATH"], "USER": "tandem", **ON_A_CPU, **(env or {})}
     process = Spawned(command, variables, directory / "vllm.log")
     try:
-        yield SingleVllm(process, port)
+        yield SingleVllm(process, address)
     finally:
         process.end()

@@ -21,13 +21,13 @@ def packages(directory: Path) -> str:
     return str(target)
 
 
-def transfer_config(endpoint: str, **extra: Any) -> str:
-    """`--kv-transfer-config` of an engine that loads and saves."""
+def transfer_config(endpoint: str, role: str = "kv_both", **extra: Any) -> str:
+    """`--kv-transfer-config` of an engine that loads and saves, or as `role` says."""
     return json.dumps(
         {
             "kv_connector": vllm_storage.CONNECTOR,
             "kv_connector_module_path": vllm_storage.MODULE_PATH,
-            "kv_role": "kv_both",
+            "kv_role": role,
             "kv_load_failure_policy": vllm_storage.LOAD_FAILURE_POLICY,
             "kv_connector_extra_config": {"endpoint": endpoint, **extra},
         }
@@ -35,8 +35,10 @@ def transfer_config(endpoint: str, **extra: Any) -> str:
 
 
 def data_objects(store: Path) -> list[Path]:
-    """Files with KV: of chunks so small, the data follow the manifest, which a hash names."""
-    return [path for path in store.rglob("?" * 64) if path.is_file()]
+    """Files with KV: of small chunks, the data follow the manifest, which a hash names; of others,
+    they are objects of their own."""
+    own = [path for path in store.rglob("?" * 64 + "-*") if path.is_file()]
+    return own or [path for path in store.rglob("?" * 64) if path.is_file()]
 
 
 def mount_packages(engine: Vllm, directory: Path) -> None:

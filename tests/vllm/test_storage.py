@@ -1,6 +1,7 @@
 """TandemStorageConnector behind NIXL in MultiConnector, on real vLLM: tokens never change."""
 
 import asyncio
+import json
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -9,10 +10,14 @@ import pytest
 
 from tandem_contract import endpoints, headers
 from tandem_contract.paths import RoutingPath
+from tandem_epp.backends.pod_blocks import PodBlocks
+from tandem_epp.kv_events.collector import EventCollector, PodEngine
+from tandem_epp.kv_events.subscriber import EngineAddress
+from tandem_local.ports import free_port
 
 from ..kvstore.servers import store_in_this_process
 from .api_requests import KINDS, ask
-from .engines import make_pair, metric
+from .engines import Vllm, make_pair, metric
 from .pairs import Moved, Pair, until
 from .pairs import page as metrics_page
 from .storage import CHUNK, mount_packages
@@ -35,6 +40,10 @@ async def test_storage_beside_a_hand_off(
         engines = make_pair(model, tmp_path, storage={"endpoint": server.location.endpoint})
         for engine in engines:
             mount_packages(engine, tmp_path)
+        address = publish_events(engines[0])
+        collector = EventCollector(PodBlocks(), PodBlocks())
+        stack.push_async_callback(collector.close)
+        collector.sync([PodEngine("prefill", 1, address, "store")])
         pair = Pair(*engines, tmp_path)
         stack.callback(pair.end)
         await asyncio.to_thread(pair.start)
@@ -63,6 +72,12 @@ async def test_storage_beside_a_hand_off(
             return kind.text(await ask(http, pair.decode.url(kind.path), body))
 
         await until(is_stored, 120)
+
+        async def is_indexed() -> bool:
+            return collector.events["storage_stored"] > 0
+
+        await until(is_indexed, 120)
+        assert collector.events["storage_unplaced"] == collector.events["malformed"] == 0
         # It loads the chunk or computes it, as the cost model decides.
         assert await without_peer() == text
 
@@ -71,3 +86,17 @@ async def test_storage_beside_a_hand_off(
         while not await moved.by(NOT_LOADED):
             assert await without_peer() == text
         assert kind.text(await pair.handed_off(http, kind, body)) == text
+
+
+def publish_events(engine: Vllm) -> EngineAddress:
+    """Have an engine that does not run yet publish its KV events, at the address returned."""
+    events, replay = (free_port("127.0.0.1") for _ in range(2))
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{events}",
+        "replay_endpoint": f"tcp://*:{replay}",
+        "topic": "kv@prefill@tiny",
+    }
+    engine.container_document["args"] += ["--kv-events-config", json.dumps(config)]
+    return EngineAddress(f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}", "kv@")

@@ -24,7 +24,10 @@ from .engines import VENV_VARIABLE
 VERSIONS: Final = ("0.30.0", "0.31.0", "0.32.0")
 _ROOT: Final = Path(__file__).parents[2]
 _UV: Final = _ROOT / ".venv-boot/bin/uv"
-_TESTS: Final = ("test_storage.py", "test_storage_faults.py", "test_secondary_tier.py")
+_TESTS: Final = (
+    *("test_storage.py", "test_storage_faults.py", "test_storage_handoff.py"),
+    "test_secondary_tier.py",
+)
 _RESULT: Final = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED) tests/vllm/(\S+)", re.MULTILINE)
 
 

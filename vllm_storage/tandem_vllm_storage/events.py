@@ -11,7 +11,7 @@ from .stored_chunks import BlocksRemoved, BlocksStored
 MEDIUM: Final = "STORAGE"
 """vLLM's name. The EPP counts blocks of this medium for the store, not for the pod."""
 
-# Before vLLM 0.32 the keys in hashes have no tag that events lack.
+# In vLLM 0.30 the keys in hashes have no tag that events lack.
 _untagged: Final[Callable[[Any], Any]] = getattr(kv_cache_utils, "to_event_extra_keys", list)
 
 

@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, wait
+from dataclasses import fields
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, ClassVar, Final
@@ -69,7 +70,12 @@ class TandemSecondaryTier(SecondaryTierManager):
         backpressure_detector: Any = None,
         **settings: Any,
     ) -> None:
-        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        # vLLM 0.30 has no such detectors, and its base class no parameter for one.
+        detector = {"backpressure_detector": backpressure_detector} if backpressure_detector else {}
+        super().__init__(offloading_spec, primary_kv_view, tier_type, **detector)
+        if primary_kv_view.strides is None:
+            raise StorageConfigError("TandemSecondaryTier: vLLM's host memory has no rows")
+        self._row_bytes = primary_kv_view.strides[0]
         checked = parse_settings({"kv_namespace": NAMESPACE, **settings}, 1)
         if checked.weights is None:
             raise StorageConfigError(
@@ -77,8 +83,8 @@ class TandemSecondaryTier(SecondaryTierManager):
                 "its name only, under which other weights may lie later"
             )
         self._rows = primary_kv_view.cast("B")
-        self._specs = (TensorSpec("chunk", "uint8", (self.block_size_bytes,)),)
-        self._identity = _identity(offloading_spec.config, checked.weights, self.block_size_bytes)
+        self._specs = (TensorSpec("chunk", "uint8", (self._row_bytes,)),)
+        self._identity = _identity(offloading_spec.config, checked.weights, self._row_bytes)
         self._thread = StoreThread()
         self._client = self._thread.call(self._open(checked))
         self._look_ups: OrderedDict[bytes, Future[bool]] = OrderedDict()
@@ -155,7 +161,7 @@ class TandemSecondaryTier(SecondaryTierManager):
                 success=len(successful) == len(pairs),
                 successful_keys=successful,
                 transfer_time=time.monotonic() - begin,
-                transfer_bytes=len(successful) * self.block_size_bytes,
+                **_transfer_bytes(len(successful) * self._row_bytes),
             )
             self._results.put(result)
 
@@ -186,7 +192,7 @@ class TandemSecondaryTier(SecondaryTierManager):
             objects,
             NoFigures(),
             chunk_tokens=self._identity.chunk_tokens,
-            chunk_bytes=self.block_size_bytes,
+            chunk_bytes=self._row_bytes,
         )
 
     def _chunk(self, key: bytes) -> Chunk:
@@ -195,7 +201,7 @@ class TandemSecondaryTier(SecondaryTierManager):
         return Chunk(name, "", self._identity.chunk_tokens)
 
     def _row(self, index: int) -> memoryview:
-        size = self.block_size_bytes
+        size = self._row_bytes
         return self._rows[index * size : (index + 1) * size]
 
     def _remember(self, key: bytes) -> None:
@@ -206,6 +212,12 @@ class TandemSecondaryTier(SecondaryTierManager):
 
 async def _copy(row: memoryview, _: int, __: str, tensors: list[memoryview]) -> None:
     [row[:]] = tensors
+
+
+def _transfer_bytes(count: int) -> dict[str, int]:
+    """The field of JobResult that vLLM 0.30 has not."""
+    has_field = any(field.name == "transfer_bytes" for field in fields(JobResult))
+    return {"transfer_bytes": count} if has_field else {}
 
 
 def _identity(config: Any, weights: str, row_bytes: int) -> KvIdentity:

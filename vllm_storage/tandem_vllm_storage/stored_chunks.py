@@ -86,8 +86,8 @@ class StoredChunks:
         return True
 
     def add_found(self, key: str, describe: Callable[[], BlocksStored | None]) -> None:
-        """The store has a chunk, of this engine or of another. Its event is published once by this engine: the
-        writer's may be lost, with the writer or for an EPP that started later."""
+        """The store has a chunk, of this engine or of another. This engine publishes its event
+        once: the writer's may be lost, with the writer or for an EPP that started later."""
         if self._hashes.get(key) is not None:
             self._hashes.move_to_end(key)
         elif key not in self._saving:

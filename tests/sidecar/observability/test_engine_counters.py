@@ -6,6 +6,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from tandem_contract import metrics as names
+from tandem_contract import vllm_storage
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase
 from tandem_engine.metrics import EngineMetrics
@@ -16,7 +17,12 @@ from tandem_sidecar.observability.engine_counters import (
     EngineReadings,
     parse_readings,
 )
-from tandem_sidecar.observability.metrics import FAILED_LOADS, REPORTS_TIMES, Metrics
+from tandem_sidecar.observability.metrics import (
+    FAILED_LOADS,
+    REPORTS_TIMES,
+    TRANSFER_BUCKETS,
+    Metrics,
+)
 
 VLLM_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
 ERRORS = ("disaggregated_errors_total", {"phase": "kv_transfer"})
@@ -222,6 +228,19 @@ def test_the_reference_engines_page_is_parsed() -> None:
         1,
     )
     assert readings.started is not None
+
+
+def test_hand_offs_through_storage_are_read_from_vllms_page() -> None:
+    page = (
+        b'tandem_vllm_storage_transfer_seconds_bucket{engine="0",le="0.1"} 2.0\n'
+        b'tandem_vllm_storage_transfer_seconds_bucket{engine="0",le="+Inf"} 3.0\n'
+        b'tandem_vllm_storage_transfer_seconds_sum{engine="0"} 0.75\n'
+        b'tandem_vllm_storage_failed_transfers_total{engine="0"} 4.0\n'
+        b'tandem_vllm_storage_load_seconds_sum{engine="0"} 99.0\n'
+    )
+    assert parse_readings(page) == EngineReadings(None, 4.0, 0.75, {0.1: 2.0, inf: 3.0})
+    # No value moves to another bucket when the sidecar adds them to its own.
+    assert set(vllm_storage.TRANSFER_BUCKETS) <= set(TRANSFER_BUCKETS)
 
 
 def test_counts_of_several_workers_are_combined() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from tandem_contract.paths import RoutingPath
 from tandem_epp.backends.pod_blocks import PodBlocks
 from tandem_epp.kv_events.collector import EventCollector, PodEngine
 from tandem_epp.kv_events.subscriber import EngineAddress
-from tandem_local.ports import free_port
 
 from ..kvstore.servers import store_in_this_process
 from .api_requests import KINDS, ask
@@ -40,7 +40,9 @@ async def test_storage_beside_a_hand_off(
         engines = make_pair(model, tmp_path, storage={"endpoint": server.location.endpoint})
         for engine in engines:
             mount_packages(engine, tmp_path)
-        address = publish_events(engines[0])
+        # A short path: that of a Unix socket has at most 107 bytes.
+        sockets = stack.enter_context(tempfile.TemporaryDirectory())
+        address = publish_events(engines[0], Path(sockets))
         collector = EventCollector(PodBlocks(), PodBlocks())
         stack.push_async_callback(collector.close)
         collector.sync([PodEngine("prefill", 1, address, "store")])
@@ -88,15 +90,16 @@ async def test_storage_beside_a_hand_off(
         assert kind.text(await pair.handed_off(http, kind, body)) == text
 
 
-def publish_events(engine: Vllm) -> EngineAddress:
+def publish_events(engine: Vllm, directory: Path) -> EngineAddress:
     """Have an engine that does not run yet publish its KV events, at the address returned."""
-    events, replay = (free_port("127.0.0.1") for _ in range(2))
+    # Not over TCP: to one address of loopback, which a pod here has, vLLM connects instead.
+    address = EngineAddress(f"ipc://{directory}/events", f"ipc://{directory}/replay", "kv@")
     config = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": f"tcp://*:{events}",
-        "replay_endpoint": f"tcp://*:{replay}",
+        "endpoint": address.events,
+        "replay_endpoint": address.replay,
         "topic": "kv@prefill@tiny",
     }
     engine.container_document["args"] += ["--kv-events-config", json.dumps(config)]
-    return EngineAddress(f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}", "kv@")
+    return address

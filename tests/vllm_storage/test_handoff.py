@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tandem_contract.kv_reference import KvReference, read_reference
+from tandem_kvstore.client import StoreClient
 from tandem_kvstore.errors import Reason
 
 from .sides import CHUNK, Engine, FakeRequest
@@ -108,6 +109,21 @@ def test_a_store_that_does_not_answer_is_named(engine: MakeEngine) -> None:
     params = answer(engine(endpoint="http://127.0.0.1:9"), prefill(TOKENS))
     assert params is not None
     assert set(params) == {"tandem_kv_not_stored"}
+
+
+def test_a_defect_of_the_look_up_costs_a_recompute(
+    engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = named(engine())
+
+    async def find(*_: object) -> tuple[int, Reason | None]:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(StoreClient, "find", find)
+    assert answer(engine(), prefill(TOKENS)) == {"tandem_kv_not_stored": "other"}
+    second = engine()
+    assert second.ask(decode(TOKENS, reference)) == 0
+    assert second.counted.failed_transfers == 1
 
 
 def test_a_leg_with_a_grammar_ends_as_it_would(engine: MakeEngine) -> None:

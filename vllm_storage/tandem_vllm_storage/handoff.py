@@ -80,6 +80,9 @@ async def find_named(client: StoreClient, chunks: Sequence[Chunk], limit: float)
             count, reason = await client.find(chunks)
     except TimeoutError:
         return Decision(0, 0.0, Reason.TIMEOUT)
+    except Exception:  # noqa: BLE001 - a defect here must cost a recompute, never vLLM's scheduler
+        _log.exception("looking up KV of a hand-off failed with an internal error")
+        return Decision(0, 0.0, Reason.OTHER)
     return Decision(count, limit - (time.monotonic() - start), reason)
 
 

@@ -39,7 +39,7 @@ SUPPORT = {
     "stall_probe",
 }
 """Modules that are no benchmark of their own."""
-OPT_IN = {"loadtest", "routing_live", "storage_vllm"}
+OPT_IN = {"loadtest", "routing_live", "storage_roles", "storage_vllm"}
 """Benchmarks that need gigabytes of other programs, or a trace: `python -m benchmarks.NAME` runs
 them."""
 

@@ -43,6 +43,8 @@ from .storage import KEYS, s3_server
 LENGTHS: Final = (512, 1024, 2048, 3500)
 """Tokens."""
 ROUNDS: Final = 5
+_ROLES: Final = {"stored": "kv_both", "saving": "kv_producer", "looking": "kv_consumer"}
+"""Kind of an engine with storage → its `kv_role`."""
 _SHORT: Final = (256, 512, 768, 1024, 1536)
 """Lengths at which the crossover is looked for."""
 _COLD: Final = 60
@@ -77,6 +79,8 @@ class Bench:
     url: str
     chunk_tokens: int
     http: aiohttp.ClientSession
+    pause: float = 0.0
+    """Seconds before each request of the trace."""
 
     def __post_init__(self) -> None:
         self.model = self.directory / "model"
@@ -85,21 +89,17 @@ class Bench:
         keys.mkdir()
         for name, key in zip(("access_key", "secret_key"), KEYS, strict=True):
             (keys / name).write_text(key)
-        self._config = transfer_config(
-            self.url, kv_namespace="bucket/vllm", credentials_dir=str(keys),
-            chunk_tokens=self.chunk_tokens,
-        )  # fmt: skip
 
     @asynccontextmanager
     async def engines(self, *kinds: str) -> AsyncIterator[Mapping[str, SingleVllm]]:
-        """Engines that start at the same time: `stored` has the connector, `plain` has not."""
+        """Engines that start at the same time: `stored` has the connector, `plain` has not,
+        `saving` only saves and `looking` only looks up. Each kind has a namespace of its own."""
         env = {"PYTHONPATH": packages(self.directory), "VLLM_SERVER_DEV_MODE": "1"}
-        flags = {"stored": ("--kv-transfer-config", self._config), "plain": ()}
         async with AsyncExitStack() as stack:
             running = {}
             for kind in kinds:
                 place = Path(tempfile.mkdtemp(prefix=kind, dir=self.directory))
-                starting = single_vllm(self.model, place, *flags[kind], env=env)
+                starting = single_vllm(self.model, place, *self._flags(kind), env=env)
                 running[kind] = stack.enter_context(starting)
             for engine in running.values():
                 await engine.ready()
@@ -107,6 +107,15 @@ class Bench:
                 for engine in running.values():
                     await self.ttft(engine, prompt(length))
             yield running
+
+    def _flags(self, kind: str) -> tuple[str, ...]:
+        if kind not in _ROLES:
+            return ()
+        config = transfer_config(
+            self.url, _ROLES[kind], kv_namespace=f"bucket/{kind}",
+            credentials_dir=str(self.directory / "keys"), chunk_tokens=self.chunk_tokens,
+        )  # fmt: skip
+        return "--kv-transfer-config", config
 
     async def ttft(self, engine: SingleVllm, tokens: Sequence[int]) -> float:
         """Seconds to the only token of the answer."""
@@ -228,6 +237,7 @@ async def trace(bench: Bench, prompts: Sequence[Sequence[int]]) -> list[Figure]:
             if number % 20 == 0:
                 progress(f"storage_vllm: request {number} of {len(prompts)}")
             for kind in alternated(running, number):
+                await asyncio.sleep(bench.pause)
                 times[kind].append(await bench.ttft(running[kind], tokens))
         after = {kind: await tokens_by_source(bench, running[kind]) for kind in running}
         await show_reasons(bench, running["stored"])
@@ -295,13 +305,13 @@ def tails(name: str, times: Mapping[str, Sequence[float]]) -> list[Figure]:
     return figures
 
 
-async def measure(turns: Sequence[Sequence[int]]) -> list[Figure]:
-    """All figures; of the trace if there are `turns`."""
+async def measure(turns: Sequence[Sequence[int]], pause: float) -> list[Figure]:
+    """All figures; of the trace if there are `turns`. `pause`: as in `Bench`."""
     timeout = aiohttp.ClientTimeout(total=600)
     with tempfile.TemporaryDirectory() as directory:
         async with s3_server() as url, aiohttp.ClientSession(timeout=timeout) as http:
             chunk = 128 if turns else 256
-            bench = Bench(Path(directory), url, chunk, http)
+            bench = Bench(Path(directory), url, chunk, http, pause)
             return await (trace(bench, turns) if turns else lengths(bench))
 
 
@@ -312,12 +322,13 @@ async def measure(turns: Sequence[Sequence[int]]) -> list[Figure]:
     help="a Mooncake trace (JSON lines) instead of prompts of four lengths",
 )  # fmt: skip
 @click.option("--requests", default=80, show_default=True, help="requests of the trace")
-def main(file: Path | None, trace_file: Path | None, requests: int) -> None:
+@click.option("--pause", default=0.0, show_default=True, help="seconds before each of them")
+def main(file: Path | None, trace_file: Path | None, requests: int, pause: float) -> None:
     """Measure storage under real vLLM on the CPU."""
     if not VENV.is_dir():
         raise MissingVllm
     turns = conversations(trace_file.read_bytes(), requests) if trace_file else []
-    report(asyncio.run(measure(turns)), file)
+    report(asyncio.run(measure(turns, pause)), file)
 
 
 if __name__ == "__main__":

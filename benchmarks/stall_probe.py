@@ -19,7 +19,7 @@ from .blocking_client import Client, chunk_message, head_message
 def main(port: int) -> None:
     """Measure until stdin ends."""
     client, message = Client(port), chunk_message(b"x" * 250)
-    stream = client.open(head_message("/v1/other", end=True))
+    stream = client.open(head_message("/v1/responses/x/cancel", end=True))
     client.answer(stream)
     longest = 0.0
     while True:

@@ -13,10 +13,7 @@ import pytest_asyncio
 
 from ..sidecar.real.engine import SERVED, Engine, engines
 from .declared_engine import COST, DEVIATION, declare_times
-from .learning import ENGINE, Requests, learn
-
-LIMIT = 0.1
-"""Largest median error: nothing disturbs declared durations but DEVIATION."""
+from .learning import ENGINE, LIMIT, Requests, learn
 
 pytestmark = [pytest.mark.component, pytest.mark.asyncio(loop_scope="module")]
 
@@ -68,6 +65,8 @@ async def test_the_estimate_is_what_the_engine_declares(
     # The metric is the truth: it has what was declared, but for what comes before the first step.
     for length, seconds in learned.requests:
         assert seconds == pytest.approx(COST.seconds(length), rel=DEVIATION + 1e-6)
+    # Without noise, but a scrape measures all requests since the last one together. Of one request
+    # at a time the EPP learns these durations to 3 %, and where scrapes are late to 13 % at worst.
     assert learned.error({length: COST.seconds(length) for length, _ in learned.requests}) <= LIMIT
 
 

@@ -21,6 +21,7 @@ from tandem_kvstore.errors import Reason
 from tandem_kvstore.guard.breaker import BreakerState
 
 from .dense import DenseLlama
+from .device import DEVICE
 
 torch.set_num_threads(1)
 
@@ -124,7 +125,7 @@ def transfer(
 @asynccontextmanager
 async def running(tally: Tally | None = None, **settings: Any) -> AsyncIterator[Engine]:
     """A started engine; every block must be free again when the test ends."""
-    values = {"dtype": "float64", "num_blocks": 64, "device": "cpu", **settings}
+    values = {"dtype": "float64", "num_blocks": 64, "device": DEVICE, **settings}
     config = EngineConfig(model=tiny_model(), **values)
     engine = Engine(config, tally or Tally())
     await engine.start()

@@ -15,6 +15,7 @@ from tandem_engine.step import Chunk, Draw, Sequence
 from tandem_engine.types import Request, SamplingParams
 
 from .dense import DenseLlama
+from .device import DEVICE
 from .engines import prompt, tiny_model
 
 LLAMA3 = {
@@ -70,7 +71,9 @@ def chunk(tokens: tuple[int, ...], start: int, end: int, blocks: tuple[int, ...]
 
 
 def runner(model: Path, dtype: Any = "float64") -> Runner:
-    return Runner(EngineConfig(model=model, dtype=dtype, block_size=4, num_blocks=40, device="cpu"))
+    return Runner(
+        EngineConfig(model=model, dtype=dtype, block_size=4, num_blocks=40, device=DEVICE)
+    )
 
 
 @pytest.mark.parametrize("name", VARIANTS)

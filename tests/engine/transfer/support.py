@@ -13,6 +13,8 @@ from tandem_engine.transfer import wire
 from tandem_engine.transfer.producer import FreeReason, Producer
 from tandem_engine.types import KvLayout
 
+from ..device import DEVICE
+
 torch.set_num_threads(1)
 
 HOST = "127.0.0.1"
@@ -28,7 +30,9 @@ def cache(seed: int, layout: KvLayout = LAYOUT, blocks: int = 16) -> list[torch.
     generator = torch.Generator().manual_seed(seed)
     shape = (blocks, 2, layout.block_size, layout.kv_heads, layout.head_dim)
     dtype = getattr(torch, layout.dtype)
-    return [torch.rand(shape, generator=generator).to(dtype) for _ in range(layout.layers)]
+    return [
+        torch.rand(shape, generator=generator).to(dtype).to(DEVICE) for _ in range(layout.layers)
+    ]
 
 
 def params(address: tuple[str, int], request_id: str = "r") -> TransferParams:

@@ -57,6 +57,10 @@ class KvCache:
                 f"a KV cache of {self.num_blocks} blocks takes {size} bytes, more than {device} "
                 "gives: lower --num-gpu-blocks-override or --kv-cache-memory-bytes"
             ) from err
+        self.written: list[torch.cuda.Event] = []
+        """Of each layer on a GPU: done when the KV before the last `mark_written` is stored."""
+        if device.type == "cuda":
+            self.written = [torch.cuda.Event() for _ in self.layers]  # type: ignore[no-untyped-call]
         # Grows to the largest step; the runner's one thread is its only user.
         self._gathered = torch.empty(0, dtype=dtype, device=device)
 
@@ -65,6 +69,11 @@ class KvCache:
         # A row is one token's keys or values of all heads.
         rows = self.layers[layer].view(-1, kv.shape[2] * kv.shape[3])
         rows.index_put_((slots,), kv.flatten(2))
+
+    def mark_written(self, layer: int) -> None:
+        """Let readers on other streams wait for what `write` has queued: see `written`."""
+        if self.written:
+            self.written[layer].record()
 
     def gather(self, layer: int, halves: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `halves` [2, sequences, blocks], each

@@ -46,6 +46,7 @@ class PromptHolds:
             config.side_channel_port,
             config.lease,
             self._on_hold_end,
+            written=cache.written,
         )
 
     @property

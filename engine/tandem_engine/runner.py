@@ -49,6 +49,7 @@ class Runner:
         self, chunks: Sequence[Chunk], on_layer: Callable[[int], None] | None = None
     ) -> list[SampledToken | None]:
         """Compute the chunks. Returns each one's sampled token; None: more of its prompt follows.
+        The device has nothing left to do then.
 
         `on_layer` as in `Llama.forward`, called from this thread.
         """
@@ -63,6 +64,10 @@ class Runner:
             for i, sampled in zip(sampling, sample(logits, draws), strict=True):
                 # In the order of `chunks`, not of the batch: the engine zips both.
                 results[i] = sampled
+        elif self._device.type == "cuda":
+            # Sampling waits for the device. A step that samples nothing must, too: its blocks would
+            # be freed too early, and the cost model would take its time for nothing.
+            torch.cuda.current_stream(self._device).synchronize()
         return results
 
     def _batch(self, chunks: Sequence[Chunk]) -> Batch:
@@ -112,9 +117,11 @@ class Runner:
     def _prefill_rows(self, chunk: Chunk, begin: int, end: int) -> PrefillRows:
         # The chunk has its whole context itself: no cache to gather, and a plain causal mask.
         if chunk.start == 0:
-            return PrefillRows(begin, end)
+            return PrefillRows(begin, end, chunk.end)
+        if self._device.type == "cuda":
+            return PrefillRows(begin, end, chunk.end, self._halves(np.array([chunk.blocks])))
         mask = self._mask(np.arange(chunk.end) <= _positions(chunk)[:, None])
-        return PrefillRows(begin, end, self._halves(np.array([chunk.blocks])), mask)
+        return PrefillRows(begin, end, chunk.end, self._halves(np.array([chunk.blocks])), mask)
 
     def _halves(self, tables: _Ints) -> Tensor:
         """Row indices of the blocks' key and value halves, [2, *tables]."""

@@ -9,10 +9,11 @@ from typing import Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from tandem_kvstore.format.tensors import LayerGroup, TensorSpec
 
+from ..copying import block_ids, block_rows, copies_on, host_bytes, host_rows
 from ..types import KvLayout
 
 LAYOUT: Final = "blocks,kv,tokens,heads,dim"
@@ -25,7 +26,8 @@ class ChunkMemory:
     """The layers of one cache, cut into groups."""
 
     def __init__(self, layers: Sequence[torch.Tensor], layout: KvLayout, chunk_tokens: int) -> None:
-        self._layers, self._block_bytes = layers, layout.block_bytes
+        self._rows = [block_rows(layer, layout.block_bytes) for layer in layers]
+        self._device = layers[0].device
         blocks = chunk_tokens // layout.block_size
         layer_bytes = blocks * layout.block_bytes
         per_group = max(1, _GROUP_BYTES // layer_bytes)
@@ -42,10 +44,15 @@ class ChunkMemory:
         ]
 
     def read(self, blocks: Sequence[int]) -> tuple[LayerGroup, ...]:
-        """Copy the chunk in `blocks` out of the cache."""
-        ids = torch.tensor(blocks, device=self._layers[0].device)
+        """Copy the chunk in `blocks` out of the cache, which no step may be computing.
+
+        A device's chunk comes into page-locked memory, and goes back from there without a copy.
+        """
+        with copies_on(self._device):
+            ids = block_ids(blocks, self._device)
+            copies = [self._copy(rows, ids) for rows in self._rows]
         return tuple(
-            LayerGroup(name, specs, [self._copied(layer, ids) for layer in self._members[name]])
+            LayerGroup(name, specs, [host_bytes(copies[layer]) for layer in self._members[name]])
             for name, specs in self.groups
         )
 
@@ -54,21 +61,28 @@ class ChunkMemory:
     ) -> None:
         """Copy a group's tensors into `blocks`, without the first `first` blocks: other sequences
         share these."""
-        for layer, tensor in zip(self._members[group], tensors, strict=True):
-            rows = np.frombuffer(tensor, np.uint8).reshape(len(blocks), self._block_bytes)[first:]
-            self._write_rows(layer, blocks[first:], rows)
+        with copies_on(self._device):
+            ids = block_ids(blocks[first:], self._device)
+            for layer, tensor in zip(self._members[group], tensors, strict=True):
+                cache = self._rows[layer]
+                source = self._source(tensor, len(blocks), first)
+                # The device may still read `source` when the next one is made: torch keeps its
+                # memory until then.
+                cache.index_copy_(0, ids, source.to(self._device, non_blocking=True))
 
-    def _copied(self, layer: int, ids: torch.Tensor) -> memoryview:
-        rows = self._layers[layer].index_select(0, ids).cpu()
-        return rows.view(torch.uint8).view(-1).numpy().data
+    def _copy(self, rows: Tensor, ids: Tensor) -> Tensor:
+        copy = rows.index_select(0, ids)
+        if self._device.type == "cpu":
+            return copy
+        return host_rows(len(ids), rows).copy_(copy, non_blocking=True)
 
-    def _write_rows(self, layer: int, blocks: Sequence[int], rows: NDArray[np.uint8]) -> None:
-        cache = self._layers[layer].detach().view(torch.uint8).view(-1, self._block_bytes)
-        if cache.device.type == "cpu":
-            cache.numpy()[list(blocks)] = rows
-            return
-        # Page-locked memory: the copy to the device does not pass through another buffer.
-        staged = torch.empty(rows.shape, dtype=torch.uint8, pin_memory=True)
-        staged.numpy()[:] = rows
-        ids = torch.tensor(blocks, device=cache.device)
-        cache.index_copy_(0, ids, staged.to(cache.device))
+    def _source(self, tensor: memoryview, count: int, first: int) -> Tensor:
+        """The rows that are written; in page-locked memory if the cache is a device's."""
+        cache = self._rows[0]
+        if not tensor.readonly:
+            rows = torch.frombuffer(tensor, dtype=cache.dtype).view(count, -1)[first:]
+            if self._device.type == "cpu" or rows.is_pinned():
+                return rows
+        rows = host_rows(count - first, cache)
+        rows.numpy()[:] = np.frombuffer(tensor, rows.numpy().dtype).reshape(count, -1)[first:]
+        return rows

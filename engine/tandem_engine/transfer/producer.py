@@ -70,16 +70,17 @@ class Producer:
         lease: float,
         on_release: Callable[[str, FreeReason], None],
         *,
+        written: Sequence[torch.cuda.Event] = (),
         limits: TransferLimits = DEFAULT_LIMITS,
     ) -> None:
-        """`lease` is in seconds.
+        """`lease` is in seconds, `written` as in `block_memory`.
 
         Raises ValueError when the lease is not above 0 or exceeds a day, and when `layers` do not
         agree with `layout`.
         """
         if not 0 < lease <= MAX_SECONDS:
             raise ValueError(f"a lease of {lease:g} s: it must be above 0 and at most a day")
-        self._memory = block_memory(layers, layout)
+        self._memory = block_memory(layers, layout, written)
         self._blocks = len(layers[0])
         self._layout = layout
         self._engine_id = engine_id

@@ -54,6 +54,8 @@ def test_adjacent_blocks_become_one_view() -> None:
 def test_blocks_go_out_and_come_in_as_they_lie(dtype: str, staged: bool) -> None:
     layout = replace(LAYOUT, dtype=dtype)
     source, target = cache(1, layout), cache(2, layout)
+    if not staged:
+        source, target = [x.cpu() for x in source], [x.cpu() for x in target]
     before = [layer.clone() for layer in target]
     source_blocks, target_blocks = [5, 6, 1, 9], [2, 11, 12, 0]
     memory = StagedMemory(target, layout.block_bytes) if staged else HostMemory(target)
@@ -66,6 +68,23 @@ def test_blocks_go_out_and_come_in_as_they_lie(dtype: str, staged: bool) -> None
     assert data == b""
     before[1][target_blocks] = source[1][source_blocks]
     assert all(torch.equal(a, b) for a, b in zip(target, before, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 4, 5, 23])
+def test_many_blocks_pass_through_two_pieces_of_memory(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(blockio, "_PIECE_BYTES", 4 * LAYOUT.block_bytes)
+    source, target = cache(1, blocks=32), cache(2, blocks=32)
+    plan = block_plan(range(3, 3 + count), LAYOUT.block_bytes)
+    incoming = StagedMemory(target, LAYOUT.block_bytes).incoming(0, plan)
+    for sent, empty in zip(
+        StagedMemory(source, LAYOUT.block_bytes).outgoing(0, plan), incoming, strict=True
+    ):
+        for view, place in zip(sent, empty, strict=True):
+            place[:] = view
+    assert torch.equal(source[0][3 : 3 + count], target[0][3 : 3 + count])
+    assert not torch.equal(source[0][:3], target[0][:3])
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ SUPPORT = {
     "epp_transport",
     "fake_engine",
     "figures",
+    "gpu_model",
+    "gpu_requests",
+    "gpu_transfer",
     "h2load",
     "live_stack",
     "live_summary",
@@ -39,9 +42,9 @@ SUPPORT = {
     "stall_probe",
 }
 """Modules that are no benchmark of their own."""
-OPT_IN = {"loadtest", "routing_live", "storage_roles", "storage_vllm"}
-"""Benchmarks that need gigabytes of other programs, or a trace: `python -m benchmarks.NAME` runs
-them."""
+OPT_IN = {"gpu", "loadtest", "routing_live", "storage_roles", "storage_vllm"}
+"""Benchmarks that need a GPU, gigabytes of other programs, or a trace: `python -m benchmarks.NAME`
+runs them."""
 
 
 class MissingPrograms(click.ClickException):

@@ -160,20 +160,25 @@ def test_a_prompt_is_computed_up_to_its_rear_and_goes_on_after_it() -> None:
 
 
 def test_a_sequence_into_which_a_rear_is_loaded_is_not_preempted() -> None:
-    bench = Bench(blocks=8)
-    first, second = bench.add(8), bench.add(16)
-    second.rear = Rear(start=4, end=12, front=0)
+    bench = Bench(blocks=8, max_tokens=64)
+    bench.add(8)
+    second, youngest = bench.add(8), bench.add(12)
+    youngest.rear = Rear(start=4, end=11, front=0)
+    assert bench.step() == [("1", 0, 8, True), ("2", 0, 8, True), ("3", 0, 4, False)]
+    # One block is left for the next tokens of two sequences.
+    step = bench.scheduler.schedule()
+    assert step.preempted == [second]
+    assert bench.run(step) == [("1", 8, 9, True)]
+    youngest.rear.is_loading = False
+    bench.scheduler.finish_pull(youngest, 0)
+    assert youngest.computed_tokens == 11
+
+
+def test_a_rear_that_is_loaded_is_lost_with_the_blocks() -> None:
+    bench = Bench(blocks=5, max_tokens=12)
+    bench.add(8)
+    youngest = bench.add(12)
+    youngest.rear = Rear(start=8, end=11, front=0, is_loading=False)
     assert bench.step() == [("1", 0, 8, True), ("2", 0, 4, False)]
-    bench.add(4)
-    for _ in range(3):
-        bench.step()
-    # No block is left for its twelfth token: the third sequence is younger than the second.
-    for _ in range(4):
-        step = bench.scheduler.schedule()
-        assert second not in step.preempted
-        bench.run(step)
-    assert bench.scheduler.running >= 1
-    second.rear.is_loading = False
-    bench.scheduler.finish_pull(second, 4)
-    assert second.computed_tokens == 12
-    assert first.phase in (Phase.RUNNING, Phase.WAITING)
+    assert bench.scheduler.schedule().preempted == [youngest]
+    assert (youngest.rear, youngest.computed_tokens) == (None, 0)

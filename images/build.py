@@ -7,9 +7,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+
+from tandem_contract.vllm_storage import PACKAGES_PATH
 
 from . import contents, hot_path
 from .oci import Files, Image, Layer, write_archive, write_layer
@@ -19,6 +21,8 @@ _SOURCES = Path(__file__).parent
 ENTRYPOINTS = ("tandem-epp", "tandem-router", "tandem-sidecar")
 """Commands with an image of their own, whose entrypoint they are: llm-d's charts pass arguments and
 no command. These images have the layers of `tandem`."""
+STORAGE = "tandem-vllm-storage"
+"""Image of the init container that brings the storage connector into vLLM's pods."""
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -61,6 +65,7 @@ def build(checkout: Checkout, out: Path, say: Say) -> list[Path]:
         image("tandem", tag, small),
         *(image(name, tag, small, command=name) for name in ENTRYPOINTS),
         image("tandem-engine", tag, [python, dependencies, engine, project]),
+        storage_image(tag, _storage(checkout)),
     ]
     return [_write(built, out, say) for built in images]
 
@@ -79,6 +84,16 @@ def image(name: str, tag: str, layers: Sequence[Layer], command: str | None = No
         entrypoint=[f"{contents.COMMANDS}/{command}"] if command else (),
         environment=_ENVIRONMENT,
         labels=labels,
+    )
+
+
+def storage_image(tag: str, layer: Layer) -> Image:
+    """The image STORAGE: its argument is the folder that the packages are copied to."""
+    return replace(
+        image(STORAGE, tag, [layer]),
+        entrypoint=("/usr/bin/cp", "-R", f"{contents.PACKAGES}/."),
+        arguments=(PACKAGES_PATH,),
+        environment={},
     )
 
 
@@ -124,6 +139,14 @@ def _project(checkout: Checkout, say: Say) -> Layer:
     with _stage(checkout) as stage:
         files = contents.project_files(stage, checkout.root, compiled)
         return write_layer(files, checkout.layers / "project.tar")
+
+
+def _storage(checkout: Checkout) -> Layer:
+    # Not cached: it has the project's code, and uv has the wheels.
+    with _stage(checkout) as stage:
+        lock = checkout.lock("vllm-storage")
+        files = contents.storage_files(stage, checkout.root, lock, checkout.uv)
+        return write_layer(files, checkout.layers / "vllm-storage.tar")
 
 
 def _cached(

@@ -4,6 +4,7 @@
     dependencies  requirements/runtime.lock, installed by uv
     engine        packages that only requirements/engine.lock has; torch without its GPU parts
     project       the wheel of the checkout with the EPP's compiled modules, and its commands
+    vllm-storage  vLLM's storage connector with its libraries, and `cp`, which copies them
 
 Every `.py` is compiled here because a container's root may be read-only. The `.pyc` files do not
 check the source's modification time, which layers do not keep.
@@ -28,6 +29,11 @@ SITE = f"{STANDARD}/site-packages"
 COMMANDS = "/usr/local/bin"
 """Folder of the project's commands."""
 UID = 65532
+PACKAGES = "/packages"
+"""What the image tandem-vllm-storage copies into the engine's pod."""
+VLLM_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""Those that vLLM supports. A library compiled for one of them has its version in the file's name,
+so that all stand side by side."""
 
 _NOT_OF_PYTHON = frozenset(
     (
@@ -52,6 +58,11 @@ import sys
 
 sys.setdlopenflags(os.RTLD_LAZY)
 """
+_CONNECTOR = (
+    "contract/tandem_contract",
+    "kvstore/tandem_kvstore",
+    "vllm_storage/tandem_vllm_storage",
+)
 _COMMAND = """\
 #!/usr/local/bin/python3
 import sys
@@ -130,6 +141,30 @@ def project_files(stage: Path, root: Path, compiled: Path | None = None) -> File
     return _below(unpacked, SITE) | commands
 
 
+def storage_files(stage: Path, root: Path, lock: Path, uv: Path) -> Files:
+    """What images/tandem-vllm-storage.Dockerfile has: the packages of the checkout `root`, the
+    libraries of `lock` for each Python of vLLM, and the program that copies them. Raises
+    BuildFailed."""
+    found = shutil.which("cp")
+    if found is None:
+        raise BuildFailed("no program cp on PATH, which copies the packages: install coreutils")
+    copy = Path(found).resolve()
+    files: dict[str, Content] = {
+        **_system_libraries([copy], stage),
+        "/usr/bin/cp": copy,
+        "/etc/passwd": Text(_PASSWD.encode()),
+        "/etc/group": Text(_GROUP.encode()),
+    }
+    for python in VLLM_PYTHONS:
+        _install(stage / python, lock, uv, "--python-version", python)
+        files |= _below(stage / python, PACKAGES)
+    for package in _CONNECTOR:
+        copied = stage / package
+        shutil.copytree(root / package, copied, ignore=shutil.ignore_patterns("__pycache__"))
+        files |= _below(copied, f"{PACKAGES}/{copied.name}")
+    return files
+
+
 def _commands(site: Path) -> Iterator[tuple[str, str, str]]:
     declared = configparser.ConfigParser()
     (entry_points,) = site.glob("*.dist-info/entry_points.txt")
@@ -156,12 +191,13 @@ def _drop_what_a_cpu_never_loads(site: Path) -> None:
         shutil.rmtree(site / name, ignore_errors=True)
 
 
-def _install(stage: Path, lock: Path, uv: Path) -> None:
+def _install(stage: Path, lock: Path, uv: Path, *options: str) -> None:
     _run(
         [
             *(str(uv), "pip", "install", "--quiet", "--require-hashes", "--no-deps"),
             # Hard links into uv's cache are fast, and safe because files are only read or unlinked.
             *("--link-mode", "hardlink"),
+            *options,
             *("--python", sys.executable, "--target", str(stage), "--requirement", str(lock)),
         ]
     )

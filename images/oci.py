@@ -68,6 +68,8 @@ class Image:
     """Name for the container runtime: `docker.io/library/tandem:1.0`."""
     layers: Sequence[Layer]
     entrypoint: Sequence[str] = ()
+    arguments: Sequence[str] = ()
+    """Of the entrypoint, for containers that give none."""
     environment: Mapping[str, str] = field(default_factory=dict)
     user: str = "65532:65532"
     working_directory: str = "/"
@@ -209,6 +211,7 @@ def _config(image: Image) -> dict[str, Any]:
             "User": image.user,
             "Env": [f"{name}={value}" for name, value in image.environment.items()],
             "Entrypoint": list(image.entrypoint),
+            "Cmd": list(image.arguments),
             "WorkingDir": image.working_directory,
             "Labels": dict(image.labels),
         },

@@ -1,24 +1,15 @@
 """Each image starts what its name says, from an archive and from the Dockerfile."""
 
-import json
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
 from images import build
 from images.oci import Text, write_archive, write_layer
 
+from .archives import config
+
 DOCKERFILE = Path(__file__).parents[2] / "images/tandem.Dockerfile"
-
-
-def entrypoint(archive: Path) -> list[str]:
-    """The entrypoint in the configuration of the only image of `archive`."""
-    with tarfile.open(archive) as tar:
-        blobs = [opened.read() for member in tar if (opened := tar.extractfile(member))]
-    (config,) = (json.loads(blob)["config"] for blob in blobs if blob.startswith(b'{"created"'))
-    assert isinstance(config["Entrypoint"], list)
-    return config["Entrypoint"]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +20,7 @@ def test_a_container_runs_the_command_of_its_image(
 ) -> None:
     layer = write_layer({"/opt/a": Text(b"a")}, tmp_path / "layer.tar")
     write_archive(build.image("thing", "1", [layer], command), tmp_path / "thing.tar")
-    assert entrypoint(tmp_path / "thing.tar") == expected
+    assert config(tmp_path / "thing.tar")["Entrypoint"] == expected
 
 
 def test_the_dockerfile_has_the_same_images() -> None:

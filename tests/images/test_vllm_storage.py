@@ -2,10 +2,20 @@
 
 import ast
 import re
+import stat
 import sys
+import tarfile
 from pathlib import Path
 
+import pytest
+from images import contents
+from images.build import storage_image
+from images.oci import write_archive, write_layer
+
 from tandem_contract.vllm_storage import PACKAGES_PATH
+
+from .archives import config
+from .dockerfile import build_packages
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "images/tandem-vllm-storage.Dockerfile").read_text()
@@ -47,6 +57,45 @@ def test_nothing_of_vllm_or_torch_is_brought() -> None:
 def test_the_entrypoint_copies_to_the_path_that_engines_import_from() -> None:
     assert 'ENTRYPOINT ["cp", "-R", "/packages/."]' in DOCKERFILE
     assert f'CMD ["{PACKAGES_PATH}"]' in DOCKERFILE
+
+
+@pytest.mark.component
+def test_the_archive_has_the_files_of_the_dockerfile_and_a_program_that_copies_them(
+    tmp_path: Path,
+) -> None:
+    lock, uv = ROOT / "requirements/vllm-storage.lock", ROOT / ".venv-boot/bin/uv"
+    layer = write_layer(
+        contents.storage_files(tmp_path / "stage", ROOT, lock, uv), tmp_path / "layer.tar"
+    )
+    with tarfile.open(layer.path) as tar:
+        members = {f"/{member.name}": member.mode for member in tar if member.isfile()}
+    built = build_packages(tmp_path / "packages")
+    expected = {f"{contents.PACKAGES}/{path.relative_to(built)}" for path in files_below(built)}
+    assert {name for name in members if name.startswith(contents.PACKAGES)} == expected
+    archive = tmp_path / "storage.tar"
+    write_archive(storage_image("1", layer), archive)
+    started = config(archive)
+    assert started["Entrypoint"] == ["/usr/bin/cp", "-R", f"{contents.PACKAGES}/."]
+    assert started["Cmd"] == [PACKAGES_PATH]
+    assert members["/usr/bin/cp"] & stat.S_IXOTH
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_libraries_are_compiled_for_every_python_of_vllm(tmp_path: Path, machine: str) -> None:
+    platform = f"{machine}-unknown-linux-gnu"
+    packages = build_packages(tmp_path / "packages", "--python-platform", platform)
+    pythons = [python.replace(".", "") for python in contents.VLLM_PYTHONS]
+    assert sorted(file.name for file in packages.rglob("*.so")) == [
+        # Compiled for every Python from 3.11 on.
+        "_obstore.abi3.so",
+        *(f"_xxhash.cpython-{python}-{machine}-linux-gnu.so" for python in pythons),
+    ]
+    assert not list(packages.rglob("*.pyc"))
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def reached(package: str, folders: dict[str, Path]) -> set[str]:

@@ -67,15 +67,3 @@ def test_vllm_loads_the_connector_from_the_image_and_nothing_else_of_ours(tmp_pa
         for file in (*loaded["files"], *loaded["path"])
         if file.startswith(checkout) and not file.startswith(own)
     ] == []
-
-
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_wheels_are_those_of_the_images_python(tmp_path: Path, machine: str) -> None:
-    platform = f"{machine}-unknown-linux-gnu"
-    python = ("--python-version", "3.12", "--python-platform", platform)
-    packages = build_packages(tmp_path / "packages", *python)
-    compiled = [file.name for file in packages.rglob("*.so")]
-    assert f"_xxhash.cpython-312-{machine}-linux-gnu.so" in compiled
-    # The other library is compiled for every Python from 3.11 on.
-    assert sorted(name for name in compiled if "cpython" not in name) == ["_obstore.abi3.so"]
-    assert not list(packages.rglob("*.pyc"))

@@ -18,8 +18,9 @@ DRAINING: Final = f"{GROUP}/draining"
 
 HANDOFF_PORTS: Final = f"{GROUP}/handoff-ports"
 """On pods whose engines take hand-off connections at known ports only: the side channel's first
-port, and after an underscore the range of UCX's ports, as `5600_20000-20999`. NetworkPolicies open
-those ports; to pods without the label, all unprivileged ones. Operator → NetworkPolicies."""
+port, and after an underscore the range of UCX's ports, as `5600_20000-20999`; `none` where KV moves
+through a store alone. NetworkPolicies open those ports; to pods without the label, all unprivileged
+ones. Operator → NetworkPolicies."""
 
 LLMD_ROLE: Final = "llm-d.ai/role"
 """The same role under llm-d's label name, so that llm-d's EPP finds Tandem's pods."""

@@ -17,6 +17,7 @@ TORCH = {
     "accelerator": {"count": 0},
 }
 CHAIN = [{"connector": "nixl"}, {"connector": "offloading"}]
+STORED = {"connector": "storage", "storage": {"endpoint": "http://store:8080"}}
 VARIABLE = "UCX_TCP_PORT_RANGE"
 
 
@@ -48,6 +49,10 @@ def ports_of(pod: dict[str, Any]) -> tuple[str | None, str | None]:
         ({"transfer": {"backends": ["UCX"]}}, "20000-20999", "5600_20000-20999"),
         ({"transfer": {"extraConfig": {"backends": ["LIBFABRIC"]}}}, "20000-20999", None),
         (TORCH, None, "5600"),
+        # KV that moves through a store alone needs no port of an engine.
+        ({**TORCH, "transfer": STORED}, None, "none"),
+        ({"transfer": STORED}, "20000-20999", "none"),
+        ({"transfer": {**STORED, "connector": "nixl"}}, "20000-20999", "5600_20000-20999"),
     ],
 )  # fmt: skip
 def test_both_sides_of_a_hand_off(

@@ -52,7 +52,14 @@ class Endpoint:
     """Endpoint chat with two sets, (p, d) with the unified pools v and w, and (q, e), and a lone
     pool u: its pods and policies."""
 
-    def __init__(self, settings: NetworkPolicySettings | None = POLICY, **routing: Any) -> None:
+    def __init__(
+        self,
+        settings: NetworkPolicySettings | None = POLICY,
+        transfer: dict[str, Any] | None = None,
+        **routing: Any,
+    ) -> None:
+        """`transfer`: of the first set."""
+        first = prefill_pool(transfer=transfer) if transfer else prefill_pool()
         routing = {"endpoint": KEY.name, **routing}
         second = prefill_pool(**RANKS)
         second["metadata"]["name"] = "q"
@@ -65,7 +72,7 @@ class Endpoint:
         for name, pool in zip("vw", unified, strict=True):
             pool["metadata"]["name"] = name
         sets = parse_pools(
-            documents(prefill_pool(), decode_pool(routing=routing), *unified, second, paired, lone)
+            documents(first, decode_pool(routing=routing), *unified, second, paired, lone)
         )
         decodes = [decode for pool_set in sets for decode in pool_set.decodes]
         named = tuple(EndpointPool(f"uid-{decode.name}", decode) for decode in decodes)
@@ -252,6 +259,16 @@ def test_pods_without_known_ports_take_connections_at_all_of_their_set() -> None
                     endpoint.policies, endpoint.sources[source], old, PORTS[server]
                 )
             assert not may_connect(endpoint.policies, endpoint.sources["q"], old, PORTS["UCX"])
+
+
+def test_where_kv_moves_through_a_store_engines_may_not_connect_to_each_other() -> None:
+    transfer = {"connector": "storage", "storage": {"endpoint": "http://store:8080"}}
+    endpoint = Endpoint(transfer=transfer)
+    assert endpoint.may_connect("d", "p", "prefill engine")
+    for source, target in (("d", "p"), ("p", "d"), ("v", "p"), ("p", "v")):
+        for port in (*HANDOFF, *ANYWHERE):
+            assert not endpoint.may_connect(source, target, port), (source, target, port)
+    assert endpoint.may_connect("e", "q", "side channel")
 
 
 def test_a_pool_with_another_picker_is_open_to_its_namespace() -> None:

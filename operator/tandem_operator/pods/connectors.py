@@ -50,14 +50,16 @@ _NODE_IP: Final = "NODE_IP"
 class HandoffPorts:
     """Ports at which an engine takes connections of the engines that it hands off with."""
 
-    side_channel: int
-    """The first one; those of further ranks follow."""
+    side_channel: int | None
+    """The first one; those of further ranks follow. None: KV moves through a store alone."""
     data: PortRange | None
     """None for engines without UCX."""
 
     @property
     def label(self) -> str:
         """The value of `labels.HANDOFF_PORTS`."""
+        if self.side_channel is None:
+            return "none"
         data = f"_{self.data.first}-{self.data.last}" if self.data else ""
         return f"{self.side_channel}{data}"
 
@@ -127,7 +129,7 @@ def connector_variables(pool: Pool) -> dict[str, Any]:
 def connector_ports(pool: Pool) -> dict[str, int]:
     """Name → port of every port on which the connectors listen."""
     spec = pool.spec
-    if spec.transfer.connector_names == (ConnectorName.STORAGE,):
+    if _moves_through_store_only(spec.transfer):
         return {}
     port_by_name = rank_ports(SIDE_CHANNEL, spec.transfer.side_channel_port, spec.parallelism.data)
     is_producer = pool.role is not Role.DECODE
@@ -140,12 +142,15 @@ def connector_ports(pool: Pool) -> dict[str, int]:
 def handoff_ports(pool: Pool) -> HandoffPorts | None:
     """None for a pool without a peer, and where the ports are not known.
 
-    They are known for the reference engine, which has its side channel only, and for connectors
-    that move KV with UCX, which is told a range. The others listen where the kernel lets them.
+    They are known for the reference engine, which has its side channel only, for connectors that
+    move KV with UCX, which is told a range, and for storage, which has none. The others listen
+    where the kernel lets them.
     """
     if isinstance(pool, DecodePool) and pool.spec.prefill_ref is None:
         return None
     transfer = pool.spec.transfer
+    if _moves_through_store_only(transfer):
+        return HandoffPorts(None, None)
     if pool.spec.engine.type == "torch":
         return HandoffPorts(transfer.side_channel_port, None)
     if not _uses_ucx_only(transfer) or transfer.data_ports is None:
@@ -154,6 +159,10 @@ def handoff_ports(pool: Pool) -> HandoffPorts | None:
     if any(entry["name"] == variables.DATA_PORTS for entry in pool.spec.engine.env):
         return None
     return HandoffPorts(transfer.side_channel_port, transfer.data_ports)
+
+
+def _moves_through_store_only(transfer: Transfer) -> bool:
+    return transfer.connector_names == (ConnectorName.STORAGE,)
 
 
 def peer_port_flag(pool: Pool) -> list[str]:

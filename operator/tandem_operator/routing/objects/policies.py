@@ -14,10 +14,10 @@ A pod may always connect to itself, so no rule is needed for a sidecar and its e
 kubelet may always connect to the pods of its node. Rules of several policies add up: a pod may be
 reached if any of them says so.
 
-The label `handoff-ports` of a pod says at which ports its engine takes connections of engines. Pods
-without it (other connectors, or made by an earlier operator) and pods of a revision with other
-ports listen anywhere: to these, the set's pods may open connections at every unprivileged port that
-is not a server's.
+The label `handoff-ports` of a pod says at which ports its engine takes connections of engines: none
+where KV moves through a store alone. Pods without it (other connectors, or made by an earlier
+operator) and pods of a revision with other ports listen anywhere: to these, the set's pods may open
+connections at every unprivileged port that is not a server's.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -159,15 +159,22 @@ def _by_ports(
     """
     for label, handoff in sorted(known.items()):
         labelled = {**pods, "matchLabels": {**pods["matchLabels"], labels.HANDOFF_PORTS: label}}
-        first, data = handoff.side_channel, handoff.data
-        side_channels = _without((first, min(first + _RANKS - 1, _UNPRIVILEGED[1])), closed)
-        ranges = (*opened, *side_channels, *(((data.first, data.last),) if data else ()))
+        ranges = (*opened, *_side_channels(handoff.side_channel, closed))
+        if handoff.data is not None:
+            ranges = (*ranges, (handoff.data.first, handoff.data.last))
         yield f".{label.replace('_', '.')}", labelled, ranges
     # Last: a pod that this selector leaves out has a policy of its own by then.
     rest = [*pods.get("matchExpressions", [])]
     if known:
         rest.append({"key": labels.HANDOFF_PORTS, "operator": "NotIn", "values": sorted(known)})
     yield "", {**pods, "matchExpressions": rest}, _without(_UNPRIVILEGED, closed)
+
+
+def _side_channels(first: int | None, closed: Sequence[int]) -> Ports:
+    """The ports of all ranks; none where KV moves through a store alone."""
+    if first is None:
+        return ()
+    return _without((first, min(first + _RANKS - 1, _UNPRIVILEGED[1])), closed)
 
 
 def _front(
@@ -249,9 +256,9 @@ def _policy(
             **({} if peers is None else {"from": list(peers)}),
             "ports": [_port_range(first, last) for first, last in port_ranges],
         }
-        # An empty list of peers would mean everyone.
+        # An empty list of peers would mean everyone, and one of ports all ports.
         for peers, port_ranges in rules
-        if peers is None or peers
+        if (peers is None or peers) and port_ranges
     ]
     spec = {"podSelector": dict(pods), "policyTypes": ["Ingress"], "ingress": ingress}
     return body(observed, NETWORK_POLICY, name, component, spec=spec)

@@ -4,6 +4,7 @@ For `tandem doctor` and for a start of an engine by hand. No text has a key.
 """
 
 import asyncio
+import os
 import socket
 import ssl
 import uuid
@@ -190,9 +191,13 @@ async def _explain_connection(location: StoreLocation) -> ProbeResult:
     except socket.gaierror:
         return ProbeResult(False, f"the name {host} is not known", "correct the endpoint, or DNS")
     except (TimeoutError, OSError) as err:
+        reason = "no answer in time"
+        if not isinstance(err, TimeoutError):
+            # Without a number where several addresses of the name were tried; the text has them.
+            reason = os.strerror(err.errno) if err.errno else str(err)
         return ProbeResult(
             False,
-            f"no connection to {host}:{port}: {type(err).__name__}",
+            f"no connection to {host}:{port}: {reason}",
             "start the store, or open the network path to it",
         )
     return ProbeResult(

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tandem_kvstore.errors import StoreUnavailable, words_of
 from tandem_kvstore.location import store_location
 from tandem_kvstore.probe import probe_store
+from tandem_kvstore.stores import open_store
 from tandem_local.ports import free_port
 
 from .servers import ACCESS_KEY, NAMESPACE, SECRET_KEY, Server, s3_location, versitygw
@@ -37,10 +39,29 @@ async def test_wrong_keys_and_a_missing_bucket(tmp_path: Path, versitygw_program
 
 
 async def test_nothing_listens() -> None:
-    result = await probe_store(store_location(f"http://127.0.0.1:{free_port('127.0.0.1')}"))
+    port = free_port("127.0.0.1")
+    location = store_location(f"http://127.0.0.1:{port}")
+    result = await probe_store(location)
     assert (result.works, result.fix) == (
         False, "start the store, or open the network path to it"
     )  # fmt: skip
+    assert result.detail == f"no connection to 127.0.0.1:{port}: Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("127.0.0.1", "no connection to the store: Connection refused"),
+        # Top-level domain that no name server knows (RFC 2606).
+        ("store.invalid", "the host name of the store is not known"),
+    ],
+)
+async def test_a_request_says_why_the_store_cannot_be_reached(host: str, words: str) -> None:
+    objects = open_store(store_location(f"http://{host}:{free_port('127.0.0.1')}"))
+    with pytest.raises(StoreUnavailable) as failed:
+        await objects.get("name", 1)
+    await objects.close()
+    assert words_of(failed.value) == words
 
 
 async def test_tls_that_the_store_does_not_speak(server: Server) -> None:

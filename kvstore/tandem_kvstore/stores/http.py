@@ -5,6 +5,7 @@ Conditional writes use If-None-Match and If-Match. A listing is `GET {kv_namespa
 """
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -151,8 +152,22 @@ class HttpStore:
         except TimeoutError as err:
             raise StoreTimeout(f"{method} {name}: no answer in time") from err
         except (aiohttp.ClientError, OSError) as err:
-            # Its class only: the text may quote headers of the answer.
-            raise StoreUnavailable(f"{method} {name}: {type(err).__name__}") from err
+            raise StoreUnavailable(f"{method} {name}: {_reason(err)}") from err
+
+
+def _reason(err: aiohttp.ClientError | OSError) -> str:
+    """Why the store did not answer.
+
+    Without the error's text, which may quote headers of the answer.
+    """
+    if isinstance(err, aiohttp.ClientConnectorDNSError):
+        return "the host name of the store is not known"
+    if isinstance(err, aiohttp.ServerDisconnectedError):
+        return "the store closed the connection"
+    # A TLS error has an errno of its own kind.
+    if isinstance(err, aiohttp.ClientSSLError) or not isinstance(err, OSError) or not err.errno:
+        return type(err).__name__
+    return f"no connection to the store: {os.strerror(err.errno)}"
 
 
 async def _pieces(parts: Sequence[Buffer]) -> AsyncIterator[Buffer]:

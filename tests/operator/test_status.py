@@ -279,6 +279,20 @@ def test_events_are_sent_for_changed_conditions_only() -> None:
     assert [(event.type, event.reason) for event in cluster.events] == [("Warning", "Mismatch")] * 2
 
 
+def test_pods_that_a_larger_pool_waits_for_are_no_warning_and_lost_ones_are() -> None:
+    cluster = settled()
+    cluster.events.clear()
+    cluster.edit("DecodePool", "d", replicas=3)
+    cluster.settle()
+    events = [(event.type, event.reason) for event in cluster.events]
+    assert ("Normal", "PodsNotReady") in events
+    assert {type_ for type_, _ in events} == {"Normal"}
+    cluster.events.clear()
+    cluster.make_unready(cluster.of("d")[0].name)
+    cluster.reconcile()
+    assert [(e.type, e.reason) for e in cluster.events] == [("Warning", "PodsNotReady")]
+
+
 def test_compatible_notes_a_limit_that_cannot_be_checked() -> None:
     cluster = settled(prefill_pool(accelerator={"count": 4}), DECODE)
     message = cluster.condition("d", "Compatible")["message"]

@@ -174,6 +174,8 @@ def _events(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Event]:
         is_refusal = now["type"] == ConditionType.RECONCILING and now["reason"] not in set(Reason)
         if is_refusal and before.get("reason") != now["reason"]:
             yield Event(_WARNING, now["reason"], now["message"])
-        # A pool that is no longer ready: a warning, whatever the reason.
+        # A pool that is no longer ready: a warning, unless it only waits for more pods to start.
         if now["type"] == ConditionType.READY and before.get("status") == "True" != now["status"]:
-            yield Event(_WARNING, now["reason"], now["message"])
+            has_lost_pods = new.get("readyReplicas", 0) < old.get("readyReplicas", 0)
+            is_growing = now["reason"] == Reason.PODS_NOT_READY and not has_lost_pods
+            yield Event(_NORMAL if is_growing else _WARNING, now["reason"], now["message"])

@@ -84,14 +84,18 @@ class Site:
 
     @property
     def address(self) -> str:
-        """`host:port` of Envoy's Service, reachable from this machine."""
-        service = self.get("service", "quickstart")["spec"]
+        """`host:port` of the quickstart's Envoy, reachable from this machine."""
+        return self.envoy("quickstart")
+
+    def envoy(self, endpoint: str) -> str:
+        """`host:port` of the Service of an endpoint's Envoy."""
+        service = self.get("service", endpoint)["spec"]
         return f"{service['clusterIP']}:{service['ports'][0]['port']}"
 
-    def is_reachable(self) -> bool:
+    def is_reachable(self, endpoint: str = "quickstart") -> bool:
         """Whether kube-proxy has set up Envoy's Service: until then packets to it are lost, also
         those that a connection begun too early sends again."""
-        host, port = self.address.split(":")
+        host, port = self.envoy(endpoint).split(":")
         with suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
             return True
         return False

@@ -59,7 +59,9 @@ def listening(node: Node, pods: Sequence[Any]) -> list[Place]:
     return [
         (pod["status"]["podIP"], port)
         for pod in pods
-        for port in _run(node, pod["metadata"]["name"], pod["metadata"]["namespace"], LISTENING)
+        for port in run_python(
+            node, pod["metadata"]["name"], pod["metadata"]["namespace"], LISTENING
+        )
     ]
 
 
@@ -70,10 +72,12 @@ def reachable(node: Node, places: Sequence[Place]) -> list[Place]:
 
 def reachable_from(node: Node, pod: tuple[str, str], places: Sequence[Place]) -> list[Place]:
     """Those of `places` to which the pod (name, namespace) can connect."""
-    found = _run(node, *pod, PROBE, json.dumps(places))
+    found = run_python(node, *pod, PROBE, json.dumps(places))
     return [(address, port) for address, port in found]
 
 
-def _run(node: Node, pod: str, namespace: str, *program: str) -> Any:
+def run_python(node: Node, pod: str, namespace: str, *program: str) -> Any:
+    """What a program prints as JSON in the first container of a pod. `program`: its text and its
+    arguments."""
     command = ("exec", pod, f"--namespace={namespace}", "--", "python3", "-c", *program)
     return json.loads(node.kubectl(*command))

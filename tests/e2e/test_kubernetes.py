@@ -16,15 +16,16 @@ import pytest
 
 from tandem_contract import labels, ports
 from tandem_contract.paths import RoutingPath
+from tandem_contract.vllm_storage import PACKAGES_PATH
 from tests.cluster.node import Node
 from tests.operator.fake_hub import COMMIT, REPOSITORY
 
-from . import downloaded
-from .client import Answer, chat
+from . import downloaded, stored
+from .client import MODEL, Answer, chat
 from .downloaded import Download
 from .enforcing import enforced, forget_connections
 from .site import CHART, QUICKSTART, RELEASE, SECONDS, SYSTEM, TEAM, Site, prompt, until
-from .stranger import listening, reachable, reachable_from, stranger
+from .stranger import Place, listening, reachable, reachable_from, stranger
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -132,8 +133,8 @@ def test_a_changed_setting_reaches_running_sidecars(site: Site) -> None:
     assert site.engines == before
 
 
-def _handed_off(site: Site) -> tuple[str, Answer]:
-    """A prompt that was handed off, and its answer.
+def _handed_off(address: str, model: str = MODEL) -> tuple[str, Answer]:
+    """A prompt to an Envoy that was handed off, and its answer.
 
     Several at the same time, and again: from what it has learned on a busy node, the EPP may
     predict that a decode pod answers a prompt sooner by itself.
@@ -143,7 +144,7 @@ def _handed_off(site: Site) -> tuple[str, Answer]:
     def is_one_handed_off() -> bool:
         prompts = [prompt(2400) for _ in range(4)]
         with ThreadPoolExecutor(len(prompts)) as threads:
-            answers = list(threads.map(partial(chat, site.address), prompts))
+            answers = list(threads.map(partial(chat, address, model=model), prompts))
         assert {answer.status for answer in answers} == {200}, answers
         for question, answer in zip(prompts, answers, strict=True):
             if answer.path == RoutingPath.PREFILL_THEN_DECODE:
@@ -173,7 +174,7 @@ def test_policies_let_another_team_reach_envoy_only_and_let_hand_offs_pass(site:
         with enforced(site.node):
             until(lambda: reachable(site.node, [*places, envoy]) == [envoy], "only Envoy open")
             forget_connections(site.node)
-            question, answer = _handed_off(site)
+            question, answer = _handed_off(site.address)
     assert answer.text == chat(site.prefill_address(), question).text
 
 
@@ -216,6 +217,77 @@ def test_policies_open_ucxs_ports_inside_a_set_only(site: Site) -> None:
             "the range open to the set",
         )
         until(lambda: not reachable_from(site.node, (other, TEAM), places), "no other port open")
+
+
+@pytest.fixture(scope="module")
+def store(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A store, a set of pools whose KV moves through it, and a vLLM pool."""
+    try:
+        stored.create(site, tmp_path_factory.mktemp("stored"))
+        yield
+    finally:
+        stored.remove(site)
+
+
+@pytest.mark.usefixtures("store")
+def test_an_init_container_brings_the_storage_connector_to_an_image_without_it(site: Site) -> None:
+    files: list[str] = []
+
+    def works() -> bool:
+        nonlocal files
+        has_worked, detail, files = stored.used_packages(site)
+        print(detail)
+        return bool(has_worked)
+
+    # Until kube-proxy has set up the store's Service, packets to it are lost.
+    until(works, "the packages to write to the store and read it")
+    assert files
+    assert [file for file in files if not file.startswith(f"{PACKAGES_PATH}/")] == []
+
+
+@pytest.mark.usefixtures("store", "kube_router_program")
+def test_kv_moves_through_a_store_between_engines_that_cannot_connect(site: Site) -> None:
+    prefill, decode = stored.ready_pods(site)
+    until(lambda: site.is_reachable(stored.DECODE), "a connection to Envoy's Service")
+    requests = (prefill["status"]["podIP"], ports.ENGINE_PREFILL)
+    directions = [
+        ((decode["metadata"]["name"], TEAM), listening(site.node, [prefill])),
+        ((prefill["metadata"]["name"], TEAM), listening(site.node, [decode])),
+    ]
+
+    def open_places() -> list[list[Place]]:
+        return [reachable_from(site.node, pod, places) for pod, places in directions]
+
+    assert open_places() == [places for _, places in directions]
+    with enforced(site.node):
+        until(lambda: open_places() == [[requests], []], "only requests to the prefill engine open")
+        forget_connections(site.node)
+        question, answer = _handed_off(site.envoy(stored.DECODE), stored.MODEL)
+    alone = chat(f"{requests[0]}:{requests[1]}", question, model=stored.MODEL)
+    assert answer.text == alone.text
+    assert stored.loaded_tokens(decode) > 0
+
+
+@pytest.mark.usefixtures("store")
+def test_the_status_says_whether_the_store_answers_and_bounds_change_live(site: Site) -> None:
+    before = site.engines
+    address = site.envoy(stored.DECODE)
+    stored.scale_store(site, 0)
+    bounds = {"capacity": "1Gi", "maxAge": "24h"}
+    patch = json.dumps({"spec": {"transfer": {"storage": bounds}}})
+    site.kubectl("patch", f"prefillpool/{stored.PREFILL}", "--type=merge", f"--patch={patch}")
+
+    def is_unreachable() -> bool:
+        # Engines learn from their requests that the store is gone; all are answered.
+        assert chat(address, prompt(2400), model=stored.MODEL).status == 200
+        return stored.reachable(site)[0] == "False"
+
+    until(is_unreachable, "StorageReachable to be False")
+    print(stored.reachable(site)[1])
+    until(lambda: stored.have_read(site, 1 << 30, 86400.0), "the engines to read the bounds")
+    stored.scale_store(site, 1)
+    until(lambda: stored.reachable(site)[0] == "True", "StorageReachable to be True")
+    assert site.engines == before
 
 
 def test_helm_test(site: Site) -> None:

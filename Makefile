@@ -98,7 +98,7 @@ test-compiled: compiled ## run the tests of these request paths over their compi
 	PYTHONPATH=build/compiled $(PYTEST) $(PARALLEL) -m "not interpreted and not component and not control_plane and not node and not vllm and not chaos" tests/epp tests/planner tests/sidecar $(ARGS)
 	PYTHONPATH=build/compiled $(PYTEST) -m component -k http2 tests/epp/test_with_envoy.py
 
-images: setup ## write images tandem, tandem-epp, tandem-router, tandem-sidecar and tandem-engine as OCI archives to dist/images, without a container daemon
+images: setup ## write images tandem, tandem-epp, tandem-router, tandem-sidecar, tandem-engine and tandem-vllm-storage as OCI archives to dist/images, without a container daemon
 	$(BIN)/python -m images $(IMAGES)
 
 cluster-tools: setup ## build or install etcd, kube-apiserver, helm … for make test (needs Go; up to 15 minutes, once)

@@ -1,7 +1,8 @@
 """Write the project's container images from the checkout, without a container daemon.
 
     make images        dist/images/tandem.tar, tandem-epp.tar, tandem-router.tar,
-                       tandem-sidecar.tar, tandem-engine.tar
+                       tandem-sidecar.tar, tandem-engine.tar,
+                       tandem-vllm-storage.tar
 
 `oci` writes layers and archives; `contents` selects the files of each layer; `closure` asks the
 dynamic linker which libraries a file needs; `stub` makes empty libraries; `build` assembles the

@@ -15,7 +15,10 @@ PAGE = ROOT / "docs/custom-resources.md"
 SNIPPETS = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-TESTED = {"quickstart": (1, 2), "llama-3-8b-nixl": (2, 6), "vllm": (1, 1), "vllm-cpu": (1, 1)}
+TESTED = {
+    "quickstart": (1, 2), "llama-3-8b-nixl": (2, 6), "vllm": (1, 1), "vllm-cpu": (1, 1),
+    "storage": (1, 1),
+}  # fmt: skip
 """Number of prefill pods and of decode pods, by example."""
 
 

@@ -282,11 +282,9 @@ def test_kv_moves_through_a_store_between_engines_that_cannot_connect(site: Site
 @on_request
 @pytest.mark.usefixtures("store")
 def test_the_status_says_whether_the_store_answers_and_bounds_change_live(site: Site) -> None:
-    before = site.engines
-    address = site.envoy(stored.DECODE)
+    before, address = site.engines, site.envoy(stored.DECODE)
     stored.scale_store(site, 0)
-    bounds = {"capacity": "1Gi", "maxAge": "24h"}
-    patch = json.dumps({"spec": {"transfer": {"storage": bounds}}})
+    patch = '{"spec": {"transfer": {"storage": {"capacity": "1Gi", "maxAge": "24h"}}}}'
     site.kubectl("patch", f"prefillpool/{stored.PREFILL}", "--type=merge", f"--patch={patch}")
 
     def is_unreachable() -> bool:

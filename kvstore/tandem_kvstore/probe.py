@@ -33,6 +33,9 @@ from .stores import ObjectStore, open_store
 _SKEW: Final = 300.0
 """Seconds of difference that S3 stores accept between their clock and the signature's is 900."""
 _SECONDS: Final = 10.0
+"""Seconds for all requests of a probe."""
+_CONNECT_SECONDS: Final = 5.0
+"""Seconds for a connection that explains a failure, and for an answer with the store's time."""
 _PAYLOAD: Final = b"tandem doctor"
 
 
@@ -43,6 +46,8 @@ class ProbeResult:
     works: bool
     detail: str
     fix: str = ""
+    accepts: bool = False
+    """It does not work, but something accepts connections there."""
     is_limited: bool = False
     """It works, but without conditional writes or a listing: the namespace is not collected."""
 
@@ -57,11 +62,7 @@ async def probe_store(location: StoreLocation) -> ProbeResult:
         async with asyncio.timeout(_SECONDS):
             return await _exercise(objects, location)
     except TimeoutError:
-        return ProbeResult(
-            False,
-            f"no answer from {location.endpoint} within {_SECONDS:.0f} s",
-            "check the network between the engines and the store, and the store's load",
-        )
+        return await _explain_silence(location)
     except StoreError as err:
         return await _explain(err, location)
     finally:
@@ -164,6 +165,25 @@ async def _explain_denial(err: StoreDenied, location: StoreLocation) -> ProbeRes
     )
 
 
+async def _explain_silence(location: StoreLocation) -> ProbeResult:
+    """No answer, or not the whole of one, came in time."""
+    if location.protocol is Protocol.FILE:
+        return ProbeResult(
+            False,
+            f"reading and writing in {location.directory} took more than {_SECONDS:.0f} s",
+            "check the mounted file system and its server",
+        )
+    connection = await _explain_connection(location)
+    if not connection.accepts:
+        return connection
+    return ProbeResult(
+        False,
+        f"{location.endpoint} accepts connections, but does not answer within {_SECONDS:.0f} s",
+        "the connection is half-open: restart the store, or what stands before it, if its process"
+        " hangs or has too much load; else check firewalls that drop packets in mid-connection",
+    )
+
+
 async def _explain_connection(location: StoreLocation) -> ProbeResult:
     """Connect by hand, step by step, to name the step that fails."""
     parts = urlsplit(location.host_url)
@@ -173,7 +193,7 @@ async def _explain_connection(location: StoreLocation) -> ProbeResult:
     try:
         if parts.scheme == "https":
             context = ssl.create_default_context(cafile=location.ca_file)
-        async with asyncio.timeout(_SECONDS / 2):
+        async with asyncio.timeout(_CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(host, port, ssl=context)
         writer.close()
     except ssl.SSLCertVerificationError as err:
@@ -204,6 +224,7 @@ async def _explain_connection(location: StoreLocation) -> ProbeResult:
         False,
         f"{host}:{port} accepts connections, but does not answer as {location.protocol} store",
         "check the endpoint, the protocol, and the store's log",
+        accepts=True,
     )
 
 
@@ -211,7 +232,7 @@ async def _clock_skew(location: StoreLocation) -> float | None:
     """Seconds by which the store's clock is ahead, from the header Date; None: not known."""
     # Unverified: no secret is sent, and the header only words a message.
     try:
-        timeout = aiohttp.ClientTimeout(total=_SECONDS / 2)
+        timeout = aiohttp.ClientTimeout(total=_CONNECT_SECONDS)
         async with (
             aiohttp.ClientSession(timeout=timeout) as http,
             http.get(location.endpoint, allow_redirects=False, ssl=False) as answer,

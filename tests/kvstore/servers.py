@@ -1,6 +1,7 @@
 """The three kinds of stores as real servers: a directory, `tandem store`, and versitygw (S3)."""
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from tandem_kvstore.location import Secret, StoreCredentials, StoreLocation, store_location
@@ -60,14 +62,16 @@ async def store_in_this_process(directory: Path, host: str = "127.0.0.1") -> Asy
 
 
 @asynccontextmanager
-async def tandem_store(directory: Path, *flags: str, port: int = 0) -> AsyncIterator[Server]:
-    """Run `tandem store`."""
+async def tandem_store(
+    directory: Path, *flags: str, port: int = 0, preload: str = "", within: Sequence[str] = ()
+) -> AsyncIterator[Server]:
+    """Run `tandem store`. `preload`: a library; `within`: words before the command."""
     port = port or free_port("127.0.0.1")
     command = (
-        *(sys.executable, "-m", "tandem_cli", "store"),
+        *(*within, sys.executable, "-m", "tandem_cli", "store"),
         *("--listen", f"127.0.0.1:{port}", "--dir", str(directory), *flags),
     )
-    async with process(*command) as server:
+    async with process(*command, **({"LD_PRELOAD": preload} if preload else {})) as server:
         await _answers(server, f"http://127.0.0.1:{port}/healthz")
         yield Server(
             store_location(f"http://127.0.0.1:{port}", NAMESPACE), directory / NAMESPACE, server
@@ -100,6 +104,21 @@ async def versitygw(
         await _answers(server, f"http://127.0.0.1:{port}/healthz")
         location = s3_location(f"http://127.0.0.1:{port}")
         yield Server(location, directory / NAMESPACE, server)
+
+
+def small_disk(directory: Path) -> Sequence[str]:
+    """Words before a command, which then has a disk of 400 KiB at `directory`, with the bucket.
+
+    Skips the test where no disk can be mounted.
+    """
+    directory.mkdir(exist_ok=True)
+    mount = f'mount -t tmpfs -o size=400k tmpfs "$0" && mkdir "$0/{BUCKET}" && exec "$@"'
+    own = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(directory))
+    try:
+        subprocess.run([*own, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as err:
+        pytest.skip(f"no small disk can be mounted in a namespace here: {err}")
+    return own
 
 
 async def _answers(server: asyncio.subprocess.Process, url: str) -> None:

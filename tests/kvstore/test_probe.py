@@ -1,21 +1,36 @@
 """The probe of `tandem doctor`: each fault is named, and no text has a key."""
 
 import asyncio
-import shutil
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tandem_kvstore.errors import StoreUnavailable, words_of
+from tandem_contract.commandline import HostPort
+from tandem_doctor.findings import Severity
+from tandem_doctor.storage import storage_finding
+from tandem_kvstore import probe
+from tandem_kvstore.errors import StoreFull, StoreUnavailable, words_of
 from tandem_kvstore.location import store_location
 from tandem_kvstore.probe import probe_store
 from tandem_kvstore.stores import open_store
 from tandem_local.ports import free_port
 
-from .servers import ACCESS_KEY, NAMESPACE, SECRET_KEY, Server, s3_location, versitygw
+from ..chaos.toxiproxy import toxiproxy
+from .servers import (
+    ACCESS_KEY,
+    NAMESPACE,
+    SECRET_KEY,
+    Server,
+    s3_location,
+    small_disk,
+    tandem_store,
+    versitygw,
+)
 
 pytestmark = pytest.mark.component
 
@@ -75,37 +90,63 @@ async def test_tls_that_the_store_does_not_speak(server: Server) -> None:
     assert result.detail.startswith("no TLS with 127.0.0.1")
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="a skewed clock is made with gcc")
-async def test_a_skewed_clock(tmp_path: Path, versitygw_program: None) -> None:
-    source = tmp_path / "skew.c"
-    source.write_text(SKEW)
-    library = tmp_path / "skew.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
-    async with versitygw(tmp_path / "objects") as server:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.kvstore.probing", server.location.endpoint],
-            env={"LD_PRELOAD": str(library), "PATH": "/usr/bin"},
-            capture_output=True,
-            text=True,
-            check=True,
+@pytest.mark.parametrize("protocol", ["http", "s3"])
+async def test_tandem_doctor_names_a_full_disk(
+    tmp_path: Path, versitygw_program: None, protocol: str
+) -> None:
+    start = tandem_store if protocol == "http" else versitygw
+    within = small_disk(tmp_path / "objects")
+    async with start(tmp_path / "objects", within=within) as server:
+        objects = open_store(server.location)
+        assert (await storage_finding(server.location)).severity is not Severity.BROKEN
+        # Down to the last page: an object of one byte takes one.
+        for size in (1 << 16, 1 << 12, 1):
+            with suppress(StoreFull):
+                for number in range(100):
+                    await objects.put(f"filling-{size}-{number}", [bytes(size)])
+                pytest.fail("a disk of 400 KiB took more than that")
+        finding = await storage_finding(server.location)
+        assert (finding.severity, finding.detail) == (
+            Severity.BROKEN,
+            "the store takes no more bytes",
         )
-    assert "its clock differs by -" in done.stdout, done.stdout
-    assert SECRET_KEY not in done.stdout + done.stderr
+        assert finding.fix.startswith("give it more space")
+        await objects.close()
 
 
-SKEW = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <time.h>
-/* The wall clock is an hour ahead. */
-int clock_gettime(clockid_t clock, struct timespec *value) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-    int result = real(clock, value);
-    if (clock == CLOCK_REALTIME) value->tv_sec += 3600;
-    return result;
-}
-"""
+@pytest.mark.parametrize("protocol", ["http", "s3"])
+async def test_tandem_doctor_names_a_half_open_store(
+    tmp_path: Path,
+    versitygw_program: None,
+    toxiproxy_program: None,
+    monkeypatch: pytest.MonkeyPatch,
+    protocol: str,
+) -> None:
+    # The network is silent for good: more time would change nothing.
+    monkeypatch.setattr(probe, "_SECONDS", 2.0)
+    start = tandem_store if protocol == "http" else versitygw
+    async with start(tmp_path) as server, toxiproxy() as proxies:
+        # The kernel accepts its connections, and no process reads from them.
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            await assert_half_open(server, f"127.0.0.1:{silent.getsockname()[1]}")
+        host, _, port = server.location.endpoint.removeprefix("http://").rpartition(":")
+        address = await proxies.before("store", HostPort(host, int(port)))
+        # The first 40 bytes of an answer come, the next ones a minute later.
+        await proxies.poison("store", "slicer", average_size=40, delay=60_000_000)
+        try:
+            await assert_half_open(server, str(address))
+        finally:
+            await proxies.cure("store", "slicer")
+
+
+async def assert_half_open(server: Server, address: str) -> None:
+    """`tandem doctor` says so of the store behind `address`."""
+    finding = await storage_finding(replace(server.location, endpoint=f"http://{address}"))
+    assert (finding.severity, finding.detail) == (
+        Severity.BROKEN,
+        f"http://{address} accepts connections, but does not answer within 2 s",
+    )
+    assert "half-open" in finding.fix
 
 
 async def test_tandem_doctor_checks_a_store_and_shows_no_key(

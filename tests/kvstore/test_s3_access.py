@@ -1,6 +1,5 @@
 """S3: buckets in the host's name, credentials that change or expire, and a disk that is full."""
 
-import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from tandem_kvstore.stores import open_store
 
 from .gate import error, gate
 from .kv import chain, client, engine, group_specs, layer_groups
-from .servers import ACCESS_KEY, SECRET_KEY, Server, versitygw
+from .servers import ACCESS_KEY, SECRET_KEY, Server, small_disk, versitygw
 from .test_credentials import write_keys
 
 pytestmark = pytest.mark.component
@@ -138,13 +137,7 @@ async def test_a_disk_that_is_full_can_still_be_read(
     tmp_path: Path, versitygw_program: None
 ) -> None:
     directory, chunks = tmp_path / "objects", chain(1, 60)
-    directory.mkdir()
-    mount = 'mount -t tmpfs -o size=400k tmpfs "$0" && mkdir "$0/tandem-test" && exec "$@"'
-    own = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, str(directory))
-    try:
-        subprocess.run([*own, "true"], check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as err:
-        pytest.skip(f"no small disk can be mounted in a namespace here: {err}")
+    own = small_disk(directory)
     async with versitygw(directory, within=own) as server:
         writer, behind, counts = client(server.location)
         for chunk in chunks:
@@ -158,6 +151,4 @@ async def test_a_disk_that_is_full_can_still_be_read(
         stored = chunks[: counts.stored]
         result = await writer.load(stored, group_specs(), behind.deliver, context=0)
         assert (result.chunks, result.reason) == (len(stored), None)
-        full = await probe_store(server.location)
-        assert full.works or full.detail == "the store takes no more bytes"
         await writer.close()

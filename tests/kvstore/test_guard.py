@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,13 +179,47 @@ def test_doing_both_is_predicted_to_beat_either_alone(
         assert decision.chunks == chunks
 
 
-def test_a_store_is_tried_with_half_of_the_chunks_and_without_a_wait() -> None:
-    trial = Decision(8, 0.0, way=Way.BOTH, front=4)
+def test_a_store_is_tried_with_half_of_the_chunks_and_a_wait_for_half_of_that_half() -> None:
     slow = guard(100_000, 1e9)
     assert decide_both(slow, 8).reason is Reason.UNPROFITABLE
     hit = Hit(8, CHUNK, SIZE, 0, can_do_both=True)
-    assert slow.decide(hit, now=11.0) == trial
+    trial = slow.decide(hit, now=11.0)
+    assert (trial.way, trial.chunks, trial.front) == (Way.BOTH, 8, 4)
+    half = slow.compute_seconds(8 * CHUNK, 0) - slow.compute_seconds(4 * CHUNK, 0)
+    assert trial.patience == 0.5 * half
     assert slow.decide(hit, now=11.1).reason is Reason.UNPROFITABLE
+
+
+def test_slow_first_loads_do_not_keep_an_engine_from_a_fast_store() -> None:
+    learned = LoadGuard()
+    for _ in range(30):
+        learned.observe_compute(2 * CHUNK, 0, 0.05)
+    # The first load opens connections; the others take 10 ms for a chunk.
+    learned.observe_slow_load(0, 0.06, now=0.0)
+    for number in range(20):
+        assert decide_both(learned, 2).chunks == 2
+        learned.observe_load(SIZE, 0.01, now=number / 100)
+
+
+def test_a_slow_store_is_tried_by_the_first_requests_only() -> None:
+    learned = LoadGuard()
+    for _ in range(30):
+        learned.observe_compute(2 * CHUNK, 0, 0.05)
+    tried = 0
+    for number in range(30):
+        tried += decide_both(learned, 2).chunks > 0
+        learned.observe_slow_load(0, 0.06, now=number / 100)
+    assert tried == 8
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 4, 8, 32])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.42, 0.43, 0.45, 0.48, 0.5, 0.6, 0.7])
+def test_a_store_that_is_faster_than_computing_is_used(chunks: int, share: float) -> None:
+    learned, seconds = LoadGuard(), 0.02
+    for count in (1, 2, 4, 8) * 8:
+        learned.observe_compute(count * CHUNK, 0, count * seconds)
+        learned.observe_load(count * SIZE, count * seconds * share, now=1.0)
+    assert decide_both(learned, chunks).chunks == chunks
 
 
 def test_an_unknown_store_is_used_as_the_prior_says() -> None:

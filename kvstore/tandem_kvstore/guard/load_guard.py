@@ -12,8 +12,8 @@ load that computing waits for is half of C(m). BOTH needs none while computing g
 about 1 / (1/C + 1/L). When computing has come to the first loaded chunk, it waits until twice the
 predicted L(m - k) have passed, and for no more than half of what it would take to compute these
 chunks. So no request waits longer than half of the predicted time to compute what it waits for,
-whatever the store does. A store that seems too slow is tried with BOTH from time to time: with half
-of the chunks, for which computing does not wait.
+whatever the store does. A store that seems too slow is tried with BOTH, for half of the chunks: at
+first with every request, since a new engine's first loads are slow, and then from time to time.
 
 Computing from the front while the rear is loaded is described in Jin et al., "Compute Or Load KV
 Cache? Why Not Both?" (Cake), 2024.
@@ -37,6 +37,9 @@ _LATE: Final = 2.0
 little longer than usual is given up, and was for nothing."""
 RETRY: Final = 10.0
 """Seconds after which a store that was too slow is tried again, by one request."""
+_FIRST: Final = 8
+"""Loads after which the fit is believed, where a trial is with BOTH. Fewer: the slow first ones,
+which open connections, keep an engine from a fast store. More: more requests try a slow one."""
 _BOTH_GAIN: Final = 0.2
 """Least share of the time that doing both at once must be predicted to save over loading or
 computing alone. Less: engines compute tokens that they could load a little later, and other
@@ -157,8 +160,10 @@ class LoadGuard:
         if deadline < _LEAST_DEADLINE:
             return _compute(Reason.UNPROFITABLE)
         size = hit.chunks * hit.chunk_bytes
-        # Without measurements, and after a while without any, one load tells how fast the store is.
-        is_due = not self.loading.samples or now - self._last_load > self._retry
+        is_half = hit.can_do_both and hit.chunks > 1
+        # With few measurements, and after a while without any, a load tells how fast the store is.
+        is_known = self.loading.samples >= (_FIRST if is_half else 1)
+        is_due = not is_known or now - self._last_load > self._retry
         is_trial = is_due or size >= _FAR * self._largest
         if hit.can_do_both:
             decision = self._best(hit, deadline)
@@ -170,9 +175,8 @@ class LoadGuard:
             return decision
         self._largest = max(self._largest, size)
         self._last_load, self._is_retry = now, is_due or self._is_retry
-        # For a half, so that computing need not wait for it.
-        if hit.can_do_both and hit.chunks > 1:
-            return Decision(hit.chunks, 0.0, way=Way.BOTH, front=hit.chunks // 2)
+        if is_half:
+            return self._both(hit, hit.chunks // 2, deadline / DEADLINE_SHARE)
         return Decision(hit.chunks, deadline)
 
     def decide_hand_off(self, hit: Hit, limit: float) -> Decision:
@@ -184,9 +188,9 @@ class LoadGuard:
         way = Way.LAYERS if self._layers_pay(hit, seconds) else Way.LOAD
         return Decision(hit.chunks, limit, way=way)
 
-    def split(self, hit: Hit) -> tuple[int, float]:
-        """The number of leading chunks to compute while the others are loaded, so that both end
-        soonest, and the predicted seconds of both together."""
+    def split(self, hit: Hit, least: int = 0) -> tuple[int, float]:
+        """The number of leading chunks, `least` or more, to compute while the others are loaded, so
+        that both end soonest, and the predicted seconds of both together."""
 
         def seconds(front: int) -> float:
             compute = self._compute_chunks(hit, front)
@@ -198,7 +202,7 @@ class LoadGuard:
             True,
             key=lambda k: self._compute_chunks(hit, k) >= self._load_chunks(hit, hit.chunks - k),
         )
-        front = min((max(crossing - 1, 0), crossing), key=seconds)
+        front = min((max(crossing - 1, least), max(crossing, least)), key=seconds)
         return front, seconds(front)
 
     def is_load_sooner(self, tokens: int, context: int, size: int) -> bool:
@@ -210,15 +214,20 @@ class LoadGuard:
         load, compute = self._load_chunks(hit, hit.chunks), self._compute_chunks(hit, hit.chunks)
         is_in_time = load <= _HEADROOM * deadline
         alone = load if is_in_time else compute
-        front, both = self.split(hit)
+        # Where loading all would be best but may end too late, the first chunk is computed.
+        front, both = self.split(hit, least=0 if is_in_time else 1)
         is_both = 0 < front < hit.chunks and both <= (1 - _BOTH_GAIN) * alone
         if is_in_time and self._layers_pay(hit, both if is_both else alone):
             return Decision(hit.chunks, deadline, way=Way.LAYERS)
         if is_both:
-            late = _LATE * self._load_chunks(hit, hit.chunks - front)
-            patience = DEADLINE_SHARE * (compute - self._compute_chunks(hit, front))
-            return Decision(hit.chunks, late, way=Way.BOTH, front=front, patience=patience)
+            return self._both(hit, front, _LATE * self._load_chunks(hit, hit.chunks - front))
         return Decision(hit.chunks, deadline) if is_in_time else _compute(Reason.UNPROFITABLE)
+
+    def _both(self, hit: Hit, front: int, late: float) -> Decision:
+        """Compute `front` chunks and load the others, and wait for these for `late` seconds."""
+        compute = self._compute_chunks(hit, hit.chunks) - self._compute_chunks(hit, front)
+        patience = DEADLINE_SHARE * compute
+        return Decision(hit.chunks, late, way=Way.BOTH, front=front, patience=patience)
 
     def _layers_pay(self, hit: Hit, other: float) -> bool:
         """Whether loading layer by layer beats another way, which takes `other` seconds and then

@@ -1,8 +1,8 @@
 """The torch engine on one GPU: steps, copies to and from the device, hand-offs and stored KV.
 
 The model has the shape of Llama 3.1 8B, random weights and 128 KiB of KV for each token; nothing is
-downloaded. `--device cpu --shape small` tries the script where there is no GPU. Each line is also
-written to `--json` as soon as it is measured.
+downloaded. `--device cpu --shape small` tries the script where there is no GPU. Each figure
+is also added to a file beside `--json`, with the suffix .jsonl, as soon as it is measured.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
     python        interpreter, standard library, system libraries, users
     dependencies  requirements/runtime.lock, installed by uv
     engine        packages that only requirements/engine.lock has; torch without its GPU parts
-    project       the wheel of the checkout with the EPP's compiled modules, and its commands
+    project       the wheel of the checkout, EPP and sidecar compiled in parts, and its commands
     vllm-storage  vLLM's storage connector with its libraries, and `cp`, which copies them
 
 Every `.py` is compiled here because a container's root may be read-only. The `.pyc` files do not

@@ -216,6 +216,11 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
                 {"connector": "nixl"},
                 {"connector": "storage", "extraConfig": {"chunk_tokens": 512}}]}},
          "spec.transfer.connectors[1].extraConfig.chunk_tokens: a stored chunk has 512 tokens"),
+        ({"model": {"name": "tiny", "source": {"tiny": {"seed": 3}}},
+          "engine": {"type": "torch", "blockSize": 16}, "transfer": {
+            "connector": "storage", "storage": {"endpoint": "http://s"},
+            "extraConfig": {"chunk_tokens": 100}}},
+         "spec.transfer.extraConfig.chunk_tokens: a stored chunk has 100 tokens"),
         ({"engine": {"extraArgs": ["--no-enable-prefix-caching"]},
           "transfer": {"storage": {"endpoint": "http://s"}}},
          "spec.engine.extraArgs[0]: --no-enable-prefix-caching and transfer.storage exclude"),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tandem_contract import labels
+from tandem_operator.pods.connectors import HandoffPorts, earlier_handoff_ports
 from tandem_operator.pods.manifests import pods
 from tandem_operator.resources.pool_files import parse_pools
 
@@ -60,6 +61,15 @@ def test_both_sides_of_a_hand_off(
 ) -> None:
     [pool_set] = pair(spec, {"accelerator": spec["accelerator"]} if "accelerator" in spec else {})
     assert {ports_of(pod) for pod in pods(pool_set)} == {(variable, label)}
+
+
+def test_ports_of_pods_of_an_earlier_operator_are_known() -> None:
+    """It labelled pods of the reference engine with their side channel, which they do not open."""
+    [torch] = pair({**TORCH, "transfer": STORED}, {"accelerator": TORCH["accelerator"]})
+    [vllm] = pair({"transfer": STORED})
+    earlier = HandoffPorts(5600, None)
+    assert {earlier_handoff_ports(pool) for pool in torch.pools} == {earlier}
+    assert {earlier_handoff_ports(pool) for pool in vllm.pools} == {None}
 
 
 def test_the_users_variable_wins_and_its_ports_are_not_known() -> None:

@@ -10,6 +10,7 @@ the shared file once, so that changed keys would need a restart. No error quotes
 """
 
 import configparser
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -94,8 +95,11 @@ def _shared_file(environment: Mapping[str, str]) -> KeyFiles | None:
         # This user has no home directory.
         file = Path("/.aws/credentials")
     files = KeyFiles((file,), partial(_read_profile, file, profile or "default"))
-    if not (named or profile) and "aws_access_key_id" not in _fields(file, "default"):
-        return None
+    if not (named or profile):
+        # No setting names it: another user's home directory does not matter.
+        is_readable = os.access(file, os.R_OK)
+        if not is_readable or "aws_access_key_id" not in _fields(file, "default"):
+            return None
     files.read()
     return files
 
@@ -114,9 +118,10 @@ def _text(file: Path) -> Secret:
 
 
 def _read_profile(file: Path, profile: str) -> Keys:
-    if not file.exists():
+    if not os.access(file, os.R_OK):
         raise LocationError(
-            f"credentials: {file} does not exist: write it, or correct {_SHARED_FILE} or {_PROFILE}"
+            f"credentials: {file} does not exist or may not be read: write it, or correct"
+            f" {_SHARED_FILE} or {_PROFILE}"
         )
     fields = _fields(file, profile)
     access_key, secret_key, token = (Secret(fields.get(name, "")) for name in _PROFILE_FIELDS)

@@ -161,6 +161,14 @@ def handoff_ports(pool: Pool) -> HandoffPorts | None:
     return HandoffPorts(transfer.side_channel_port, transfer.data_ports)
 
 
+def earlier_handoff_ports(pool: Pool) -> HandoffPorts | None:
+    """The ports that an earlier operator labelled pods of the pool with, which may still run."""
+    transfer = pool.spec.transfer
+    if pool.spec.engine.type == "torch" and _moves_through_store_only(transfer):
+        return HandoffPorts(transfer.side_channel_port, None)
+    return None
+
+
 def _moves_through_store_only(transfer: Transfer) -> bool:
     return transfer.connector_names == (ConnectorName.STORAGE,)
 

@@ -2,6 +2,7 @@
 
 storage_problems(spec, has_handoff=…)    -> what vLLM's connector refuses at the start, with the fix
 bounds_problems(spec)                    -> bounds that no engine would keep, with the fix
+chunk_problems(spec)                     -> chunks that no engine would take, with the fix
 """
 
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def storage_problems(spec: PrefillSpec | DecodeSpec, *, has_handoff: bool) -> It
             f"storage stands beside nixl and offloading only, not beside {others[0]}: use nixl, or"
             " leave storage out",
         )
-    yield from _chunk_problems(spec)
+    yield from chunk_problems(spec)
     yield from _engine_problems(spec)
 
 
@@ -78,7 +79,10 @@ def _own_link(transfer: Transfer) -> tuple[Path_, ChainedConnector]:
     return path, ChainedConnector(connector=ConnectorName.STORAGE)
 
 
-def _chunk_problems(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
+def chunk_problems(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
+    """Chunks that do not consist of whole blocks, and stored KV without a name of its weights."""
+    if spec.transfer.storage is None:
+        return
     at, link = _own_link(spec.transfer)
     chunk, block = link.extra_config.get("chunk_tokens", _CHUNK_TOKENS), spec.engine.block_size
     if not isinstance(chunk, int) or chunk < 1 or (block and chunk % block):

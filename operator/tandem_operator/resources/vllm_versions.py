@@ -18,7 +18,7 @@ from .lmcache import lmcache_problems
 from .schema import Path_, Problem
 from .spec import SIDECAR, DecodeSpec, PoolSpec, PrefillSpec
 from .spec_parts import Transfer
-from .storage import bounds_problems, storage_problems
+from .storage import bounds_problems, chunk_problems, storage_problems
 
 Release = tuple[int, int]
 """Major and minor version."""
@@ -112,6 +112,7 @@ def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
                 ("spec", "transfer", "requireRdma"),
                 "the torch engine moves KV over TCP: leave it out",
             )
+        yield from chunk_problems(spec)
         return
     release = parse_release(spec.engine.version)
     if release < _OLDEST:

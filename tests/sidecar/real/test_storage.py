@@ -134,6 +134,8 @@ async def test_engines_without_a_network_between_them(tmp_path: Path) -> None:
                 stack.callback(started[name].kill)
                 await started[name].up()
             decode, prefill = started["decode"], started["prefill"]
+            host, port = store.location.endpoint.removeprefix("http://").rsplit(":", 1)
+            assert all(networks.can_connect(name, host, int(port)) for name in networks.names)
             assert not networks.can_connect("decode", *prefill.address)
             assert not networks.can_connect("prefill", *decode.address)
             async with start_pair(decode, *CONNECTOR, "--prefill-allow", "198.18.0.0/15") as pair:

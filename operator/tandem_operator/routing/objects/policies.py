@@ -26,7 +26,7 @@ from typing import Any, Final
 from tandem_contract import labels, ports
 from tandem_contract.paths import Role
 
-from ...pods.connectors import HandoffPorts, handoff_ports
+from ...pods.connectors import HandoffPorts, earlier_handoff_ports, handoff_ports
 from ..endpoint.observed import NETWORK_POLICY, ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import NetworkPolicySettings
@@ -108,7 +108,8 @@ def _handoff_policies(observed: ObservedEndpoint) -> Iterator[Object]:
             handoff.label: handoff
             for pool in observed.pools
             if sets[pool.name] == prefill_pool
-            if (handoff := handoff_ports(pool.pool)) is not None
+            for handoff in (handoff_ports(pool.pool), earlier_handoff_ports(pool.pool))
+            if handoff is not None
         }
         yield from _set_policies(
             observed, prefill_pool, others, known, has_unified=not unified_pools <= {*others}

@@ -194,7 +194,7 @@ def unified_terms(request: RequestFigures, pod: PodFigures, cached: int) -> Cost
         stall=prefill * pod.stall,
         congestion=prefill * pod.congestion,
         decode=pod.itl_harm * request.output,
-        preemption=preemption_seconds(request, pod, cached - pod.loaded),
+        preemption=preemption_seconds(request, pod, max(0, cached - pod.loaded)),
         standing=pod.standing,
         load=pod.load,
     )

@@ -142,6 +142,6 @@ def _with_preemption(
         for at, i in enumerate(which):
             if pods.free_tokens[i] < most:
                 pod = pods.pods[i]
-                hit = cached[i] - pod.loaded if is_loading else cached[i]
+                hit = max(0, cached[i] - pod.loaded) if is_loading else cached[i]
                 costs[at] += preemption_seconds(request, pod, hit)
     return costs

@@ -17,7 +17,9 @@ from tandem_planner.cost import (
     unified_terms,
     wait_seconds,
 )
+from tandem_planner.figure_table import FigureTable
 from tandem_planner.kv_size import KvSize
+from tandem_planner.pod_costs import prefill_costs, unified_costs
 from tandem_planner.transfer import TransferCost
 
 REQUEST = RequestFigures(prompt=1000, output=100.0, now=50.0)
@@ -78,6 +80,15 @@ def test_what_is_loaded_needs_room_as_what_is_computed(free: float, share: float
     assert unified_terms(REQUEST, pod, 800).preemption == pytest.approx(share * 0.111)
     # A decode pod that gets all KV by a transfer loads nothing.
     assert decode_terms(REQUEST, pod, 0).preemption == pytest.approx(share * 0.111)
+
+
+def test_no_more_is_loaded_than_counts_as_cached() -> None:
+    pod = POD._replace(free_tokens=550, load=0.01, loaded=800)
+    assert unified_terms(REQUEST, pod, 100).preemption == pytest.approx(0.5 * 0.111)
+    table = FigureTable([pod])
+    prefills = prefill_costs(REQUEST, table, [100])
+    [cost] = unified_costs(REQUEST, table, [100], [0], prefills)
+    assert cost == pytest.approx(sum(unified_terms(REQUEST, pod, 100)))
 
 
 def test_a_split_transfers_what_the_decode_pod_lacks() -> None:

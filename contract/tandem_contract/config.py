@@ -327,10 +327,10 @@ def _check_storage(document: Document, path: str, storage: ExternalStorage | Non
     if storage is None:
         return
     is_file = storage.endpoint.startswith("file:///")
-    if not is_file and "@" in storage.endpoint:
+    if {*storage.endpoint} & ({*"?#"} if is_file else {*"@?#"}):
         # Before any check that quotes the URL.
         raise document.error(
-            f"{path}.endpoint", "has a user or a password: write keys into `credentials`"
+            f"{path}.endpoint", "has a user, a password or a query: write keys into `credentials`"
         )
     if not is_file:
         _check_url(document, f"{path}.endpoint", storage.endpoint)

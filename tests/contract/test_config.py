@@ -269,12 +269,16 @@ def test_credentials_of_another_shape_are_an_error_that_shows_none(
     assert "hush" not in str(caught.value)
 
 
-@pytest.mark.parametrize("endpoint", ["http://user:hush@s", "user:hush@s", "http://user:hush@:0"])
+@pytest.mark.parametrize(
+    "endpoint", ["http://user:hush@s", "user:hush@s", "http://user:hush@:0", "s3://b?key=hush"]
+)
 def test_a_password_in_the_endpoint_is_an_error_that_shows_none(
     tmp_path: Path, endpoint: str
 ) -> None:
     text = f"disaggregated_serving: {{default_external_storage: {{endpoint: '{endpoint}'}}}}"
-    with pytest.raises(DocumentError, match="endpoint: has a user or a password") as caught:
+    with pytest.raises(
+        DocumentError, match="endpoint: has a user, a password or a query"
+    ) as caught:
         loaded(tmp_path, text)
     assert "hush" not in str(caught.value)
 

@@ -197,7 +197,7 @@ class SchedulerSide:
                 self._figures.add_not_loaded(missing, decision.reason or Reason.OTHER)
                 self._fail_transfer(state)
         chunks = self._chunks(request, request.num_tokens)[0]
-        for chunk in chunks[: state.found_chunks]:
+        for chunk in chunks[state.first_chunk : state.found_chunks]:
             self._stored.add_found(chunk.key, partial(self._blocks_of, request, chunk))
         self._stored.remove_lost(chunks[state.found_chunks :], decision.reason)
 

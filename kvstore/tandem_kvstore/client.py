@@ -88,6 +88,8 @@ class StoreClient:
         """How many leading chunks are in the store now, and why not all are."""
         if not self.guard.breaker.allows:
             return 0, Reason.BREAKER_OPEN
+        if not chunks:  # Nothing is asked: this says nothing of the store's health.
+            return 0, None
         _, outcome = await self._store.find(chunks)
         self._judge(chunks, outcome)
         return outcome.chunks, outcome.reason

@@ -11,7 +11,7 @@ from tandem_contract.kv_reference import KvReference, read_reference
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.errors import Reason
 
-from .sides import CHUNK, Engine, FakeRequest
+from .sides import CHUNK, Engine, FakeRequest, Requests
 
 MakeEngine = Callable[..., Engine]
 LIMIT = 120.0
@@ -103,6 +103,13 @@ def test_a_leg_whose_time_is_over_says_so(engine: MakeEngine) -> None:
 
 def test_a_prompt_shorter_than_a_chunk_stores_nothing(engine: MakeEngine) -> None:
     assert answer(engine(), prefill(TOKENS[: CHUNK - 1])) == {"tandem_kv_not_stored": "short"}
+
+
+def test_a_prompt_that_must_not_be_stored_is_no_short_one(
+    engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Requests, "prompt", lambda *_: None)
+    assert answer(engine(), prefill(TOKENS)) == {"tandem_kv_not_stored": "other"}
 
 
 def test_a_store_that_does_not_answer_is_named(engine: MakeEngine) -> None:

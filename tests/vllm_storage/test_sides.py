@@ -188,3 +188,14 @@ def test_a_chunk_that_the_store_lost_is_stored_again(
     assert first.counted.not_loaded[-1] is (Reason.CORRUPT if is_damaged else Reason.MISSING)
     assert first.counted.stored == 4 * CHUNK
     assert engine().load(FakeRequest("c", tokens), [5, 4, 3, 2]) == set()
+
+
+def test_chunks_before_those_that_were_looked_up_do_not_count_as_stored(tmp_path: Path) -> None:
+    """vLLM had the first chunk in its own cache; its save was refused before."""
+    engine, tokens = Engine(tmp_path), list(range(2 * CHUNK + 1))
+    request = FakeRequest("a", tokens)
+    assert engine.ask(request, computed=CHUNK) == 0
+    assert engine.scheduler.take_events() == []
+    orders = engine.scheduler.orders([(request, [0, 1, 2, 3, 4], CHUNK, CHUNK + 1)])
+    assert len(orders.saves) == 2
+    engine.close()

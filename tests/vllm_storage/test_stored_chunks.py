@@ -31,6 +31,7 @@ def test_a_chunk_is_published_when_all_workers_have_stored_it() -> None:
 def test_a_chunk_of_which_a_part_is_missing_is_not_published(results: tuple[bool, bool]) -> None:
     chunks = saved(ranks=2)
     for result in results:
+        assert "a" in chunks
         assert not chunks.end_save("a", is_stored=result)
     assert chunks.take_events() == []
     assert "a" not in chunks

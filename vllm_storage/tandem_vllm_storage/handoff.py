@@ -100,10 +100,16 @@ class PrefillLegs:
     """The prefill legs of one engine that have no answer yet. For the scheduler's thread."""
 
     def __init__(
-        self, thread: StoreThread, stored: StoredChunks, chunks_of: Callable[[Any], Sequence[Chunk]]
+        self,
+        thread: StoreThread,
+        stored: StoredChunks,
+        chunks_of: Callable[[Any], Sequence[Chunk]],
+        chunk_tokens: int,
     ) -> None:
-        """`chunks_of`: the full chunks of a request's prompt, with the keys of rank 0."""
+        """`chunks_of`: the full chunks of a request's prompt, with the keys of rank 0; none, too,
+        if it must not be stored."""
         self._thread, self._stored, self._chunks_of = thread, stored, chunks_of
+        self._chunk_tokens = chunk_tokens
         self._legs: dict[str, _PrefillLeg] = {}
 
     def begin(self, request: Any, leg: StoreLeg) -> None:
@@ -140,7 +146,8 @@ class PrefillLegs:
             leg.deadline = now + leg.timeout
         chunks = self._chunks_of(leg.request)
         if not chunks:
-            return StoreAnswer(tandem_kv_not_stored=SHORT)
+            is_short = leg.request.num_prompt_tokens < self._chunk_tokens
+            return StoreAnswer(tandem_kv_not_stored=SHORT if is_short else Reason.OTHER)
         if leg.look_up is None:
             if now >= leg.deadline:
                 return StoreAnswer(tandem_kv_not_stored=Reason.TIMEOUT)

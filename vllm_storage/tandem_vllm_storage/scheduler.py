@@ -70,7 +70,9 @@ class SchedulerSide:
         # Orders whose load runs, with the reports of workers where it has ended.
         self._loading: dict[str, tuple[LoadOrder, list[LoadReport]]] = {}
         self._stored = StoredChunks()
-        self._prefills = PrefillLegs(self._thread, self._stored, self._prompt_chunks)
+        self._prefills = PrefillLegs(
+            self._thread, self._stored, self._prompt_chunks, settings.chunk_tokens
+        )
 
     @property
     def is_writing(self) -> bool:
@@ -215,6 +217,7 @@ class SchedulerSide:
             return None
         chains = self._chunks(request, request.num_tokens)
         if not chains:
+            self._fail_transfer(state)
             return None
         state.first_chunk = first
         if state.leg is not None:

@@ -56,7 +56,8 @@ class StoredChunks:
         self._deleted: SimpleQueue[Sequence[str]] = SimpleQueue()
 
     def __contains__(self, key: str) -> bool:
-        return key in self._hashes
+        # While one rank still writes, the chunk is not saved again, even if another rank failed.
+        return key in self._hashes or key in self._saving
 
     @property
     def is_saving(self) -> bool:

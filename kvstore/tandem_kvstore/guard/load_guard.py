@@ -122,6 +122,8 @@ class LoadGuard:
         self.loading = TwoTermFit(_LATENCY, _SECONDS_PER_BYTE)
         self.computing = TwoTermFit(_SECONDS_PER_TOKEN, _SECONDS_PER_PAIR)
         self._last_load = 0.0
+        # Loads that have ended, also of those that the fit has forgotten.
+        self._ended = 0
         # Bytes of the largest load that was tried.
         self._largest = 0
         # Whether the next load to end was started to try a slow store again.
@@ -142,15 +144,13 @@ class LoadGuard:
         if self._is_retry and seconds < _RECOVERED * self.loading.predict(1, size):
             self.loading.forget()
         self._is_retry = False
-        self.loading.observe(1, size, seconds)
-        self._last_load = now
+        self._observe(size, seconds, now)
 
     def observe_slow_load(self, size: int, seconds: float, now: float) -> None:
         """Learn from a load that its deadline ended: `size` bytes came in all that time."""
         self._is_retry = False
         # At least this slow; without a byte, the delay alone is known.
-        self.loading.observe(1, size, seconds)
-        self._last_load = now
+        self._observe(size, seconds, now)
 
     def decide(self, hit: Hit, now: float) -> Decision:
         """What a request does about chunks that may be stored."""
@@ -162,7 +162,7 @@ class LoadGuard:
         size = hit.chunks * hit.chunk_bytes
         is_half = hit.can_do_both and hit.chunks > 1
         # With few measurements, and after a while without any, a load tells how fast the store is.
-        is_known = self.loading.samples >= (_FIRST if is_half else 1)
+        is_known = self._ended >= (_FIRST if is_half else 1)
         is_due = not is_known or now - self._last_load > self._retry
         is_trial = is_due or size >= _FAR * self._largest
         if hit.can_do_both:
@@ -208,6 +208,11 @@ class LoadGuard:
     def is_load_sooner(self, tokens: int, context: int, size: int) -> bool:
         """Whether `size` bytes are loaded before `tokens` after `context` are computed."""
         return self.loading.predict(1, size) < self.compute_seconds(tokens, context)
+
+    def _observe(self, size: int, seconds: float, now: float) -> None:
+        self.loading.observe(1, size, seconds)
+        self._ended += 1
+        self._last_load = now
 
     def _best(self, hit: Hit, deadline: float) -> Decision:
         """The predicted best for an engine that can do both at once."""

@@ -70,8 +70,9 @@ class Pair:
         return Request(request_id, tokens, GREEDY(max_tokens=8), params)
 
 
-async def test_after_both_engines_restarted_nothing_is_computed_again(tmp_path: Path) -> None:
-    storage = KvStorageConfig(endpoint=f"file://{tmp_path}", chunk_tokens=32)
+async def computed_before_and_after_a_restart(directory: Path) -> list[int]:
+    """Tokens that P computes of a prompt of six chunks of 32 tokens and 8 tokens more."""
+    storage = KvStorageConfig(endpoint=f"file://{directory}", chunk_tokens=32)
     tokens = prompt(200)
     computed = []
     for _ in range(2):
@@ -80,23 +81,19 @@ async def test_after_both_engines_restarted_nothing_is_computed_again(tmp_path: 
             answer, _ = await finish(pair.d.submit(pair.decode("b", tokens, params)))
             assert answer == expected(tokens, 8)
         computed.append(pair.counts_p.counts["computed"])
+    return computed
+
+
+async def test_after_both_engines_restarted_nothing_is_computed_again(tmp_path: Path) -> None:
     # The second time, what is beyond the last full chunk.
-    assert computed == [200, 200 - 6 * 32]
+    assert await computed_before_and_after_a_restart(tmp_path) == [200, 200 - 6 * 32]
 
 
 async def test_a_prefill_computes_the_front_while_the_rear_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "LoadGuard", BothGuard)
-    storage = KvStorageConfig(endpoint=f"file://{tmp_path}", chunk_tokens=32)
-    tokens = prompt(200)
-    computed = []
-    for _ in range(2):
-        async with Pair(storage=storage) as pair:
-            params = await pair.prefill("a", tokens)
-            answer, _ = await finish(pair.d.submit(pair.decode("b", tokens, params)))
-            assert answer == expected(tokens, 8)
-        computed.append(pair.counts_p.counts["computed"])
+    computed = await computed_before_and_after_a_restart(tmp_path)
     assert computed == [200, 200 - (6 - FRONT) * 32]
 
 

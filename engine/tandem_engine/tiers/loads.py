@@ -152,15 +152,19 @@ class TierLoads:
             done += 1
             self._observer.record_tier_load(Tier.HOST, self._device.tokens)
         base, rear = done, 0
+
+        async def deliver_stored(index: int, group: str, tensors: list[memoryview]) -> None:
+            await deliver(base + index, group, tensors)
+
         if base < len(chunks) and self._client is not None and self._client.may_have(chunks[base]):
             decision = self._decide(self._client, seq, base, len(chunks))
             if decision.way is Way.BOTH:
                 rear, read = await self._load_rear(
-                    *(self._client, seq, chunks, base, deliver), decision=decision
+                    *(self._client, seq, chunks, base, deliver_stored), decision=decision
                 )
             else:
                 loaded, read = await self._load_front(
-                    *(self._client, seq, chunks, base, deliver), decision=decision
+                    *(self._client, seq, chunks, base, deliver_stored), decision=decision
                 )
                 done += loaded
             size += read
@@ -190,7 +194,7 @@ class TierLoads:
         result = await client.load(
             chunks[base:],
             self._device.memory.groups,
-            lambda index, group, tensors: deliver(base + index, group, tensors),
+            deliver,
             base * self._device.tokens,
             limit=seq.load_limit,
             decision=decision,
@@ -233,7 +237,7 @@ class TierLoads:
             result = await client.load_rear(
                 chunks[base:],
                 self._device.memory.groups,
-                lambda index, group, tensors: deliver(base + index, group, tensors),
+                deliver,
                 load,
                 load.deadline,
             )

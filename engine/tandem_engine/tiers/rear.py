@@ -76,6 +76,10 @@ class RearLoad:
             context = (self._prefix.first + first) * self._prefix.chunk_tokens
             front, _ = self._client.guard.split(self._client.hit(left, context))
             self.rear.start = self._prefix.tokens(first + front)
+            if self.rear.start > self.rear.front and not self.deadline.expired():
+                # Computing goes on: its next wait has a deadline of its own.
+                self.awaited_at = None
+                self.deadline.reschedule(None)
         self._on_found(chunks)
 
     def claim(self, index: int, pending: int) -> bool:

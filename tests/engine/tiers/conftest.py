@@ -1,11 +1,15 @@
 """Fixtures: loads whose outcome does not depend on how busy the test machine is."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tandem_kvstore import client
 from tandem_kvstore.guard.load_guard import Decision, Hit, LoadGuard, Way
+
+from ..engines import prompt, running
+from .asking import LENGTH, ask, storage
 
 FRONT = 2
 """Chunks that `BothGuard` has computed."""
@@ -44,3 +48,11 @@ def patient_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of these tests load whatever is stored: a busy machine computes and loads slowly,
     and the real guard then decides by what it has measured."""
     monkeypatch.setattr(client, "LoadGuard", PatientGuard)
+
+
+@pytest.fixture
+async def stored(tmp_path: Path) -> Path:
+    """A directory with the KV of `prompt(LENGTH)`."""
+    async with running(kv_storage=storage(tmp_path)) as engine:
+        await ask(engine, prompt(LENGTH))
+    return tmp_path

@@ -11,21 +11,18 @@ from pathlib import Path
 import pytest
 
 from tandem_engine.blocks import BlocksStored
-from tandem_engine.engine import Engine, Generation
 from tandem_engine.tiers import chunk_memory
 from tandem_engine.tiers.arriving import ArrivingKv, LayersCut
-from tandem_engine.tiers.settings import KvStorageConfig
-from tandem_engine.types import Request
 from tandem_kvstore import client
 from tandem_kvstore.format import manifest
 from tandem_kvstore.guard.load_guard import Decision, Hit, Way
 from tandem_kvstore.stores.base import StoredObject
 from tandem_kvstore.stores.files import FileStore
 
-from ..engines import GREEDY, Tally, expected, finish, prompt, running, until
+from ..engines import Tally, expected, finish, prompt, running, until
+from .asking import CHUNK, CHUNKS, LENGTH, ask, storage, submit
 from .conftest import PatientGuard
 
-CHUNK, CHUNKS, LENGTH = 32, 6, 200
 _LAST_GROUP = "-001-"
 """In the names of the data objects of the second of two layers."""
 
@@ -91,28 +88,6 @@ async def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     monkeypatch.setattr(FileStore, "get", gated_get)
     monkeypatch.setattr(ArrivingKv, "wait", noticed_wait)
     return gate
-
-
-def storage(directory: Path) -> KvStorageConfig:
-    return KvStorageConfig(endpoint=f"file://{directory}", chunk_tokens=CHUNK)
-
-
-def submit(engine: Engine, tokens: tuple[int, ...], name: str = "a", count: int = 8) -> Generation:
-    return engine.submit(Request(name, tokens, GREEDY(max_tokens=count)))
-
-
-async def ask(engine: Engine, tokens: tuple[int, ...], name: str = "a") -> None:
-    """Send one request, and compare its answer with the dense reference."""
-    answer, _ = await finish(submit(engine, tokens, name))
-    assert answer == expected(tokens, 8)
-
-
-@pytest.fixture
-async def stored(tmp_path: Path) -> Path:
-    """A directory with the KV of `prompt(LENGTH)`."""
-    async with running(kv_storage=storage(tmp_path)) as engine:
-        await ask(engine, prompt(LENGTH))
-    return tmp_path
 
 
 def last_group_of(directory: Path, chunk: int) -> Path:

@@ -5,24 +5,24 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tandem_engine.blocks import BlocksStored
-from tandem_engine.engine import Engine, Generation
+from tandem_engine.engine import Engine
 from tandem_engine.step import Chunk, SampledToken
 from tandem_engine.step_runner import StepRunner
-from tandem_engine.tiers.settings import KvStorageConfig
-from tandem_engine.types import Request
+from tandem_engine.tiers.rear import Prefix, RearLoad
 from tandem_kvstore import client
+from tandem_kvstore.chain import Chunk as Place
 from tandem_kvstore.guard.load_guard import Decision, Hit, Way
 from tandem_kvstore.stores.base import StoredObject
 from tandem_kvstore.stores.files import FileStore
 
-from ..engines import GREEDY, Tally, expected, finish, prompt, running, until
+from ..engines import Tally, expected, finish, prompt, running, until
+from .asking import CHUNK, CHUNKS, LENGTH, ask, storage, submit
 from .conftest import FRONT, BothGuard
-
-CHUNK, CHUNKS, LENGTH = 32, 6, 200
 
 
 class ImpatientGuard(BothGuard):
@@ -74,28 +74,6 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
     monkeypatch.setattr(Engine, "_advance", noted)
     return computed
-
-
-def storage(directory: Path, **settings: int) -> KvStorageConfig:
-    return KvStorageConfig(endpoint=f"file://{directory}", chunk_tokens=CHUNK, **settings)
-
-
-def submit(engine: Engine, tokens: tuple[int, ...], name: str = "a", count: int = 8) -> Generation:
-    return engine.submit(Request(name, tokens, GREEDY(max_tokens=count)))
-
-
-async def ask(engine: Engine, tokens: tuple[int, ...], name: str = "a") -> None:
-    """Send one request, and compare its answer with the dense reference."""
-    answer, _ = await finish(submit(engine, tokens, name))
-    assert answer == expected(tokens, 8)
-
-
-@pytest.fixture
-async def stored(tmp_path: Path) -> Path:
-    """A directory with the KV of `prompt(LENGTH)`."""
-    async with running(kv_storage=storage(tmp_path)) as engine:
-        await ask(engine, prompt(LENGTH))
-    return tmp_path
 
 
 def chunk_file(directory: Path, chunk: int) -> Path:
@@ -231,6 +209,25 @@ async def test_an_engine_stops_while_a_rear_is_loaded(stored: Path, gate: Gate) 
         await engine.stop()
         _, last = await finish(generation)
         assert last.finish_reason == "abort"
+
+
+async def test_a_wait_that_ended_leaves_no_deadline() -> None:
+    """Computing was done before the look-up, which then found less: it goes on."""
+    guard = SimpleNamespace(split=lambda _: (2, 0.0))
+    store = SimpleNamespace(guard=guard, hit=lambda *_: None)
+    prefix = Prefix([Place("", "", 0)] * 8, 0, CHUNK, 8 * CHUNK)
+    decision = Decision(8, 60.0, way=Way.BOTH, front=2, patience=60.0)
+    load = RearLoad(store, prefix, decision, 0, on_found=lambda _: None, on_lost=lambda *_: None)
+    async with load.deadline:
+        load.rear.front = load.rear.start
+        load.set_awaited()
+        assert load.deadline.when() is not None
+        load.on_chain(6)
+        assert load.rear.start == 4 * CHUNK
+        assert load.deadline.when() is None
+        load.rear.front = load.rear.start
+        load.set_awaited()
+        assert load.deadline.when() is not None
 
 
 class RandomGuard(BothGuard):

@@ -1,7 +1,7 @@
 """Hand-offs through storage: the prefill engine names what it stored, the decode engine checks it.
 
-    prefill   last delta ──deliver──► writes ended, seen in the store ──► client
-    decode    LoadLeg ──accepts──► loaded within its time limit ──count_failure
+prefill   last delta ──deliver──► writes ended, seen in the store ──► client
+decode    LoadLeg ──accepts──► loaded within its time limit ──count_failure
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 To decode JSON takes up to 40 ms per megabyte, in single calls that no other thread interrupts, and
 to search a large form 20 ms and more, so only another process keeps it from the EPP's other
-streams. Bodies come on stdin, what was read of
-them leaves on stdout, one after the other; the end of stdin ends the process.
+streams. Bodies come on stdin, what was read of them leaves on stdout, one after the other; the end
+of stdin ends the process.
 """
 
 import os

@@ -36,10 +36,19 @@ class BadServerCertificate(ValueError):
 class ServerTls:
     """The TLS context for new connections to a server."""
 
-    def __init__(self, directory: Path | None, protocols: Sequence[str]) -> None:
-        """`protocols`: names for ALPN, preferred first. Raises BadServerCertificate."""
+    def __init__(
+        self,
+        directory: Path | None,
+        protocols: Sequence[str],
+        *,
+        minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2,
+        ciphers: str = "",
+    ) -> None:
+        """`protocols`: names for ALPN, preferred first. `ciphers`: OpenSSL's names of those of
+        TLS 1.2, with colons between them; empty: its default. Raises BadServerCertificate."""
         self._directory = directory
         self._protocols = list(protocols)
+        self._minimum, self._ciphers = minimum, ciphers
         self._loaded = self._read()
         self._last_warning = ""
         self.context: ssl.SSLContext = self._build(self._loaded)
@@ -75,7 +84,9 @@ class ServerTls:
 
     def _build(self, pem: bytes) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.minimum_version = self._minimum
+        if self._ciphers:
+            context.set_ciphers(self._ciphers)
         context.options |= ssl.OP_NO_RENEGOTIATION
         context.set_alpn_protocols(self._protocols)
         try:

@@ -128,7 +128,7 @@ def main(
     if worker_sockets is not None:
         peers = WorkerPeers.inherited(worker_sockets.number, peer_sockets or ())
         worker = Worker(worker_sockets, peers)
-    own = {"listen": listen, "admin": admin, "secure_proxy": bool(tls_dir), "cert_path": tls_dir}
+    own = {"listen": listen, "admin": admin, "secure_serving": bool(tls_dir), "cert_path": tls_dir}
     settings = _settings({**flags, **own})
     logs.configure(settings.log_format, settings.log_level)
     try:

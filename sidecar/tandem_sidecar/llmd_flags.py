@@ -1,4 +1,7 @@
-"""The flags of llm-d's sidecar (pd-sidecar of llm-d-router 0.10, and older names of its flags).
+"""The flags of llm-d's sidecar (pd-sidecar of llm-d-router), and older names of them.
+
+Source: llm-d/llm-d-router v0.10.0 and its main branch after it (commit 0186107de07d),
+pkg/sidecar/proxy/options.go.
 
 `FLAGS` is the table: what each flag does here. `llmd_command` has click parse them.
 
@@ -154,13 +157,32 @@ FLAGS: Final = (
         f"{_OLD}`--tls-insecure-skip-verify=decoder`", GO_BOOL,
     ),
     Flag(
-        "secure-proxy", WORKS,
+        "secure-serving", WORKS,
         "clients connect over TLS 1.2 or newer; the default with any flag of this table", GO_BOOL,
     ),
+    Flag("secure-proxy", WORKS, f"{_OLD}`--secure-serving`", GO_BOOL),
     Flag(
         "cert-path", WORKS,
         "directory of tls.crt and tls.key, read again when they change; without it a self-signed"
         " certificate",
+    ),
+    Flag(
+        "tls-min-version", WORKS,
+        "`VersionTLS12` or `VersionTLS13`: oldest version of TLS that clients may use",
+    ),
+    Flag(
+        "tls-cipher-suites", WORKS,
+        "ciphers of TLS 1.2 for clients, by the names of Go that it does not call insecure; those"
+        " of TLS 1.3 are always on", GO_STRINGS,
+    ),
+    Flag(
+        "metrics-cert-dir", REFUSED,
+        "the admin port, which serves /metrics, has no TLS: leave it out, and let a NetworkPolicy"
+        " limit who reaches the port", off=("",),
+    ),
+    Flag(
+        "enable-speculative-prefill", NO_EFFECT,
+        "no prompt is computed before a client sends it", GO_BOOL, off=(False,),
     ),
     *(
         Flag(f"moriio-{name}", REFUSED, _MORIIO, GO_BOOL, off=(False,))

@@ -3,11 +3,13 @@
 Errors: `Refused`: a value that cannot be followed; the message names the flag and what to use.
 """
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tandem_contract import go_tls
 from tandem_contract.commandline import HostPort
 from tandem_contract.connectors import ConnectorName
 
@@ -23,6 +25,7 @@ PRIVATE_NETWORKS: Final = (
 
 _DEBUG_LEVEL: Final = 4
 """Lowest number of llm-d's verbosity at which it logs for debugging."""
+_MINIMUM_TLS: Final = "VersionTLS12"
 _STAGES: Final = frozenset({"prefiller", "decoder", "encoder"})
 _PEER_PORTS: Final = {
     ConnectorName.MOONCAKE.value: "mooncake-bootstrap-port",
@@ -71,7 +74,7 @@ class Given:
 def translate(given: Given, flags: Flags) -> tuple[Flags, list[str]]:
     """`flags` with what llm-d's flags say, and log lines about defaults. Raises Refused."""
     flags = flags | _addresses(given, flags) | _connector(given, flags)
-    flags = flags | _tls(given, flags) | _logs(given)
+    flags = flags | _tls(given, flags) | _tls_for_clients(given) | _logs(given)
     lines = _trust(given, flags)
     if "prefill-max-retries" in given.values:
         given.check_alone("prefill-max-retries", "retries")
@@ -127,6 +130,7 @@ def _connector(given: Given, flags: Flags) -> Flags:
 
 
 def _tls(given: Given, flags: Flags) -> Flags:
+    """TLS to engines."""
     stages, unverified = given.stages("enable-tls"), given.stages("tls-insecure-skip-verify")
     # What is inside `flags` already: the engine's address may have changed.
     engine: Engine = flags["engine"]
@@ -142,9 +146,37 @@ def _tls(given: Given, flags: Flags) -> Flags:
         or given.get("decoder-tls-insecure-skip-verify", False),
         "unverified_prefill": "prefiller" in unverified
         or given.get("prefiller-tls-insecure-skip-verify", False),
-        "secure_proxy": given.get("secure-proxy", bool(given.explicit)),
-        "cert_path": Path(given.get("cert-path")) if given.get("cert-path") else None,
     }
+
+
+def _tls_for_clients(given: Given) -> Flags:
+    try:
+        minimum = go_tls.tls_version(given.get("tls-min-version") or _MINIMUM_TLS)
+    except ValueError as err:
+        raise Refused(f"--tls-min-version: {err}") from err
+    if minimum < ssl.TLSVersion.TLSv1_2:
+        raise Refused("--tls-min-version: write VersionTLS12 or VersionTLS13: older are unsafe")
+    names = [name for part in given.get("tls-cipher-suites", ()) for name in part]
+    try:
+        ciphers = go_tls.openssl_ciphers(names, go_tls.WITH_CBC)
+    except ValueError as err:
+        raise Refused(f"--tls-cipher-suites: {err}") from err
+    return {
+        "secure_serving": _is_serving_secure(given),
+        "cert_path": Path(given.get("cert-path")) if given.get("cert-path") else None,
+        "tls_min_version": minimum,
+        "tls_cipher_suites": ciphers,
+    }
+
+
+def _is_serving_secure(given: Given) -> bool:
+    """Whether clients connect over TLS. The command line comes before a file, as in llm-d."""
+    names = [name for name in ("secure-serving", "secure-proxy") if name in given.values]
+    names = [name for name in names if name in given.typed] or names
+    values = {bool(given.get(name)) for name in names}
+    if len(values) > 1:
+        raise Refused("--secure-serving and --secure-proxy set the same: give one of them")
+    return values.pop() if values else bool(given.explicit)
 
 
 def _logs(given: Given) -> Flags:

@@ -74,8 +74,10 @@ def settings_from(flags: Flags) -> Settings:
         certificate=given.pop("tls_cert"),
         key=given.pop("tls_key"),
     )
-    certificates = given.pop("cert_path")
-    for_clients = ListenTls(certificates) if given.pop("secure_proxy") else None
+    clients_tls = ListenTls(
+        given.pop("cert_path"), given.pop("tls_min_version"), given.pop("tls_cipher_suites")
+    )
+    for_clients = clients_tls if given.pop("secure_serving") else None
     try:
         # Only to report unusable files as a usage error; every process reads them itself.
         EngineTls(tls, engine.address)

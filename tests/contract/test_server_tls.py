@@ -95,6 +95,19 @@ async def test_a_changed_certificate_serves_new_connections_even_with_another_ty
     assert [r.message for r in caplog.records] == [f"certificate reloaded from {tmp_path}"]
 
 
+async def test_versions_and_ciphers_that_are_not_allowed_are_refused() -> None:
+    client = unverifying()
+    client.maximum_version = ssl.TLSVersion.TLSv1_2
+    client.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+    await handshake(ServerTls(None, [], ciphers="ECDHE-ECDSA-AES128-GCM-SHA256"), client)
+    for strict in (
+        ServerTls(None, [], ciphers="ECDHE-ECDSA-AES256-GCM-SHA384"),
+        ServerTls(None, [], minimum=ssl.TLSVersion.TLSv1_3),
+    ):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await handshake(strict, client)
+
+
 def garbage(directory: Path) -> None:
     (directory / "tls.key").write_text("no key")
 

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ prefill-max-retries prefill-retry-backoff configuration configuration-file
 zap-devel zap-encoder zap-log-level zap-stacktrace-level zap-time-encoding
 """,
 )
+LLMD_AFTER_0_10 = re.findall(
+    r"\S+",
+    "secure-serving tls-min-version tls-cipher-suites metrics-cert-dir enable-speculative-prefill",
+)
 LLMD_OLDER = re.findall(
     r"\S+",
     """
@@ -63,7 +68,9 @@ def error(*arguments: str) -> str:
 
 
 def test_every_flag_of_llm_d_is_in_the_table_once() -> None:
-    assert sorted(flag.name for flag in FLAGS) == sorted([*LLMD_0_10, *LLMD_OLDER])
+    assert sorted(flag.name for flag in FLAGS) == sorted(
+        [*LLMD_0_10, *LLMD_AFTER_0_10, *LLMD_OLDER]
+    )
 
 
 @pytest.mark.interpreted
@@ -101,6 +108,16 @@ def test_without_them_nothing_changes() -> None:
         ),
         (("--secure-proxy",), {}),
         (("--secure-proxy=false",), {"listen_tls": None}),
+        (("--secure-serving",), {}),
+        (("--secure-serving=false",), {"listen_tls": None}),
+        (("--secure-serving=false", "--secure-proxy=false"), {"listen_tls": None}),
+        (("--tls-min-version=VersionTLS13",),
+         {"listen_tls": ListenTls(minimum=ssl.TLSVersion.TLSv1_3)}),
+        (("--tls-cipher-suites=TLS_AES_128_GCM_SHA256,TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+          "--tls-cipher-suites=TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA"),
+         {"listen_tls": ListenTls(
+             ciphers="ECDHE-RSA-AES128-GCM-SHA256:ECDHE-ECDSA-AES256-SHA")}),
+        (("--metrics-cert-dir=", "--enable-speculative-prefill=false"), {}),
         (("--enable-prefiller-sampling",), {"sample_prefillers": True}),
         (("--tracing=true",), {"spans": True}),
         (("--metrics-port=9100",), {"admin": HostPort("*", 9100)}),
@@ -169,7 +186,8 @@ def test_plan_keys_leave_no_header_trusted(tmp_path: Path) -> None:
 
 def test_a_flag_without_effect_says_so_in_one_line() -> None:
     flags = ("--port=1", "--pool-group=x", "--moriio-tp-size=8", "--decode-chunk-size=0")
-    [pool, moriio, trust] = lines(*flags)
+    [pool, speculative, moriio, trust] = lines(*flags, "--enable-speculative-prefill")
+    assert speculative.startswith("--enable-speculative-prefill has no effect: ")
     assert pool.startswith("--pool-group has no effect: ")
     assert moriio == "--moriio-tp-size has no effect: needs --moriio-write-mode"
     assert "--prefill-allow" in trust
@@ -191,6 +209,11 @@ def test_a_flag_without_effect_says_so_in_one_line() -> None:
         (("--port=0",), "--port: 0"),
         (("--data-parallel-size=0",), "--data-parallel-size"),
         (("--secure-proxy=maybe",), "not true or false"),
+        (("--secure-serving", "--secure-proxy=false"), "set the same: give one"),
+        (("--tls-min-version=1.2",), "'1.2' is none of VersionTLS10"),
+        (("--tls-min-version=VersionTLS11",), "VersionTLS12 or VersionTLS13"),
+        (("--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA",), "RC4_128_SHA is not allowed: use"),
+        (("--metrics-cert-dir=/certs",), "--metrics-cert-dir: the admin port.*NetworkPolicy"),
         (("--zap-encoder=xml",), "json or console"),
         (("--zap-log-level=loud",), "--zap-log-level"),
         (("--configuration={porte: 1}",), "porte: no such flag"),
@@ -219,6 +242,12 @@ def test_a_file_of_flags_may_hold_them_and_the_command_line_wins(tmp_path: Path)
         assert (made.listen_tls, made.tls.engine) == (None, True)
 
 
+def test_the_older_name_in_a_file_yields_to_the_newer_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "sidecar.yaml"
+    file.write_text("secure-proxy: false\ntls-cipher-suites: [TLS_AES_128_GCM_SHA256]")
+    assert settings(f"--configuration-file={file}", "--secure-serving").listen_tls == ListenTls()
+
+
 @component
 async def test_the_command_line_of_llm_d_s_chart_splits_a_request_over_tls() -> None:
     """As llm-d's manifests start it, with a free port and loopback allowed."""
@@ -228,7 +257,7 @@ async def test_the_command_line_of_llm_d_s_chart_splits_a_request_over_tls() -> 
         process = await spawn(
             *(f"--port={port}", f"--vllm-port={decode.address.port}", "--connector=nixlv2"),
             *("--zap-encoder=json", "--inference-pool=default/pool", "--prefill-allow=127.0.0.0/8"),
-            *("--admin=127.0.0.1:0",),
+            *("--admin=127.0.0.1:0", "--secure-serving", "--tls-min-version=VersionTLS13"),
         )
         try:
             assert process.stderr is not None
@@ -241,14 +270,15 @@ async def test_the_command_line_of_llm_d_s_chart_splits_a_request_over_tls() -> 
             assert '"message":"--inference-pool has no effect' in log
             named = {"x-prefiller-host-port": str(prefill.address)}
             body = {"model": "m", "prompt": "p", "max_tokens": 2}
-            async with (
-                aiohttp.ClientSession() as http,
-                http.post(
-                    f"https://127.0.0.1:{port}/v1/completions", json=body, headers=named, ssl=False
-                ) as answer,
-            ):
-                assert answer.status == 200
-                assert answer.headers["x-continuum-routing-path"] == "prefill_then_decode"
+            url, outdated = f"https://127.0.0.1:{port}/v1/completions", ssl.create_default_context()
+            outdated.check_hostname, outdated.verify_mode = False, ssl.CERT_NONE
+            outdated.maximum_version = ssl.TLSVersion.TLSv1_2
+            async with aiohttp.ClientSession() as http:
+                with pytest.raises(aiohttp.ClientConnectionError):
+                    await http.post(url, json=body, headers=named, ssl=outdated)
+                async with http.post(url, json=body, headers=named, ssl=False) as answer:
+                    assert answer.status == 200
+                    assert answer.headers["x-continuum-routing-path"] == "prefill_then_decode"
         finally:
             process.kill()
             await process.communicate()

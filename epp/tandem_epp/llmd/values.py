@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from tandem_contract import go_tls
 from tandem_contract.commandline import HostPort
 
 from ..backends.inference_pool import GROUP, PoolReference
@@ -30,25 +31,6 @@ _DRAIN_SECONDS: Final = 30.0
 _MAX_PORTS: Final = 8
 _DEBUG_VERBOSITY: Final = 4
 _LEVELS: Final = {"debug": "debug", "info": "info", "error": "error", "panic": "error"}
-_VERSIONS: Final = {
-    "VersionTLS10": ssl.TLSVersion.TLSv1_2,
-    "VersionTLS11": ssl.TLSVersion.TLSv1_2,
-    "VersionTLS12": ssl.TLSVersion.TLSv1_2,
-    "VersionTLS13": ssl.TLSVersion.TLSv1_3,
-}
-_CIPHERS: Final = {
-    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
-    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
-    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
-    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
-    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
-    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
-}
-"""Go's name → OpenSSL's. RFC 9113, appendix A, forbids the other ciphers of TLS 1.2."""
-_CIPHERS_13: Final = frozenset(
-    ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-)
-"""Of TLS 1.3: accepted and, as in Go, always on."""
 _SIZE: Final = re.compile(r"\s*(\d+)\s*(|[kMGT]|[KMGT]i)[Bb]?\s*", re.ASCII)
 _POWERS: Final = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -144,17 +126,18 @@ def _tls(settings: Settings, values: Values) -> TlsSettings | None:
     tls = settings.tls or TlsSettings()
     if path := values.get("cert-path"):
         tls = replace(tls, directory=Path(path))
-    if version := values.get("tls-min-version"):
-        if version not in _VERSIONS:
-            raise ValueError(f"--tls-min-version: {version!r} is none of {', '.join(_VERSIONS)}")
-        tls = replace(tls, minimum=_VERSIONS[version])
-    names = [name.strip() for name in values.get("tls-cipher-suites", ())]
-    names = [name for name in names if name and name not in _CIPHERS_13]
-    if unusable := [name for name in names if name not in _CIPHERS]:
-        raise ValueError(
-            f"--tls-cipher-suites: HTTP/2 does not allow {unusable[0]}: use {', '.join(_CIPHERS)}"
-        )
-    return replace(tls, ciphers=":".join(_CIPHERS[name] for name in names))
+    if name := values.get("tls-min-version"):
+        try:
+            version = go_tls.tls_version(name)
+        except ValueError as err:
+            raise ValueError(f"--tls-min-version: {err}") from err
+        # RFC 9113, 9.2: HTTP/2 needs 1.2.
+        tls = replace(tls, minimum=max(version, ssl.TLSVersion.TLSv1_2))
+    try:
+        ciphers = go_tls.openssl_ciphers(values.get("tls-cipher-suites", ()), go_tls.AEAD)
+    except ValueError as err:
+        raise ValueError(f"--tls-cipher-suites, with HTTP/2: {err}") from err
+    return replace(tls, ciphers=ciphers)
 
 
 def _metrics_tls(values: Values) -> TlsSettings | None:

@@ -2,7 +2,7 @@
 
     PlanKeys     the keys that routing plans are verified with (`--plan-key-dir`)
     EngineTls    the certificates for connections to engines (`--tls-ca`, `--tls-cert`, `--tls-key`)
-    listen_tls   the certificate that clients see (`--secure-proxy`, `--cert-path`)
+    listen_tls   the certificate that clients see (`--secure-serving`, `--cert-path`)
 
 An engine's certificate must be valid for the name or address that the sidecar connects to, and that
 is usually an IP address: list `IP Address:10.0.0.7` among its subject alternative names. `--tls-ca`
@@ -92,6 +92,10 @@ class ListenTls:
 
     directory: Path | None = None
     """Directory of tls.crt and tls.key; None: a self-signed certificate, made at the start."""
+    minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+    """Oldest version that clients may use."""
+    ciphers: str = ""
+    """OpenSSL's names for the ciphers of TLS 1.2, with colons between them; empty: its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,9 @@ class BadCertificates(ValueError):
 def listen_tls(tls: ListenTls | None) -> ServerTls | None:
     """The certificate for clients; None: plain TCP. Raises BadCertificates."""
     try:
-        return None if tls is None else ServerTls(tls.directory, _ALPN)
+        if tls is None:
+            return None
+        return ServerTls(tls.directory, _ALPN, minimum=tls.minimum, ciphers=tls.ciphers)
     except BadServerCertificate as err:
         raise BadCertificates(str(err)) from err
 

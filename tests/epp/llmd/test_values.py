@@ -133,7 +133,7 @@ def test_flags_may_stand_without_a_pool() -> None:
         ("--secure-serving --tls-min-version=1.2", "'1.2' is none of VersionTLS10"),
         (
             "--secure-serving --tls-cipher-suites=TLS_RSA_WITH_AES_128_CBC_SHA",
-            "does not allow TLS_RSA_WITH_AES_128_CBC_SHA",
+            "with HTTP/2: TLS_RSA_WITH_AES_128_CBC_SHA is not allowed",
         ),
         ("--metrics-client-ca-file=/ca.pem", "needs --metrics-cert-dir"),
         ("--grpc-max-recv-msg-size=much", "'much' is not a size"),

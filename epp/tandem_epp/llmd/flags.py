@@ -1,4 +1,5 @@
-"""Every flag that llm-d-router 0.10's EPP accepts, and what becomes of it here.
+"""Every flag that the EPP of llm-d-router 0.10 or of its main branch after it accepts, and what
+becomes of it here.
 
 Flags of the kinds `works` and `not needed` keep llm-d's meaning. For a flag without effect the log
 has a line with the reason; a refused one ends the process with it.
@@ -46,6 +47,7 @@ class LlmdFlag:
 
 
 SHORTHANDS: Final[Mapping[str, str]] = {"v": "v"}
+FEATURE_GATES: Final = "feature-gates"
 
 _WORKS, _NOT_NEEDED = Treatment.WORKS, Treatment.NOT_NEEDED
 _NO_EFFECT, _REFUSED = Treatment.NO_EFFECT, Treatment.REFUSED
@@ -86,6 +88,11 @@ FLAGS: Final = (
         own="config",
     ),
     LlmdFlag("config-text", GO_STRING, _WORKS, "the configuration itself", own="config"),
+    LlmdFlag(
+        FEATURE_GATES, GO_STRINGS, _WORKS,
+        "as `featureGates` in the configuration: an unknown gate is refused, and a warning names"
+        " each whose effect is missing",
+    ),
     LlmdFlag(
         "grpc-port", GO_INT, _WORKS, "port of ext_proc; as `--listen`", "9002", own="listen"
     ),
@@ -193,6 +200,14 @@ FLAGS: Final = (
     LlmdFlag(
         "metrics-staleness-threshold", GO_DURATION, _NO_EFFECT,
         "figures of engines count less the older they are", "2s",
+    ),
+    LlmdFlag(
+        "plugin-state-staleness-threshold", GO_DURATION, _NO_EFFECT,
+        "a request counts until its stream ends, however long it runs", "5m",
+    ),
+    LlmdFlag(
+        "fairness-id-metric-label-limit", GO_INT, _NO_EFFECT,
+        "the label `fairness_id` has one value: there is no flow control", "1000",
     ),
     LlmdFlag("enable-pprof", GO_BOOL, _NO_EFFECT, "there are no profiles of Go", "true"),
     LlmdFlag(

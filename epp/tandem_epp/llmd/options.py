@@ -8,7 +8,8 @@ import click
 
 from tandem_contract.go_flags import GO_BOOL, GO_INTS, GO_STRINGS, click_arguments
 
-from .flags import BY_NAME, FLAGS, SHORTHANDS, LlmdFlag, Treatment
+from ..scheduling.feature_gates import read_gate
+from .flags import BY_NAME, FEATURE_GATES, FLAGS, SHORTHANDS, LlmdFlag, Treatment
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,11 +48,14 @@ def given(context: click.Context) -> Mapping[str, Any]:
 
 
 def log_treatments(values: Mapping[str, Any]) -> None:
-    """Warn of each flag in `values` that has no effect."""
+    """Warn of each flag and gate in `values` that has no effect; `with_values` has checked them."""
     for name in values:
         flag = BY_NAME[name]
         if flag.treatment is Treatment.NO_EFFECT:
             _log.warning("--%s has no effect: %s", name, flag.text)
+    for gate in map(read_gate, values.get(FEATURE_GATES, ())):
+        if gate.is_lost:
+            _log.warning("--%s: %s has no effect: %s", FEATURE_GATES, gate.name, gate.reason)
 
 
 def _option(flag: LlmdFlag) -> Callable[[F], F]:

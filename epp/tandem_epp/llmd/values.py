@@ -19,8 +19,10 @@ from tandem_contract.commandline import HostPort
 from ..backends.inference_pool import GROUP, PoolReference
 from ..backends.pod_backend import PodSelection
 from ..http2.tls import TlsSettings
+from ..scheduling.feature_gates import read_gate
 from ..selection import checked_label, checked_selector, checked_subdomain
 from ..settings import Settings
+from .flags import FEATURE_GATES
 
 Values = Mapping[str, Any]
 """Flag name → value, of the flags that are given."""
@@ -53,6 +55,7 @@ def with_values(settings: Settings, values: Values, environ: Mapping[str, str]) 
             authorize_metrics=True,
             drain_timeout=_DRAIN_SECONDS,
         )
+    _check_gates(values)
     settings = _with_configuration(settings, values)
     settings = _with_addresses(settings, values)
     settings = _with_log(settings, values)
@@ -92,6 +95,14 @@ def _with_configuration(settings: Settings, values: Values) -> Settings:
     if file:
         return replace(settings, config=Path(file))
     return replace(settings, config_text=text) if text else settings
+
+
+def _check_gates(values: Values) -> None:
+    for gate in values.get(FEATURE_GATES, ()):
+        try:
+            read_gate(gate)
+        except ValueError as err:
+            raise ValueError(f"--{FEATURE_GATES}: {err}") from err
 
 
 def _with_addresses(settings: Settings, values: Values) -> Settings:

@@ -1,4 +1,4 @@
-"""`EndpointPickerConfig` under llm-d's names (llm-d-router 0.10), read from the router's YAML file.
+"""`EndpointPickerConfig` under llm-d's names (llm-d-router), read from the router's YAML file.
 
     plugins: [{type, name (default: the type), parameters}]
     schedulingProfiles: [{name, plugins: [{pluginRef, weight (default 1)}]}]

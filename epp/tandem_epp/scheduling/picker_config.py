@@ -1,5 +1,10 @@
 """The document `EndpointPickerConfig` as typed values, without a meaning yet.
 
+Its versions differ in `dataLayer` only. The fields of all of them are accepted in each.
+
+Source: llm-d/llm-d-router v0.10.0 and its main branch after it, apix/config/v1alpha1 and
+apix/config/v1.
+
 Errors: `documents.DocumentError`, with file and line.
 """
 
@@ -12,7 +17,12 @@ from tandem_contract.documents import Document, steps
 from .parameters import Strict
 
 KIND: Final = "EndpointPickerConfig"
-API_VERSIONS: Final = ("llm-d.ai/v1alpha1", "inference.networking.x-k8s.io/v1alpha1")
+API_VERSIONS: Final = (
+    "llm-d.ai/v1",
+    "llm-d.ai/v1alpha1",
+    "inference.networking.x-k8s.io/v1alpha1",
+)
+"""The newest first."""
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -51,15 +61,34 @@ class DataSource(Strict, frozen=True):
     extractors: tuple[PluginRef, ...] = ()
 
 
+class Discovery(Strict, frozen=True):
+    """`dataLayer.discovery`."""
+
+    endpoints: PluginRef | None = None
+    peers: PluginRef | None = None
+    pluginRef: str = ""  # noqa: N815 - v1alpha1's form of `endpoints`
+
+
+class CrossReplica(Strict, frozen=True):
+    """`dataLayer.crossReplica`."""
+
+    syncerPluginRef: str = ""  # noqa: N815 - llm-d's name
+    syncInterval: str = ""  # noqa: N815
+    publishTimeout: str = ""  # noqa: N815
+
+
 class DataLayer(Strict, frozen=True):
     """`dataLayer`."""
 
     injectDefaults: bool = True  # noqa: N815 - llm-d's name
     sources: tuple[DataSource, ...] = ()
-    discovery: PluginRef | None = None
+    discovery: Discovery | None = None
+    crossReplica: CrossReplica | None = None  # noqa: N815
+    # v1alpha1's forms of `discovery.peers` and of the fields of `crossReplica`.
     peerDiscovery: PluginRef | None = None  # noqa: N815
     crossReplicaSyncerPluginRef: str = ""  # noqa: N815
     crossReplicaSyncInterval: str = ""  # noqa: N815
+    crossReplicaPublishTimeout: str = ""  # noqa: N815
 
 
 class PriorityBand(Strict, frozen=True):
@@ -68,6 +97,7 @@ class PriorityBand(Strict, frozen=True):
     priority: int = 0
     maxBytes: int | str = 0  # noqa: N815 - llm-d's name
     maxRequests: int | str = 0  # noqa: N815
+    defaultRequestTTL: str = ""  # noqa: N815
     fairnessPolicyRef: str = ""  # noqa: N815
     orderingPolicyRef: str = ""  # noqa: N815
 
@@ -83,6 +113,8 @@ class FlowControl(Strict, frozen=True):
     defaultNegativePriorityBand: PriorityBand | None = None  # noqa: N815
     priorityBands: tuple[PriorityBand, ...] = ()  # noqa: N815
     usageLimitPolicyPluginRef: str = ""  # noqa: N815
+    bandSelectionPolicyPluginRef: str = ""  # noqa: N815
+    endpointGatePluginRef: str = ""  # noqa: N815
     saturationDetector: PluginRef | None = None  # noqa: N815
     enableEviction: bool = False  # noqa: N815
 
@@ -91,6 +123,7 @@ class RequestHandler(Strict, frozen=True):
     """`requestHandler`."""
 
     parsers: tuple[PluginRef, ...] = ()
+    propagatePriority: bool = False  # noqa: N815 - llm-d's name
 
 
 class PickerConfig(Strict, frozen=True):
@@ -114,7 +147,8 @@ def read_picker_config(document: Document, fields: dict[str, Any]) -> PickerConf
     if config.kind != KIND:
         raise document.error("kind", f"{config.kind!r} is not {KIND}")
     if config.apiVersion not in API_VERSIONS:
-        raise document.error("apiVersion", f"{config.apiVersion!r} is not {API_VERSIONS[0]}")
+        known = ", ".join(API_VERSIONS)
+        raise document.error("apiVersion", f"{config.apiVersion!r} is none of {known}")
     return config
 
 

@@ -1,30 +1,26 @@
 """Checks the sections of an `EndpointPickerConfig` that are accepted without effect: feature gates,
 data layer, request handler, flow control.
 
-Errors: `documents.DocumentError` for an unknown gate and for a reference to no plugin.
+Errors: `documents.DocumentError` for an unknown gate, a reference to no plugin, and
+`propagatePriority`, without which engines would serve requests in another order.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from tandem_contract.documents import Document
 
+from .feature_gates import FLOW_CONTROL, read_gate
 from .names import unknown_name
 from .notices import Notice
-from .picker_config import DataLayer, FlowControl, PickerConfig
+from .picker_config import DataLayer, Discovery, FlowControl, PickerConfig
 from .registry import REGISTRY
 from .unsupported import NOT_BUILT
 
-FLOW_CONTROL: Final = "flowControl"
-GATES: Final[Mapping[str, str]] = {
-    FLOW_CONTROL: NOT_BUILT,
-    "haPopulateNonLeaderDatastore": "every replica follows discovery",
-    "dataLayer": "the EPP always reads the engines' load metrics",
-    "prepareDataPlugins": "the EPP always prepares what scorers need",
-}
-"""llm-d's feature gates, older ones included, and why each has no effect."""
-_TRUE: Final = ("1", "t", "true")
-_FALSE: Final = ("0", "f", "false")
+_NO_PRIORITY: Final = (
+    "true is not supported: the EPP writes no priority into requests; remove it. A `priority` that "
+    "a client sends reaches the engine"
+)
 
 
 def section_notices(
@@ -37,6 +33,8 @@ def section_notices(
         if name not in names and name not in REGISTRY:
             message = unknown_name("plugin reference", name, (*names, *REGISTRY))
             raise document.error(path, message)
+    if config.requestHandler is not None and config.requestHandler.propagatePriority:
+        raise document.error("requestHandler.propagatePriority", _NO_PRIORITY)
     yield from _gate_notices(document, config.featureGates)
     for section in (FLOW_CONTROL, "saturationDetector"):
         if getattr(config, section) is not None:
@@ -50,28 +48,30 @@ def section_notices(
 
 
 def _gate_notices(document: Document, gates: Collection[str]) -> Iterator[Notice]:
-    for i, gate in enumerate(gates):
+    for i, text in enumerate(gates):
         path = f"featureGates[{i}]"
-        name, _, value = gate.partition("=")
-        if name not in GATES:
-            raise document.error(path, unknown_name("feature gate", name, GATES.keys()))
-        value = value.strip().lower() or "true"
-        if value not in (*_TRUE, *_FALSE):
-            raise document.error(path, f"{gate!r}: write {name}=true or {name}=false")
-        is_lost = name == FLOW_CONTROL and value in _TRUE
-        yield Notice(document.where(path), f"feature gate {name}", GATES[name], is_lost)
+        try:
+            gate = read_gate(text)
+        except ValueError as err:
+            raise document.error(path, str(err)) from err
+        yield Notice(document.where(path), f"feature gate {gate.name}", gate.reason, gate.is_lost)
 
 
 def _layer_notices(document: Document, layer: DataLayer) -> Iterator[Notice]:
     reason = "the EPP always scrapes its backends and follows discovery"
     yield Notice(document.where("dataLayer"), "dataLayer", reason, is_lost=False)
-    for name, reason in (
-        ("peerDiscovery", "replicas of the EPP find each other by --peers"),
-        ("crossReplicaSyncerPluginRef", "replicas of the EPP share their state by --peers"),
+    find, share = "replicas of the EPP find each other", "replicas of the EPP share their state"
+    for name, value, purpose in (
+        ("discovery.peers", layer.discovery and layer.discovery.peers, find),
+        ("peerDiscovery", layer.peerDiscovery, find),
+        ("crossReplica", layer.crossReplica, share),
+        ("crossReplicaSyncerPluginRef", layer.crossReplicaSyncerPluginRef, share),
+        ("crossReplicaSyncInterval", layer.crossReplicaSyncInterval, share),
+        ("crossReplicaPublishTimeout", layer.crossReplicaPublishTimeout, share),
     ):
-        if getattr(layer, name):
+        if value:
             path = f"dataLayer.{name}"
-            yield Notice(document.where(path), path, reason)
+            yield Notice(document.where(path), path, f"{purpose} by --peers")
 
 
 def _references(config: PickerConfig) -> Iterator[tuple[str, str]]:
@@ -83,7 +83,7 @@ def _references(config: PickerConfig) -> Iterator[tuple[str, str]]:
             for j, extractor in enumerate(source.extractors):
                 yield f"{path}.extractors[{j}].pluginRef", extractor.pluginRef
         if layer.discovery is not None:
-            yield "dataLayer.discovery.pluginRef", layer.discovery.pluginRef
+            yield from _discovery_references(layer.discovery)
     for i, parser in enumerate(config.requestHandler.parsers if config.requestHandler else ()):
         yield f"requestHandler.parsers[{i}].pluginRef", parser.pluginRef
     if config.parser is not None:
@@ -92,6 +92,13 @@ def _references(config: PickerConfig) -> Iterator[tuple[str, str]]:
         yield "saturationDetector.pluginRef", config.saturationDetector.pluginRef
     if config.flowControl is not None:
         yield from _flow_references(config.flowControl)
+
+
+def _discovery_references(discovery: Discovery) -> Iterator[tuple[str, str]]:
+    if discovery.pluginRef:
+        yield "dataLayer.discovery.pluginRef", discovery.pluginRef
+    if discovery.endpoints is not None:
+        yield "dataLayer.discovery.endpoints.pluginRef", discovery.endpoints.pluginRef
 
 
 def _flow_references(flow: FlowControl) -> Iterator[tuple[str, str]]:
@@ -109,7 +116,12 @@ def _flow_references(flow: FlowControl) -> Iterator[tuple[str, str]]:
         ):
             if name:
                 yield f"{FLOW_CONTROL}.{path}.{field}", name
-    if flow.usageLimitPolicyPluginRef:
-        yield f"{FLOW_CONTROL}.usageLimitPolicyPluginRef", flow.usageLimitPolicyPluginRef
+    for field, name in (
+        ("usageLimitPolicyPluginRef", flow.usageLimitPolicyPluginRef),
+        ("bandSelectionPolicyPluginRef", flow.bandSelectionPolicyPluginRef),
+        ("endpointGatePluginRef", flow.endpointGatePluginRef),
+    ):
+        if name:
+            yield f"{FLOW_CONTROL}.{field}", name
     if flow.saturationDetector is not None and flow.saturationDetector.pluginRef:
         yield f"{FLOW_CONTROL}.saturationDetector.pluginRef", flow.saturationDetector.pluginRef

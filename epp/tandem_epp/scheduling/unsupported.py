@@ -1,7 +1,7 @@
 """llm-d's plugins that have no effect here, and those that are refused, each with the reason.
 
 A plugin is accepted if requests are placed as before without it, and refused if they would not be.
-Names are those of llm-d-router 0.10, old ones included.
+Names are those of llm-d-router 0.10 and of its main branch after it, old ones included.
 """
 
 from collections.abc import Mapping
@@ -29,6 +29,9 @@ ACCEPTED: Final = (
     _always("k8s-notification-source", "discovery always notifies the EPP of changes"),
     _always("models-data-source", "discovery tells the models of a backend"),
     _always("models-data-extractor", "discovery tells the models of a backend"),
+    _always(
+        "models-responder", "the EPP answers GET /v1/models itself where backends' models differ"
+    ),
     _always("openai-parser", "the EPP always reads bodies of the APIs it knows"),
     _always("anthropic-parser", "the EPP always reads bodies of the APIs it knows"),
     _always("vllmhttp-parser", "the EPP always reads bodies of the APIs it knows"),
@@ -79,6 +82,12 @@ REFUSED: Final[Mapping[str, RefusedType]] = {
     ),
     "header-profile-handler": RefusedType(
         "profiles belong to phases, and no header chooses them", "disagg-profile-handler"
+    ),
+    "thunder-agent": RefusedType(
+        "the EPP has no queue in which sessions wait for room", "session-affinity-scorer"
+    ),
+    "outlen-bucket": RefusedType(
+        "requests are not classed by the length that their answers will have", "predicted-cost"
     ),
     "p2p-source-producer": RefusedType(
         "prompts are not pulled from a third pod", "prefix-cache-scorer"

@@ -21,10 +21,13 @@ secure-serving tls-min-version tls-cipher-suites metrics-endpoint-auth metrics-c
 metrics-cert-dir config-file config-text allow-experimental-plugins
 """
 """Every flag that the EPP of llm-d-router v0.10.0 defines."""
+OPTIONS_AFTER_0_10 = "feature-gates plugin-state-staleness-threshold fairness-id-metric-label-limit"
+"""Those that its main branch has added since."""
+OPTIONS = f"{OPTIONS_OF_0_10} {OPTIONS_AFTER_0_10}".split()
 
 
 def test_the_table_has_every_flag_of_llmds_epp() -> None:
-    assert sorted(BY_NAME) == sorted(OPTIONS_OF_0_10.split())
+    assert sorted(BY_NAME) == sorted(OPTIONS)
     assert len(FLAGS) == len(BY_NAME)
 
 
@@ -58,6 +61,8 @@ def test_own_flags_of_the_same_setting_exclude_llmds() -> None:
         (["--tracing", "false", "--config=x"], r"unexpected extra argument \(false\)"),
         (["--pool-name=p", "--ext-proc-server=grpcio"], "TLS needs --ext-proc-server http2"),
         (["--tracing=false"], "Missing option '--config'"),
+        (["--pool-name=p", "--feature-gates=flowcontol"], "did you mean 'flowControl'"),
+        (["--pool-name=p", "--feature-gates=flowControl=maybe"], "write flowControl=true or"),
         (["--grpc-port=x"], "'--grpc-port': 'x' is not an integer"),
     ],
 )
@@ -71,6 +76,6 @@ def test_usage_errors(arguments: list[str], reason: str) -> None:
 def test_the_table_of_the_docs_is_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == with_table(page), "docs/llm-d.md is stale: run make generate"
-    assert flag_table().count("\n| `-") == len(OPTIONS_OF_0_10.split())
+    assert flag_table().count("\n| `-") == len(OPTIONS)
     with pytest.raises(ValueError, match="marker lines"):
         with_table("no markers")

@@ -13,7 +13,7 @@ from tandem_contract.commandline import HostPort
 from tandem_epp.backends.inference_pool import PoolReference
 from tandem_epp.backends.pod_backend import PodSelection
 from tandem_epp.http2.tls import TlsSettings
-from tandem_epp.llmd.options import LlmdCommand, given, llmd_options
+from tandem_epp.llmd.options import LlmdCommand, given, llmd_options, log_treatments
 from tandem_epp.llmd.values import with_values
 from tandem_epp.settings import Settings
 
@@ -53,6 +53,14 @@ def test_a_pool_brings_llmds_defaults() -> None:
     named = settings(*POOL, "--pool-namespace=n", "--pool-group=g.example", NAMESPACE="m")
     assert named.pods == PoolReference("n", "p", "g.example")
     assert settings(*POOL, NAMESPACE="m").pods == PoolReference("m", "p")
+
+
+def test_gates_without_an_effect_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    gates = ("--feature-gates=haPopulateNonLeaderDatastore=false,flowControl",)
+    assert settings(*POOL, *gates, "--feature-gates=flowControl=false") == AS_LLMD
+    log_treatments({"feature-gates": ("dataLayer", "flowControl=0", "flowControl=1")})
+    [record] = caplog.records
+    assert record.message.startswith("--feature-gates: flowControl has no effect: the EPP has no")
 
 
 def test_a_selector_has_ports() -> None:

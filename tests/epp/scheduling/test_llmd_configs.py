@@ -290,6 +290,22 @@ def test_check_config_prints_what_has_no_effect_and_why() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", LOADED)
+def test_check_config_says_the_same_of_a_file_in_version_1(name: str, tmp_path: Path) -> None:
+    text = (CONFIGS / f"{name}.yaml").read_text()
+    newer = text.replace("inference.networking.x-k8s.io/v1alpha1", "llm-d.ai/v1").replace(
+        "llm-d.ai/v1alpha1", "llm-d.ai/v1"
+    )
+    assert "v1alpha1" not in newer
+    file, said = tmp_path / "config.yaml", []
+    for each in (text, newer):
+        file.write_text(each)
+        result = CliRunner().invoke(main, ["--check-config", str(file)])
+        said.append((result.exit_code, result.output))
+    assert said[0] == said[1]
+    assert said[0][0] == 0
+
+
 def test_check_config_of_an_invalid_file_ends_with_its_line(tmp_path: Path) -> None:
     file = CONFIGS / "sim-epp-gpu-config.yaml"
     status, lines, error = check(file)

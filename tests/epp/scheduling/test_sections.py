@@ -26,6 +26,20 @@ def notices(text: str) -> tuple[Notice, ...]:
             "unknown plugin reference 'core'",
         ),
         ("dataLayer: {discovery: {pluginRef: files}}", "unknown plugin reference 'files'"),
+        (
+            "dataLayer:\n  discovery:\n    endpoints: {pluginRef: files}",
+            r":3: dataLayer\.discovery\.endpoints\.pluginRef: .*'files'",
+        ),
+        ("dataLayer: {crossReplica: {syncTime: 1s}}", "unknown field `syncTime`"),
+        ("flowControl: {endpointGatePluginRef: gate}", r"endpointGatePluginRef: .*'gate'"),
+        ("flowControl: {bandSelectionPolicyPluginRef: band}", "'band'"),
+        (
+            "requestHandler:\n  propagatePriority: true",
+            r":2: requestHandler\.propagatePriority: true is not supported: .*remove it",
+        ),
+        ("apiVersion: llm-d.ai/v2", "'llm-d.ai/v2' is none of llm-d.ai/v1, llm-d.ai/v1alpha1"),
+        ("plugins: [{type: thunder-agent}]", "nearest: 'session-affinity-scorer'"),
+        ("plugins: [{type: outlen-bucket}]", "nearest: 'predicted-cost'"),
         ("requestHandler: {parsers: [{pluginRef: openai}]}", "did you mean 'openai-parser'"),
         ("parser: {pluginRef: my-parser}", r"parser\.pluginRef"),
         ("saturationDetector: {pluginRef: detect}", r"saturationDetector\.pluginRef"),
@@ -54,6 +68,7 @@ requestHandler: {parsers: [{pluginRef: openai-parser}]}
 dataLayer:
   injectDefaults: false
   crossReplicaSyncerPluginRef: local-syncer
+  crossReplicaPublishTimeout: 2s
 """
     found = [(notice.line, notice.part, notice.is_lost) for notice in notices(text)]
     assert found == [
@@ -63,6 +78,32 @@ dataLayer:
         (6, "requestHandler", False),
         (7, "dataLayer", False),
         (9, "dataLayer.crossReplicaSyncerPluginRef", True),
+        (10, "dataLayer.crossReplicaPublishTimeout", True),
+    ]
+
+
+def test_version_1_has_the_fields_of_the_data_layer_in_groups() -> None:
+    text = """\
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+dataLayer:
+  discovery:
+    endpoints: {pluginRef: metrics-data-source}
+    peers: {pluginRef: by-service}
+  crossReplica:
+    syncerPluginRef: local-syncer
+    syncInterval: 500ms
+    publishTimeout: 2s
+requestHandler: {propagatePriority: false}
+flowControl:
+  priorityBands: [{priority: 1, defaultRequestTTL: 5s}]
+"""
+    assert [(notice.line, notice.part, notice.is_lost) for notice in notices(text)] == [
+        (3, "dataLayer", False),
+        (6, "dataLayer.discovery.peers", True),
+        (7, "dataLayer.crossReplica", True),
+        (11, "requestHandler", False),
+        (12, "flowControl", True),
     ]
 
 

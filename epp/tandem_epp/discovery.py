@@ -79,7 +79,11 @@ def discover_pool_objects(
         rewrites.rules = RewriteRules(objects)
 
     of_rewrites = (resources.MODEL_REWRITES, resources.OLDER_MODEL_REWRITES)
-    of_objectives = (resources.OBJECTIVES, resources.OLDER_OBJECTIVES)
+    of_objectives = (
+        resources.OBJECTIVES,
+        resources.ALPHA_OBJECTIVES,
+        resources.OLDER_OBJECTIVES,
+    )
     return (
         PoolObjects(api, pool, of_rewrites, read_rewrite, replace_rules),
         PoolObjects(api, pool, of_objectives, read_objective, objectives.replace),

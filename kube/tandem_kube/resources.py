@@ -64,7 +64,8 @@ _LLMD: Final = "llm-d.ai/v1alpha2"
 _OLDER_INFERENCE: Final = "inference.networking.x-k8s.io/v1alpha2"
 MODEL_REWRITES: Final = Resource(_LLMD, "inferencemodelrewrites")
 OLDER_MODEL_REWRITES: Final = Resource(_OLDER_INFERENCE, "inferencemodelrewrites")
-OBJECTIVES: Final = Resource(_LLMD, "inferenceobjectives")
+OBJECTIVES: Final = Resource("llm-d.ai/v1", "inferenceobjectives")
+ALPHA_OBJECTIVES: Final = Resource(_LLMD, "inferenceobjectives")
 OLDER_OBJECTIVES: Final = Resource(_OLDER_INFERENCE, "inferenceobjectives")
 HTTP_ROUTES: Final = Resource("gateway.networking.k8s.io/v1", "httproutes")
 

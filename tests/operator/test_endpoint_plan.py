@@ -297,7 +297,8 @@ def test_the_epp_of_an_inference_pool_serves_gateways_and_what_refers_to_it(is_p
     pod = objects[ObjectRef("apps/v1", "Deployment", "chat-epp")]["spec"]["template"]["spec"]
     arguments = pod["containers"][0]["args"]
     if is_pool:
-        assert resources == {"pods", "inferencemodelrewrites", "inferenceobjectives"}
+        kinds = {"inferencemodelrewrites", "inferenceobjectives", "inferencepools"}
+        assert resources == {"pods", *kinds}
         assert arguments[arguments.index("--inference-pool") + 1] == "chat"
         assert "--accept-tls" in arguments
     else:

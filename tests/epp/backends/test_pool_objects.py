@@ -16,7 +16,8 @@ from tandem_contract import headers as wire
 from tandem_contract import labels
 from tandem_kube.client import Api, connect
 from tandem_kube.resources import (
-    CUSTOM_RESOURCE_DEFINITIONS,
+    ALPHA_OBJECTIVES,
+    INFERENCE_POOLS,
     MODEL_REWRITES,
     OBJECTIVES,
     OLDER_MODEL_REWRITES,
@@ -38,8 +39,29 @@ REWRITES = pytest.mark.parametrize(
     "kind", [MODEL_REWRITES, OLDER_MODEL_REWRITES], ids=lambda kind: kind.group, indirect=True
 )
 OBJECTIVE_KINDS = pytest.mark.parametrize(
-    "kind", [OBJECTIVES, OLDER_OBJECTIVES], ids=lambda kind: kind.group, indirect=True
+    "kind",
+    [OBJECTIVES, ALPHA_OBJECTIVES, OLDER_OBJECTIVES],
+    ids=lambda kind: kind.api_version,
+    indirect=True,
 )
+POOL_REFERENCE = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "group": {"type": "string", "default": "inference.networking.k8s.io"},
+        "kind": {"type": "string", "default": "InferencePool"},
+        "name": {"type": "string"},
+    },
+}
+OBJECTIVE_SPEC = {
+    "type": "object",
+    "properties": {
+        "priority": {"type": "integer", "format": "int32"},
+        "poolRefs": {"type": "array", "items": POOL_REFERENCE},
+        "poolSelector": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+    },
+}
+"""Of llm-d.ai/v1, whose definition is in no Go module yet: the fields of llm-d's type."""
 
 
 @pytest.fixture
@@ -57,6 +79,10 @@ def kind(request: pytest.FixtureRequest, pool_kind: ControlPlane, tmp_path: Path
     # Groups that end in k8s.io need the annotation that the original has.
     definition["metadata"]["name"] = f"{resource.plural}.{resource.group}"
     definition["spec"]["group"] = resource.group
+    if resource == OBJECTIVES:
+        schema = {"type": "object", "properties": {"spec": OBJECTIVE_SPEC}}
+        version = {"name": "v1", "served": True, "storage": True}
+        definition["spec"]["versions"] = [{**version, "schema": {"openAPIV3Schema": schema}}]
     file = tmp_path / "definition.json"
     file.write_text(json.dumps(definition))
     pool_kind.kubectl("apply", "--server-side", f"--filename={file}")
@@ -68,8 +94,9 @@ def kind(request: pytest.FixtureRequest, pool_kind: ControlPlane, tmp_path: Path
 async def api(pool_kind: ControlPlane, kind: Resource) -> AsyncIterator[Api]:
     async with await connect(pool_kind.kubeconfig) as connected:
         yield connected
-        # The other kind is preferred or not by what is installed.
-        await connected.delete(CUSTOM_RESOURCE_DEFINITIONS, f"{kind.plural}.{kind.group}")
+        # The other kinds are preferred or not by what is installed. kubectl waits until it is gone:
+        # the next test may install another version under the same name.
+        pool_kind.kubectl("delete", "customresourcedefinition", f"{kind.plural}.{kind.group}")
 
 
 def rewrite(kind: Resource, namespace: str, target: str, pool: str = "p") -> dict[str, Any]:
@@ -138,12 +165,16 @@ async def test_rules_apply_as_objects_change(
                 await until(is_refused)
 
 
-def objective(kind: Resource, namespace: str, name: str, **spec: Any) -> dict[str, Any]:
+def objective(
+    kind: Resource, namespace: str, name: str, pool: str = "p", **spec: Any
+) -> dict[str, Any]:
+    refs = [{"name": "another"}, {"name": pool}]
+    reference = {"poolRefs": refs} if kind == OBJECTIVES else {"poolRef": refs[1]}
     return {
         "apiVersion": kind.api_version,
         "kind": "InferenceObjective",
         "metadata": {"name": name, "namespace": namespace},
-        "spec": {"poolRef": {"name": "p"}, **spec},
+        "spec": {**reference, **spec},
     }
 
 
@@ -161,7 +192,7 @@ async def test_priorities_apply_as_objectives_change(
     async with serving(backend):
         await pods.create_plain("vllm", {"app": "vllm"})
         await pool.apply("vllm", backend.port)
-        other = objective(kind, pods.namespace, "other", poolRef={"name": "other"}, priority=7)
+        other = objective(kind, pods.namespace, "other", pool="other", priority=7)
         await api.apply(kind, other, manager="test")
         async with started(tmp_path, pods.namespace, control_plane.kubeconfig) as epp:
             await until(epp.ready)
@@ -189,6 +220,34 @@ async def counts(epp: Epp, url: str, name: str, priority: int) -> bool:
 
 
 @pytest.mark.parametrize("kind", [OBJECTIVES], indirect=True)
+async def test_an_objective_may_select_pools_by_their_labels(
+    control_plane: ControlPlane,
+    pods: Pods,
+    pool: Pool,
+    kind: Resource,
+    api: Api,
+    tmp_path: Path,
+) -> None:
+    backend = Backend("vllm")
+    backend.release.set()
+    async with serving(backend):
+        await pods.create_plain("vllm", {"app": "vllm"})
+        await pool.apply("vllm", backend.port)
+        selected = objective(kind, pods.namespace, "premium", priority=4)
+        selected["spec"].pop("poolRefs")
+        expression = {"key": "tier", "operator": "In", "values": ["gold"]}
+        selected["spec"]["poolSelector"] = {"matchExpressions": [expression]}
+        await api.apply(kind, selected, manager="test")
+        async with started(tmp_path, pods.namespace, control_plane.kubeconfig) as epp:
+            await until(epp.ready)
+            async with envoy(tmp_path, envoy_settings(epp.grpc)) as url:
+                assert await counts(epp, url, "premium", 0), "the pool has no labels"
+                labelled = {"metadata": {"name": "p", "labels": {"tier": "gold"}}}
+                await api.patch(INFERENCE_POOLS, "p", labelled, pods.namespace)
+                await until(lambda: counts(epp, url, "premium", 4))
+
+
+@pytest.mark.parametrize("kind", [ALPHA_OBJECTIVES], indirect=True)
 async def test_objects_of_a_pool_apply_to_pods_that_a_label_selects(
     control_plane: ControlPlane, pods: Pods, kind: Resource, api: Api, tmp_path: Path
 ) -> None:

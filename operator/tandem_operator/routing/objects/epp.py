@@ -32,6 +32,7 @@ _STORAGE_OFFLOADING: Final = {"kv_cache_index": {"storage_offloading": {"enabled
 _RBAC: Final = "rbac.authorization.k8s.io"
 _GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
 _READ: Final = ["get", "list", "watch"]
+_POOL_GROUPS: Final = ["inference.networking.k8s.io", "inference.networking.x-k8s.io"]
 _POOL_OBJECT_GROUPS: Final = ["llm-d.ai", "inference.networking.x-k8s.io"]
 _POOL_OBJECTS: Final = ["inferencemodelrewrites", "inferenceobjectives"]
 """Kinds that refer to an InferencePool and that the EPP reads, in both groups."""
@@ -76,7 +77,11 @@ def _rbac(observed: ObservedEndpoint, name: str, required: EndpointRequirements)
     role, binding = (f"{_RBAC}/v1", "Role"), (f"{_RBAC}/v1", "RoleBinding")
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": _READ}]
     if required.inference_pool:
-        rules.append({"apiGroups": _POOL_OBJECT_GROUPS, "resources": _POOL_OBJECTS, "verbs": _READ})
+        rules += [
+            {"apiGroups": _POOL_OBJECT_GROUPS, "resources": _POOL_OBJECTS, "verbs": _READ},
+            # An object may select pools by their labels.
+            {"apiGroups": _POOL_GROUPS, "resources": ["inferencepools"], "verbs": _READ[1:]},
+        ]
     subject = {"kind": account[1], "name": name, "namespace": observed.key.namespace}
     reference = {"apiGroup": _RBAC, "kind": role[1], "name": name}
     return [

@@ -94,10 +94,13 @@ class StoreClient:
         self._judge(chunks, outcome)
         return outcome.chunks, outcome.reason
 
-    async def look_up(self, chunks: Sequence[Chunk], context: int) -> Decision:
-        """How many leading chunks another process should load now, and in how many seconds."""
+    async def look_up(self, chunks: Sequence[Chunk], context: int, cached: int = 0) -> Decision:
+        """How many leading chunks another process should load now, and in how many seconds.
+
+        `context`, `cached`: see `Hit`.
+        """
         start = _now()
-        decision = self.decide(self.hit(len(chunks), context))
+        decision = self.decide(self.hit(len(chunks), context, cached=cached))
         if decision.chunks == 0 or not self.may_have(chunks[0]):
             self._result(chunks, 0, decision.reason or Reason.MISSING)
             return Decision(0, 0.0, decision.reason or Reason.MISSING)
@@ -137,13 +140,14 @@ class StoreClient:
         chunks: int,
         context: int,
         *,
+        cached: int = 0,
         groups: int = 1,
         tail: int = 0,
         can_do_both: bool = False,
     ) -> Hit:
         """Chunks of this store's size; see `Hit`."""
         size = self._chunk_bytes
-        return Hit(chunks, self._chunk_tokens, size, context, groups, tail, can_do_both)
+        return Hit(chunks, self._chunk_tokens, size, context, cached, groups, tail, can_do_both)
 
     def decide(self, hit: Hit, limit: float | None = None) -> Decision:
         """What a request does about chunks that may be stored.

@@ -113,6 +113,21 @@ def test_a_decision_keeps_its_promises(
         assert decision.reason is Reason.UNPROFITABLE
 
 
+def test_what_the_engine_has_of_the_first_chunk_is_no_gain() -> None:
+    # A chunk is loaded in 0.035 s and computed in 0.128 s, its last 16 tokens in 0.008 s.
+    learned = guard(2_000, SIZE / 0.03)
+    assert learned.decide(Hit(1, CHUNK, SIZE, 0), 1.0).chunks == 1
+    almost = Hit(1, CHUNK, SIZE, 0, cached=CHUNK - 16)
+    assert learned.decide(almost, 1.0).reason is Reason.UNPROFITABLE
+    several = replace(almost, chunks=8)
+    decision = learned.decide(several, 1.0)
+    saved = learned.compute_seconds(7 * CHUNK + 16, CHUNK - 16)
+    assert (decision.chunks, decision.deadline) == (8, 0.5 * saved)
+    # Computing chunks from the front takes as long as what is missing of them.
+    _, seconds = learned.split(replace(almost, chunks=1, can_do_both=True), least=1)
+    assert seconds == learned.compute_seconds(16, CHUNK - 16)
+
+
 def test_misses_are_bounded_and_forgotten() -> None:
     missing = MissingKeys(capacity=3, seconds=5.0)
     for i in range(5):

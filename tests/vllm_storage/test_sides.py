@@ -11,6 +11,7 @@ from tandem_kvstore.chunk_store import Chunk
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.tensors import LayerGroup
+from tandem_kvstore.guard.load_guard import Decision, Hit, LoadGuard
 
 from .sides import BLOCK, CHUNK, Engine, FakeRequest
 
@@ -44,6 +45,23 @@ def test_another_engine_loads_what_was_saved(engine: MakeEngine, ranks: int) -> 
         for layer in cache:
             assert (layer[[9, 8, 7, 6]] == 7.0).all()
             assert (layer[[5, 4, 10]] == 0.0).all()
+
+
+def test_what_vllm_has_of_the_first_chunk_is_no_gain_of_a_load(
+    engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, hits = list(range(2 * CHUNK + 3)), list[Hit]()
+    engine().compute(FakeRequest("a", tokens), [0, 1, 2, 3, 4], 7.0)
+    second, decide = engine(), LoadGuard.decide
+
+    def recorded(guard: LoadGuard, hit: Hit, now: float) -> Decision:
+        hits.append(hit)
+        return decide(guard, hit, now)
+
+    monkeypatch.setattr(LoadGuard, "decide", recorded)
+    assert second.ask(FakeRequest("b", tokens), BLOCK) == 2 * CHUNK - BLOCK
+    [hit] = hits
+    assert (hit.chunks, hit.context, hit.cached) == (2, 0, BLOCK)
 
 
 def test_writing_begins_with_the_next_step(

@@ -226,7 +226,9 @@ class SchedulerSide:
                 limit = state.leg.tandem_kv_load_timeout
                 return self._thread.submit(find_named(self._client, named[first:], limit))
             self._fail_transfer(state)
-        return self._thread.submit(self._client.look_up(chains[0][first:], first * self._size))
+        start = first * self._size
+        look_up = self._client.look_up(chains[0][first:], start, computed - start)
+        return self._thread.submit(look_up)
 
     def _fail_transfer(self, state: RequestState) -> None:
         """Count a hand-off that does not bring what it names, once."""

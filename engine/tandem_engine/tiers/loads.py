@@ -177,7 +177,14 @@ class TierLoads:
         groups = 1 if seq.is_remote_decode else len(self._device.memory.groups)
         tail = len(seq.tokens) - self._tokens_of(seq, end)
         context = base * self._device.tokens
-        hit = client.hit(end - base, context, groups=groups, tail=tail, can_do_both=True)
+        hit = client.hit(
+            end - base,
+            context,
+            cached=max(0, seq.computed_tokens - context),
+            groups=groups,
+            tail=tail,
+            can_do_both=True,
+        )
         return client.decide(hit, seq.load_limit)
 
     async def _load_front(

@@ -1,6 +1,7 @@
 """Whether a request loads KV, computes it or does both at once, and for how long it may wait.
 
-Predicted seconds, for m chunks that may be stored and t tokens after them, in g layer groups:
+Predicted seconds, for m chunks that may be stored and t tokens after them, in g layer groups; what
+the engine has of the first chunk already is loaded with it and counts in no C:
 
     COMPUTE   C(m) + C(t)
     LOAD      L(m) + C(t)                                       at most 0.85 of the deadline
@@ -85,6 +86,8 @@ class Hit:
     chunk_bytes: int
     context: int
     """Tokens before them that are cached."""
+    cached: int = 0
+    """Tokens of the first of them that are cached: loading saves no computing of these."""
     groups: int = 1
     """Layer groups of a chunk; 1 also where no step may wait for a layer."""
     tail: int = 0
@@ -256,7 +259,8 @@ class LoadGuard:
         return Decision(count, deadline)
 
     def _compute_chunks(self, hit: Hit, chunks: int) -> float:
-        return self.compute_seconds(chunks * hit.chunk_tokens, hit.context)
+        tokens = max(0, chunks * hit.chunk_tokens - hit.cached)
+        return self.compute_seconds(tokens, hit.context + hit.cached)
 
     def _load_chunks(self, hit: Hit, chunks: int) -> float:
         return self.loading.predict(1, chunks * hit.chunk_bytes) if chunks else 0.0

@@ -40,7 +40,7 @@ from .decider import MAX_UNSPLIT_BLOCKS, NoBackend, PathDecision, SplitImpossibl
 from .profile import ScoringContext
 from .prompt_tokens import PromptTokens, prompt_tokens
 from .result import SchedulingResult
-from .stored_prompts import Loads, add_loads
+from .stored_prompts import Loads, add_loads, load_of
 
 _UNIFIED: Final = RoutingPath.UNIFIED
 # Made once: to make a named tuple takes as long as the rest of the decision on the path.
@@ -148,8 +148,11 @@ class CostScheduler:
         else:
             is_decode = decode.estimates.is_decode
             cached = min(on_decode, context.cached_tokens(decode)) if is_decode else on_decode
+        loaded = load_of(context, prefill[0] if prefill else decode, cached).tokens
         output = self.expected_output(request)
-        return PlacedPrompt(prompt, cached, on_decode, output, is_stream=request.is_stream)
+        return PlacedPrompt(
+            prompt, cached + loaded, on_decode, output, is_stream=request.is_stream, loaded=loaded
+        )
 
     def expected_output(self, request: InferenceRequest | None) -> float:
         """Tokens that the answer to `request` is expected to have."""

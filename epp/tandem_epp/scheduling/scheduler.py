@@ -161,9 +161,11 @@ class Scheduler:
                 decision = without_prefill(scheduling.decider)
             # An alternate of the decode pod must be able to read the same KV.
             decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in ranking)]
-        loaded = 0 if ranking else inputs.load.tokens
+        load = inputs.load
+        if ranking:
+            load = load_of(context, ranking[0], context.placed_tokens(ranking[0]))
         return SchedulingResult(
-            decision, decode, ranking, inputs.cached_tokens, loaded_tokens=loaded
+            decision, decode, ranking, inputs.cached_tokens, loaded_tokens=load.tokens
         )
 
     def _prefer_unified(
@@ -202,7 +204,7 @@ class Scheduler:
             is_disaggregated=self._fleet.is_disaggregated(decode),
             is_enabled=self.routing.serving.enabled,
             has_prefill_candidate=has_prefill_candidate,
-            load=load_of(context, decode),
+            load=load_of(context, decode, context.cached_tokens(decode)),
             single_engine_reason=request.single_engine_reason if request else "passthrough",
         )
 

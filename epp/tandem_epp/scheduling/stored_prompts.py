@@ -11,11 +11,11 @@ Loads = dict[int, Load]
 """Row of `FleetFigures` → what its pod would load; pods that load nothing are absent."""
 
 
-def load_of(context: ScoringContext, pod: Pod) -> Load:
-    """What `pod` would load of the prompt of `context`."""
+def load_of(context: ScoringContext, pod: Pod, cached: int) -> Load:
+    """What `pod`, which has `cached` tokens of the prompt of `context`, would load of it."""
     if context.precise is None or not context.precise.stored:
         return NO_LOAD
-    return _load(context, pod, context.cached_tokens(pod), context.now)
+    return _load(context, pod, cached, context.now)
 
 
 def add_loads(

@@ -92,10 +92,20 @@ def test_the_predicted_cost_has_the_load_as_a_term() -> None:
     assert chosen.terms["load"] == pytest.approx(0.02 + STORED * 1000 / 1e9)
 
 
-def test_the_size_of_a_request_tells_what_is_loaded() -> None:
-    size = _schedule({}, STORED).size
+@pytest.mark.parametrize("plugins", [{}, SCORES], ids=["cost", "scores"])
+def test_the_size_of_a_request_tells_what_is_loaded(plugins: dict[str, object]) -> None:
+    """Else the pod would count as busy with tokens that it does not compute."""
+    size = _schedule(plugins, STORED).size
     assert (size.prompt, size.cached, size.loaded) == (TOKENS, STORED, STORED)
-    assert _schedule({}, STORED, gpu=True).size.loaded == 0
+    assert _schedule(plugins, STORED, gpu=True).size.loaded == 0
+
+
+def test_a_prefill_pod_that_scores_choose_loads_from_its_store() -> None:
+    half = TOKENS // 2
+    result = _schedule(SCORES, half)
+    assert ([pod.name for pod in result.prefill], result.loaded_tokens) == (["p"], half)
+    assert (result.size.cached, result.size.loaded) == (half, half)
+    assert result.size.cached_on_decode == 0
 
 
 def test_without_a_tier_nothing_is_named() -> None:

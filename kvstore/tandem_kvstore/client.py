@@ -95,10 +95,8 @@ class StoreClient:
         return outcome.chunks, outcome.reason
 
     async def look_up(self, chunks: Sequence[Chunk], context: int, cached: int = 0) -> Decision:
-        """How many leading chunks another process should load now, and in how many seconds.
-
-        `context`, `cached`: see `Hit`.
-        """
+        """How many leading chunks another process should load now, and in how many seconds; the
+        rest: see `Hit`."""
         start = _now()
         decision = self.decide(self.hit(len(chunks), context, cached=cached))
         if decision.chunks == 0 or not self.may_have(chunks[0]):
@@ -150,10 +148,7 @@ class StoreClient:
         return Hit(chunks, self._chunk_tokens, size, context, cached, groups, tail, can_do_both)
 
     def decide(self, hit: Hit, limit: float | None = None) -> Decision:
-        """What a request does about chunks that may be stored.
-
-        `limit`: seconds for KV that another engine has just stored for this request.
-        """
+        """What a request does about chunks that may be stored; `limit`: see `load`."""
         if limit is not None:
             return self.guard.decide_hand_off(hit, limit)
         return self.guard.decide(hit, _now())

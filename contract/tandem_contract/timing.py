@@ -22,16 +22,19 @@ class Timing(Struct, frozen=True):
     """Durations in seconds, tokens and bytes of one request; None: unknown."""
 
     queue: float | None = None
-    """Seconds from admission to the start of the first prefill chunk."""
+    """Seconds from admission to the start of the first prefill chunk, without `transfer`; and waits
+    for KV in storage that could not be used."""
     compute: float | None = None
-    """Seconds from the start of the first prefill chunk to the first token."""
+    """Seconds from the start of the first prefill chunk to the first token, without waits for
+    KV."""
     cached: int | None = None
     """Prompt tokens found in the prefix cache. Unknown if the engine's `usage` does not say:
     vLLM counts them with `--enable-prompt-tokens-details` (old versions only if it is not 0)."""
     computed: int | None = None
     """Prompt tokens computed."""
     transfer: float | None = None
-    """Seconds of the KV transfer, measured by the decode engine."""
+    """Seconds of the KV transfer, measured by the engine that it brought KV to. It may have
+    computed meanwhile: these seconds are in `compute`, too."""
     bytes: int | None = None
     """KV bytes transferred."""
     leg: float | None = None

@@ -88,10 +88,11 @@ class Sequence:
     saved_chunks: int = 0
     """Leading chunks that were given to the KV tiers; see `tiers`."""
     start_time: float | None = None
-    """time.perf_counter() when its first chunk began; at the end of its load, if it was computed
-    meanwhile."""
+    """time.perf_counter() when its first chunk began."""
     overlapped: float = 0.0
-    """Seconds for which it was computed before that."""
+    """Seconds of its load after that."""
+    waited: float = 0.0
+    """Seconds after that in which nothing of it could be computed until its load went on."""
 
     def __post_init__(self) -> None:
         # A copy: generated tokens are appended, and the request is frozen.
@@ -136,10 +137,12 @@ class Sequence:
         """
         start, pull = self.start_time or self.arrival_time, self.pull
         pull_seconds = pull.seconds if pull is not None else 0.0
+        # Before the first chunk, a pull's time is reported as transfer, not as queue.
+        queue = max(0.0, start - self.arrival_time - max(0.0, pull_seconds - self.overlapped))
         return Timing(
-            # A pull starts before the first chunk: its time is reported as transfer, not as queue.
-            queue=max(0.0, start - self.arrival_time - pull_seconds),
-            compute=now - start + self.overlapped,
+            # A wait for a load that brought nothing delayed it as a queue does.
+            queue=queue if pull is not None else queue + self.waited,
+            compute=now - start - self.waited,
             cached=self.cached_tokens,
             computed=max(0, self.prompt_tokens - self.cached_tokens - self.pulled_tokens),
             transfer=pull_seconds if pull is not None else None,

@@ -67,9 +67,8 @@ class StepRunner:
             return None
         # All layers are here, so that the load is about to end.
         await kv.join()
-        # Its waits are part of the load; what it computed meanwhile counts beside the load.
-        seq.start_time = kv.ended_at
-        seq.overlapped = max(0.0, kv.ended_at - begin - sum(waits))
+        seq.start_time, seq.waited = begin, sum(waits)
+        seq.overlapped = kv.ended_at - begin
         return results
 
 

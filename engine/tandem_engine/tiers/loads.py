@@ -254,11 +254,8 @@ class TierLoads:
         tokens = load.end(result.chunks)
         if not tokens:
             seq.rear = None
-        elif seq.start_time is not None:
-            # A wait for the load is transfer; what was computed meanwhile counts beside it.
-            ended = time.perf_counter()
-            seq.overlapped = (load.awaited_at or ended) - seq.start_time
-            seq.start_time = ended
+        if seq.start_time is not None:
+            seq.waited, seq.overlapped = load.waited, time.perf_counter() - seq.start_time
         self._observer.record_tier_load(Tier.STORAGE, result.chunks * self._device.tokens)
         return tokens, result.bytes
 

@@ -60,8 +60,10 @@ class RearLoad:
         self._on_found, self.on_lost = on_found, on_lost
         self._begin = asyncio.get_running_loop().time()
         self._found = len(prefix.chunks)
-        self.awaited_at: float | None = None
-        """time.perf_counter() when the front was computed."""
+        self.waited = 0.0
+        """Seconds for which computing has waited for the load."""
+        # time.perf_counter() when the front was computed; None: computing goes on.
+        self._awaited_at: float | None = None
         self.deadline = asyncio.timeout(None)
         """Of the load; set when computing waits for it."""
         self.rear = Rear(prefix.tokens(decision.front), prefix.tokens(self._found), computed)
@@ -78,7 +80,7 @@ class RearLoad:
             self.rear.start = self._prefix.tokens(first + front)
             if self.rear.start > self.rear.front and not self.deadline.expired():
                 # Computing goes on: its next wait has a deadline of its own.
-                self.awaited_at = None
+                self._end_wait()
                 self.deadline.reschedule(None)
         self._on_found(chunks)
 
@@ -99,17 +101,23 @@ class RearLoad:
 
     def set_awaited(self) -> None:
         """The front is computed: the load has a deadline from now on."""
-        if self.awaited_at is None:
-            self.awaited_at = time.perf_counter()
+        if self._awaited_at is None:
+            self._awaited_at = time.perf_counter()
             now = asyncio.get_running_loop().time()
             late = self._begin + self._decision.deadline
             self.deadline.reschedule(min(late, now + self._decision.patience))
 
     def end(self, loaded: int) -> int:
         """The load has ended with the last `loaded` chunks. Returns the tokens that it brought."""
+        self._end_wait()
         self.rear.is_loading = False
         self.rear.start = self._prefix.tokens(self._found - loaded)
         return self.rear.end - self.rear.start
+
+    def _end_wait(self) -> None:
+        if self._awaited_at is not None:
+            self.waited += time.perf_counter() - self._awaited_at
+            self._awaited_at = None
 
     def _computed_chunks(self) -> int:
         """Chunks of the prefix that are computed, or being computed, at least in part."""

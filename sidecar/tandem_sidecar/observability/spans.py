@@ -80,8 +80,8 @@ def leg_spans(record: Record, trace: TraceContext, leg: Leg) -> list[Span]:
     timing = leg.timing
     if leg.phase is not Phase.DECODE or timing is None or timing.transfer is None:
         return [span]
-    # The engine reports the transfer's duration, not its start. It loads KV before it computes
-    # anything, so the span is drawn at the start of the leg.
+    # The engine reports the transfer's duration, not its start. It begins to load KV before it
+    # computes anything, so the span is drawn at the start of the leg.
     loaded = started + timing.transfer
     size: Attributes = {} if timing.bytes is None else {"tandem.kv_bytes": timing.bytes}
     return [span, Span(TRANSFER, SpanKind.INTERNAL, new_span_id(), span_id, started, loaded, size)]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,10 @@ from tests.cluster import tools
 
 from tandem_engine.tiers.chunk_memory import LAYOUT, ChunkMemory
 from tandem_engine.types import KvLayout
-from tandem_kvstore import chunk_store
+from tandem_kvstore import checksums
+from tandem_kvstore.chain import Progress
 from tandem_kvstore.chunk_store import Chunk, ChunkStore, chunks_of
+from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.identity import KvIdentity, Prompt, chunk_keys
 from tandem_kvstore.format.tensors import content_hash
 from tandem_kvstore.location import Secret, StoreCredentials, StoreLocation, store_location
@@ -46,6 +48,8 @@ _BLOCK, _LAYERS, _HEADS, _DIM = 16, 4, 8, 128
 _TOKEN_BYTES: Final = _LAYERS * 2 * _HEADS * _DIM * 2
 _SIZES: Final = {1: 15, 16: 9, 64: 5, 256: 3}
 """MiB → rounds."""
+_MEMORY_CHUNKS: Final = (1024, 64, 32)
+"""Tokens of a chunk: 16 MiB, and two sizes whose data follow their manifest."""
 
 
 @asynccontextmanager
@@ -88,10 +92,12 @@ class Bench:
     url: str
     size: int
     """Bytes of KV."""
+    chunk_tokens: int = 1024
+    """At most."""
 
     def __post_init__(self) -> None:
         tokens = self.size // _TOKEN_BYTES
-        chunk_tokens = min(tokens, 1024)
+        chunk_tokens = min(tokens, self.chunk_tokens)
         blocks = tokens // _BLOCK
         shape = (blocks, 2, _BLOCK, _HEADS, _DIM)
         layers = [torch.randn(shape).to(torch.bfloat16) for _ in range(_LAYERS)]
@@ -134,6 +140,14 @@ class Bench:
         outcome = await self.store.fetch(chunks, self.target.groups, self._deliver)
         assert outcome.chunks == len(chunks), outcome
 
+    async def read_rear(self, chunks: list[Chunk]) -> None:
+        """As `read`, but from the last chunk to the first, as beside computing."""
+        manifests, _ = await self.store.find(chunks)
+        load = self.store.load_rear(
+            *(manifests, self.target.groups, self._deliver, _ClaimsAll(), Progress())
+        )
+        assert (await load).reason is None
+
     async def _deliver(self, index: int, group: str, tensors: list[memoryview]) -> None:
         await asyncio.to_thread(self.target.write, group, tensors, self.blocks(index), 0)
 
@@ -143,6 +157,17 @@ class Bench:
     async def plain_read(self, number: int) -> None:
         answer = await obstore.get_async(self.objects._store(), f"plain-{number}")
         assert len(await answer.bytes_async()) == len(self.plain)
+
+
+class _ClaimsAll:
+    """A tandem_kvstore.chain.RearWatch: nothing is computed meanwhile."""
+
+    def on_chain(self, chunks: int) -> None: ...
+
+    def claim(self, index: int, pending: int) -> bool:
+        return True
+
+    def on_lost(self, chunks: Sequence[Chunk], reason: Reason | None) -> None: ...
 
 
 def missing_programs() -> list[str]:
@@ -208,23 +233,23 @@ async def checksum_cost(url: str, mib: int, rounds: int) -> Figure:
         for is_verified in (True, False) if number % 2 else (False, True):
             # Only here: no setting of an engine switches the verification off.
             check = content_hash if is_verified else skip
-            with mock.patch.object(chunk_store, "content_hash", check):
+            with mock.patch.object(checksums, "content_hash", check):
                 times[is_verified] = await timed(bench.read(chunks))
         if number >= 0:
             shares.append(100 * (times[True] / times[False] - 1))
     return at_most(f"storage checksum, share of a {mib} MiB load", shares, "%", 10)
 
 
-async def memory_of_loads(url: str) -> None:
+async def memory_of_loads(url: str, chunk_tokens: int, *, is_rear: bool) -> None:
     """For a process of its own: print by how many MiB 64 loads at once raise the peak memory."""
-    bench = Bench(url, 64 * MIB)
-    chunks = bench.chunks(1000)
-    await bench.read(chunks)
+    bench = Bench(url, 64 * MIB, chunk_tokens)
+    chunks, read = bench.chunks(1000), bench.read_rear if is_rear else bench.read
+    await read(chunks)
     gc.collect()
     # Resets the peak to what is resident now, which preparing the benchmark had exceeded.
     _reset_peak()
     before = _peak_kib()
-    await asyncio.gather(*(bench.read(chunks) for _ in range(64)))
+    await asyncio.gather(*(read(chunks) for _ in range(64)))
     print((_peak_kib() - before) / 1024)
 
 
@@ -246,24 +271,38 @@ async def measure() -> list[Figure]:
             figures += await speeds(url, mib, rounds)
             figures.append(await checksum_cost(url, mib, 4 * rounds))
         progress("storage: memory of 64 loads")
-        bench = Bench(url, 64 * MIB)
-        await bench.write(bench.chunks(1000))
-        command = (sys.executable, "-m", "benchmarks.storage", "--loads-of", url)
-        process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+        for chunk_tokens in _MEMORY_CHUNKS:
+            figures += await memory(url, chunk_tokens)
+    return figures
+
+
+async def memory(url: str, chunk_tokens: int) -> list[Figure]:
+    """Memory of 64 loads at once, each of 64 MiB, of a whole prefix and of rears."""
+    bench = Bench(url, 64 * MIB, chunk_tokens)
+    await bench.write(bench.chunks(1000))
+    mib = chunk_tokens * _TOKEN_BYTES / MIB
+    figures = []
+    for flags, label in (((), "prefixes"), (("--rear",), "rears")):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "benchmarks.storage", "--loads-of", url),
+            *("--chunk-tokens", str(chunk_tokens), *flags),
+            stdout=subprocess.PIPE,
+        )
         output, _ = await process.communicate()
-        limit = 64 * 16 + 256
-        name = "storage memory of 64 loads at once (16 MiB groups)"
-        figures.append(at_most(name, float(output), "MiB", limit))
+        name = f"storage memory of 64 loads of {label} at once, groups of {mib:g} MiB"
+        figures.append(at_most(name, float(output), "MiB", 64 * mib + 256))
     return figures
 
 
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 @click.option("--loads-of", "url", hidden=True)
-def main(file: Path | None, url: str | None) -> None:
+@click.option("--chunk-tokens", type=int, default=1024, hidden=True)
+@click.option("--rear", is_flag=True, hidden=True)
+def main(file: Path | None, url: str | None, chunk_tokens: int, *, rear: bool) -> None:
     """Measure external storage against obstore alone."""
     if url is not None:
-        asyncio.run(memory_of_loads(url))
+        asyncio.run(memory_of_loads(url, chunk_tokens, is_rear=rear))
         return
     report(asyncio.run(measure()), file)
 

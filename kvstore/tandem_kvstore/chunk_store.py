@@ -79,10 +79,9 @@ class ChunkStore:
         in_flight: int = 8,
         max_inline: int = MAX_INLINE,
     ) -> None:
-        """`max_inline`: at most MAX_INLINE; 0: data are never written behind their manifest.
-
-        `in_flight`: layer groups in memory at once, over all loads and writes. More: faster on
-        stores with long delays. Fewer: less memory."""
+        """`in_flight`: layer groups in memory at once, over all loads and writes. More: faster on
+        stores with long delays. Fewer: less memory. `max_inline`: at most MAX_INLINE; 0: data are
+        never written behind their manifest."""
         self._objects = objects
         self._location = location
         self._identity = identity.digest()
@@ -90,6 +89,8 @@ class ChunkStore:
         self._max_inline = max_inline
         self._slots = asyncio.Semaphore(in_flight)
         self._look_ups = asyncio.Semaphore(2 * LOOKUPS)
+        # Over all loads: the data that came with a manifest are in memory until they are delivered.
+        self._bodies = asyncio.Semaphore(2 * LOOKUPS)
         # Keys whose stored chunk was found unusable: the next write replaces it.
         self._broken: dict[str, None] = {}
 
@@ -231,7 +232,7 @@ class ChunkStore:
             return Outcome(0, err.reason, words=words_of(err))
 
         async def load(index: int, chunk: Chunk) -> None:
-            async with window:
+            async with window, self._bodies:
                 manifest, body = await self._manifest(chunk) if index else first
                 await self._load_chunk(manifest, body, groups, partial(deliver, index), progress)
 
@@ -282,9 +283,8 @@ class ChunkStore:
         try:
             place = (chunk.key, self._identity, chunk.previous, chunk.token_count)
             manifest = decode_manifest(found.data, *place)
-            if is_cut or not manifest.is_inline:
-                return manifest, None
-            return manifest, inline_data(found.data, manifest)
+            has_body = manifest.is_inline and not is_cut
+            return manifest, inline_data(found.data, manifest) if has_body else None
         except KvRejected:
             self.mark_broken(chunk.key)
             raise
@@ -297,9 +297,10 @@ class ChunkStore:
         progress: Progress,
     ) -> None:
         """Load a chunk whose manifest was looked up without the data that may follow it."""
-        place = chunk_of(manifest)
-        found = await self._manifest(place) if manifest.is_inline else (manifest, None)
-        await self._load_chunk(*found, groups, deliver, progress)
+        async with self._bodies:
+            is_inline, place = manifest.is_inline, chunk_of(manifest)
+            found = await self._manifest(place) if is_inline else (manifest, None)
+            await self._load_chunk(*found, groups, deliver, progress)
 
     async def _load_chunk(
         self,
@@ -345,6 +346,5 @@ class ChunkStore:
                 raise KvRejected(Reason.TRUNCATED, f"data object {group} of {key} is truncated")
             if await hashed((data,)) != item.content:
                 raise KvRejected(Reason.CORRUPT, f"data object {group} of {key} is damaged")
-            views = tensor_views(data, group, specs, key, self._identity)
-            await deliver(group, views)
+            await deliver(group, tensor_views(data, group, specs, key, self._identity))
             progress.bytes += size

@@ -154,6 +154,11 @@ class PreciseCollector(Collector):
             "tandem_epp_kv_storage_index_bytes",
             "Bytes of the index of what external stores have; absent without storage_offloading.",
         )
+        stored_blocks = GaugeMetricFamily(
+            "tandem_epp_kv_storage_blocks",
+            "KV blocks that external stores have, in the index: a block of a store counts once, "
+            "whichever engines wrote it. Absent without storage_offloading.",
+        )
         lookups = CounterMetricFamily(
             "tandem_epp_kv_storage_lookups_total",
             "Prompts by what external stores have of them: found, missing, or unknown, because the "
@@ -163,6 +168,9 @@ class PreciseCollector(Collector):
         if collector is not None:
             if collector.stored is not None:
                 stored.add_metric((), collector.stored.bytes)
+                stored_blocks.add_metric(
+                    (), sum(map(collector.stored.count, collector.stored.pods))
+                )
                 for result in _RESULTS:
                     lookups.add_metric((result,), self._precise.lookups[result])
             for kind, count in collector.events.items():
@@ -174,7 +182,9 @@ class PreciseCollector(Collector):
                 blocks.add_metric((pod,), collector.blocks.count(pod))
                 pod_bytes.add_metric((pod,), collector.blocks.pod_bytes(pod))
             total.add_metric((), collector.blocks.bytes)
-        return (events, replays, knowledge, blocks, pod_bytes, total, stored, lookups)
+        return (
+            events, replays, knowledge, blocks, pod_bytes, total, stored, stored_blocks, lookups,
+        )  # fmt: skip
 
 
 def _result(match: PreciseMatch | None) -> str:

@@ -61,6 +61,10 @@ class BlockPool:
             else:
                 self._idle[block] = None
 
+    def forget(self) -> None:
+        """Drop all blocks that no request uses."""
+        self._idle.clear()
+
     def evict(self) -> None:
         """Drop idle blocks until everything fits."""
         excess = self.used + len(self._idle) * BLOCK - self.capacity

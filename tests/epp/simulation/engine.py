@@ -6,10 +6,13 @@ order of their arrival. Its duration is
     empty + decodes × per_decode + context × per_context
           + Σ chunk tokens × (1 + position ÷ QUADRATIC) ÷ rate
 
-times a noise of ±10 %, where context is the number of KV tokens of all decodes. So a prefill stalls
-the decodes beside it, and each decode slows the others. When the blocks run out, the request that
-was admitted last loses its own and is computed again. The figures are those of a model of about
-8 billion parameters on one GPU.
+times a noise of ±10 %. A prompt of which a pod's store has more than its cache waits for the load,
+while others are computed, where loading takes at most half of the time of computing.
+
+Above, context is the number of KV tokens of all decodes. So a prefill stalls the decodes beside it,
+and each decode slows the others. When the blocks run out, the request that was admitted last loses
+its own and is computed again. The figures are those of a model of about 8 billion parameters on one
+GPU.
 """
 
 import heapq
@@ -18,9 +21,11 @@ from random import Random
 from typing import Final
 
 from tandem_epp.backends.engine_page import EngineCounters, Gauges
+from tandem_planner.storage import MAX_LOAD_SHARE
 
 from .block_pool import BLOCK, BlockPool
 from .speed import BUDGET, Speed
+from .store import KV_BYTES, Store
 from .work import Change, Work
 
 MAX_RUNNING: Final = 256
@@ -30,10 +35,14 @@ MAX_RUNNING: Final = 256
 class Engine:
     """One pod. `advance` simulates up to a moment; the caller adds requests in order of time."""
 
-    def __init__(self, speed: Speed, *, cache_tokens: int, seed: int) -> None:
-        self.speed = speed
+    def __init__(
+        self, speed: Speed, *, cache_tokens: int, seed: int, store: Store | None = None
+    ) -> None:
+        self.speed, self.store = speed, store
         self.pool = BlockPool(cache_tokens)
         self.waiting: deque[Work] = deque()
+        self.loading: list[tuple[float, int, Work]] = []
+        """Heap: when the KV of an admitted request is there, a number for ties, the request."""
         self.prefilling: deque[Work] = deque()
         self.decoding: list[Work] = []
         """In the order in which they were admitted."""
@@ -54,7 +63,7 @@ class Engine:
     @property
     def running(self) -> int:
         """Requests in the batch."""
-        return len(self.prefilling) + len(self.decoding)
+        return len(self.loading) + len(self.prefilling) + len(self.decoding)
 
     @property
     def gauges(self) -> Gauges:
@@ -85,10 +94,13 @@ class Engine:
         step may end after `until`."""
         changed: list[Change] = []
         while (self.running or self.waiting) and self._clock < until:
+            self._end_loads()
             if self.prefilling or (self.waiting and self._can_admit(self.waiting[0])):
                 self._mixed_step(changed)
             elif self.decoding:
-                self._decode_steps(until, changed)
+                self._decode_steps(min([until, *(load[0] for load in self.loading)]), changed)
+            elif self.loading:
+                self._clock = self.loading[0][0]
             else:
                 raise ValueError("a prompt is larger than the KV cache of its pod")
         return changed
@@ -125,6 +137,7 @@ class Engine:
         return self.pool.has_room(_total_tokens(work) - shared * BLOCK + reserve)
 
     def _admit(self, work: Work) -> None:
+        """The request gets its blocks, and is computed or, where that pays, first loaded."""
         cached = work.prompt_tokens - 1 if work.is_remote else self.cached_tokens(work)
         if work.started is None:
             work.started, work.hit_tokens = self._clock, cached
@@ -132,7 +145,38 @@ class Engine:
         work.shared, work.done, work.length = shared, cached, _total_tokens(work)
         self.pool.private += work.length - shared * BLOCK
         self.pool.use(work.blocks[:shared])
-        self.prefilling.append(work)
+        if not work.is_remote and (tokens := self._worth_loading(work, cached)):
+            seconds = self.store.seconds(tokens) if self.store is not None else 0.0
+            work.loaded_tokens = tokens
+            heapq.heappush(self.loading, (self._clock + seconds, work.index, work))
+            self._count_load(tokens, seconds)
+        else:
+            self.prefilling.append(work)
+
+    def _worth_loading(self, work: Work, cached: int) -> int:
+        """Tokens of the prompt, beyond the cached ones, that the pod loads."""
+        if self.store is None or work.first_token is not None:
+            return 0
+        stored = min(self.store.tokens(work.blocks), work.prompt_tokens - 1)
+        if stored <= cached:
+            return 0
+        computing = self.speed.prefill_seconds(cached, stored)
+        is_worth_it = self.store.seconds(stored - cached) <= MAX_LOAD_SHARE * computing
+        return stored - cached if is_worth_it else 0
+
+    def _end_loads(self) -> None:
+        while self.loading and self.loading[0][0] <= self._clock:
+            _, _, work = heapq.heappop(self.loading)
+            work.done += work.loaded_tokens
+            work.started, work.hit_tokens = self._clock, work.done
+            self._share_blocks(work)
+            self.prefilling.append(work)
+
+    def _count_load(self, tokens: int, seconds: float) -> None:
+        self._totals["loads"] += 1
+        self._totals["load_seconds"] += seconds
+        self._totals["loaded_tokens"] += tokens
+        self._totals["loaded_bytes"] += tokens * KV_BYTES
 
     def _mixed_step(self, changed: list[Change]) -> None:
         budget, seconds = BUDGET - len(self.decoding), self.decode_step_seconds()
@@ -144,6 +188,8 @@ class Engine:
         while self.waiting and budget > 0 and self._can_admit(self.waiting[0]):
             work = self.waiting.popleft()
             self._admit(work)
+            if work not in self.prefilling:
+                continue
             budget, seconds = self._chunk(work, budget, seconds)
             if work.done >= work.length:
                 completed.append(work)
@@ -162,13 +208,18 @@ class Engine:
         seconds += self.speed.chunk_seconds(work.done, work.done + chunk)
         work.done += chunk
         self._totals["computed_tokens"] += chunk
-        # Whole blocks of the prompt can be found by others from now on.
+        self._share_blocks(work)
+        return budget - chunk, seconds
+
+    def _share_blocks(self, work: Work) -> None:
+        """Whole blocks of the prompt can be found by others from now on."""
         whole = min(work.done, work.prompt_tokens) // BLOCK
         added = work.blocks[work.shared : whole]
         self.pool.private -= len(added) * BLOCK
         self.pool.use(added)
         work.shared += len(added)
-        return budget - chunk, seconds
+        if self.store is not None:
+            self.store.add(added)
 
     def _join_decodes(self, work: Work, changed: list[Change]) -> None:
         if not work.generated:
@@ -209,7 +260,8 @@ class Engine:
         self.context += tokens
         self.pool.private += tokens
         self._end_completed(changed)
-        while not self.pool.has_room(0) and self.running > 1:
+        # What is being loaded keeps its blocks.
+        while not self.pool.has_room(0) and len(self.prefilling) + len(self.decoding) > 1:
             self._preempt()
         self.pool.evict()
 
@@ -269,5 +321,6 @@ _MAX_STEPS: Final = 32
 """Decode steps at once: the context, and with it the duration of a step, grows meanwhile."""
 _COUNTED: Final = (
     "prefill_seconds", "prefills", "prefill_tokens", "computed_tokens", "queue_seconds", "queued",
-    "itl_seconds", "itls", "generated_tokens", "preemptions",
+    "itl_seconds", "itls", "generated_tokens", "preemptions", "loads", "load_seconds",
+    "loaded_tokens", "loaded_bytes",
 )  # fmt: skip

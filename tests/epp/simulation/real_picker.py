@@ -8,10 +8,11 @@ from typing import Final
 
 from tandem_contract import headers as wire
 from tandem_contract.chains import Chain
-from tandem_contract.config import Backend, DisaggregatedServing
+from tandem_contract.config import Backend, DisaggregatedServing, ExternalStorage
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role
 from tandem_contract.timing import Timing
+from tandem_epp.backends.blocks import BlockMatch
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
@@ -19,9 +20,11 @@ from tandem_epp.backends.prefix_tree import PrefixMatch, PrefixTree
 from tandem_epp.configuration import Routing
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.history import History
+from tandem_epp.kv_events.collector import PreciseMatch
 from tandem_epp.metrics import Metrics
 from tandem_epp.picker import EndpointPicker
 from tandem_epp.placement import Placement
+from tandem_epp.preparation import Preparation
 from tandem_epp.scheduling.config import load_scheduling
 
 from .block_pool import BLOCK
@@ -71,6 +74,8 @@ class PickerSettings:
     """Whether it knows the blocks of every pod, as from KV events; else it infers them from what it
     routed."""
     reports: Reports = Reports.ENGINE
+    knows_stores: bool = False
+    """Whether it knows what the stores of pods have, as from KV events."""
 
 
 class ExactPrefixes(PrefixTree[Pod]):
@@ -104,7 +109,10 @@ class RealPicker(OneProcess):
         self._exact = ExactPrefixes(engines, self.fleet)
         if self._settings.has_exact_caches:
             self.fleet.prefixes = self._exact
-        self.fleet.apply([_discovered(i, role) for i, role in enumerate(roles)], BLOCK_TOKENS)
+        self._engines = engines
+        self.fleet.stores.is_enabled = self._settings.knows_stores
+        stores = [_storage(engine) for engine in engines]
+        self.fleet.apply(map(_discovered, range(len(roles)), roles, stores), BLOCK_TOKENS)
         routing = Routing(serving, load_scheduling(document, document.data, serving))
         self.picker = EndpointPicker(
             self.fleet, routing, Metrics(self.fleet), History(1), Random(seed)
@@ -115,7 +123,8 @@ class RealPicker(OneProcess):
         """What the picker decides for the request's body."""
         headers = {wire.REQUEST_ID: f"r{work.index}"}
         subset = None if work.only is None else frozenset({_address(work.only)})
-        request = HttpRequest("POST", "/v1/completions", headers, subset)
+        known = Preparation(precise=self._precise(work))
+        request = HttpRequest("POST", "/v1/completions", headers, subset, known)
         self._exact.blocks = work.blocks
         placement = self._placements[work.index] = self.picker.place(request, body(work), now)
         prefill = int(placement.prefill[0].name) if placement.prefill else None
@@ -140,6 +149,19 @@ class RealPicker(OneProcess):
         if any(changed):
             self.fleet.invalidate_views()
 
+    def _precise(self, work: Work) -> PreciseMatch | None:
+        """The length of the prompt and what stores have of it; None: no pod has a store."""
+        tokens = {
+            str(i): engine.store.tokens(work.blocks)
+            for i, engine in enumerate(self._engines)
+            if engine.store is not None
+        }
+        if not tokens:
+            return None
+        # Without knowledge of stores the length is known all the same, for a fair comparison.
+        stored = tokens if self._settings.knows_stores else {}
+        return PreciseMatch(work.prompt_tokens, BlockMatch({}), {}, stored)
+
     def _timing(self, work: Work) -> Timing:
         if work.started is None or work.first_token is None:
             return Timing()
@@ -154,9 +176,15 @@ class RealPicker(OneProcess):
         )
 
 
-def _discovered(index: int, role: Role) -> DiscoveredBackend:
+def _storage(engine: Engine) -> ExternalStorage | None:
+    return None if engine.store is None else ExternalStorage(f"file:///{id(engine.store)}")
+
+
+def _discovered(index: int, role: Role, storage: ExternalStorage | None) -> DiscoveredBackend:
     url = f"http://{_address(index)}"
-    return DiscoveredBackend(Backend(name=str(index), url=url, role=role, models=("m",)))
+    return DiscoveredBackend(
+        Backend(name=str(index), url=url, role=role, models=("m",), external_storage=storage)
+    )
 
 
 def _address(index: int) -> str:

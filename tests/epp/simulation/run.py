@@ -13,6 +13,7 @@ from tandem_loadtest.figures.distributions import percentile
 from .engine import Engine
 from .policies import Choice, Router
 from .speed import Speed
+from .store import KV_BYTES
 from .work import Work
 from .workload import Request
 
@@ -24,8 +25,6 @@ SCRAPE_DELAY: Final = 0.2
 """Age of a metrics page when the router sees it."""
 TRANSFER_RATE: Final = 5e9
 """Bytes per second that a decode pod reads from prefill pods."""
-KV_BYTES: Final = 131_072
-"""Bytes of KV per token: 8 billion parameters, grouped-query attention, 16 bits."""
 HANDOFF_SECONDS: Final = 0.01
 """Seconds of a hand-off without its transfer: two more HTTP exchanges."""
 ERROR_SECONDS: Final = 0.005

@@ -3,6 +3,7 @@
 from .block_pool import BLOCK
 from .engine import Engine
 from .speed import BUDGET, Speed
+from .store import Store
 from .work import Work
 
 _SPEED = Speed()
@@ -44,6 +45,27 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert (first.hit_tokens, second.hit_tokens) == (0, 20 * BLOCK)
     assert second.first_token is not None
     assert second.first_token - 100.0 < 0.2
+
+
+def test_what_another_pod_computed_is_loaded_if_that_takes_at_most_half_as_long() -> None:
+    for rate, loaded in ((10e9, 20 * BLOCK), (1e9, 0)):
+        store = Store(rate)
+        first, second = (
+            Engine(_SPEED, cache_tokens=100 * BLOCK, seed=1, store=store) for _ in range(2)
+        )
+        first.add(work(0, range(20)))
+        finish(first)
+        request, other = work(1, range(21), output=20), work(2, range(50, 60), output=20)
+        second.add(request)
+        second.add(other)
+        finish(second)
+        assert (request.loaded_tokens, request.hit_tokens) == (loaded, loaded)
+        assert second.counters.loaded_tokens == loaded
+        assert request.first_token is not None
+        assert other.first_token is not None
+        # It waits for its load, and the other one does not.
+        assert request.first_token >= store.seconds(loaded)
+        assert not loaded or other.first_token < _SPEED.prefill_seconds(0, 31 * BLOCK)
 
 
 def test_a_prompt_finds_what_the_one_before_it_in_the_queue_computed() -> None:

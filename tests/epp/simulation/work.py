@@ -24,7 +24,9 @@ class Work:
     first_token: float | None = None
     ended: float | None = None
     hit_tokens: int = 0
-    """Prompt tokens that were in the cache when the prefill began."""
+    """Prompt tokens that were in the cache when the prefill began, loaded ones included."""
+    loaded_tokens: int = 0
+    """Prompt tokens that the pod loaded from its store."""
     preemptions: int = 0
     expected: int = field(default=0, repr=False)
     """Prompt tokens that will be cached when its turn comes, as known at its arrival."""

@@ -24,7 +24,7 @@ from tests.vllm.engines import VENV
 from . import programs
 from .figures import Figure, at_most, progress, report
 from .storage import s3_server
-from .storage_vllm import Bench, MissingVllm, prompt
+from .storage_engines import Bench, MissingVllm, prompt
 
 _ENGINES: Final = {
     "plain": "without storage",

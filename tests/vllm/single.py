@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,10 @@ class SingleVllm:
             while not self._is_healthy():
                 assert not self._process.ended(), "\n".join(tail(self._process.log))
                 await asyncio.sleep(0.2)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the signal to all its processes."""
+        self._process.signal(number)
 
     async def metrics(self, http: aiohttp.ClientSession) -> str:
         """The page of metrics."""

@@ -98,8 +98,10 @@ class Engine:
         weights: str = "w",
         bounds_file: Path | None = None,
         endpoint: str = "",
+        max_tokens: int = 1 << 20,
     ) -> None:
-        """`endpoint`: of another store than that in the directory `store`."""
+        """`endpoint`: of another store than that in the directory `store`. `max_tokens`: the
+        longest sequence of the model."""
         settings = StorageSettings(
             endpoint=endpoint or f"file://{store}",
             chunk_tokens=CHUNK,
@@ -114,6 +116,7 @@ class Engine:
             lambda layouts: tuple(_identity(layout, weights) for layout in layouts),
             Requests(),
             self.counted,
+            max_model_len=max_tokens,
         )
         # A step with nothing in it: the workers report their layouts, then get their identities.
         self.step()

@@ -10,6 +10,7 @@ import pytest
 from tandem_contract.kv_reference import KvReference, read_reference
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.errors import Reason
+from tandem_vllm_storage import handoff
 
 from .sides import CHUNK, Engine, FakeRequest, Requests
 
@@ -99,6 +100,36 @@ def test_a_leg_whose_time_is_over_says_so(engine: MakeEngine) -> None:
     while request.max_tokens > request.num_output_tokens:
         first.scheduler.orders([])
     assert first.scheduler.finish("p") == {"tandem_kv_not_stored": "timeout"}
+
+
+def test_at_the_end_of_its_time_a_leg_names_what_is_stored(
+    engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The time in which writes are waited for is over at once, that of the look-up is not.
+    monkeypatch.setattr(handoff, "_LOOK_UP_SHARE", 1.0)
+    first = engine()
+    first.compute(FakeRequest("before", TOKENS[:CHUNK]), BLOCKS, 1.0)
+    request = prefill(TOKENS, timeout=LIMIT)
+    first.ask(request)
+    # The second chunk's worker never reports its save.
+    first.scheduler.orders([(request, BLOCKS, 0, request.num_tokens)])
+    request.tokens.append(7)
+    while request.max_tokens > request.num_output_tokens:
+        first.scheduler.orders([])
+    params = first.scheduler.finish("p")
+    assert params is not None
+    assert read_reference(params["tandem_kv_reference"]).token_count == CHUNK
+
+
+@pytest.mark.parametrize("space", [0, 1, 50])
+def test_a_waiting_leg_generates_up_to_the_models_longest_sequence(
+    engine: MakeEngine, space: int
+) -> None:
+    request, first = prefill(TOKENS), engine(max_tokens=len(TOKENS) + space)
+    first.ask(request)
+    # Never less than the request asked for.
+    assert request.max_tokens == max(space, 1)
+    assert request.sampling_params.max_tokens == request.max_tokens
 
 
 def test_a_prompt_shorter_than_a_chunk_stores_nothing(engine: MakeEngine) -> None:

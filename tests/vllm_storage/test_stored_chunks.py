@@ -20,7 +20,7 @@ def test_a_chunk_is_published_when_all_workers_have_stored_it() -> None:
     chunks = saved(ranks=2)
     assert not chunks.end_save("a", is_stored=True)
     assert chunks.take_events() == []
-    assert chunks.are_saving([CHUNK])
+    assert chunks.before_saving([CHUNK]) == []
     assert chunks.end_save("a", is_stored=True)
     assert chunks.take_events() == [BLOCKS]
     assert chunks.take_events() == []
@@ -48,7 +48,7 @@ def test_what_another_engine_stored_is_published_once() -> None:
 def test_a_chunk_that_is_gone_is_withdrawn(reason: Reason) -> None:
     chunks = saved()
     chunks.end_save("a", is_stored=True)
-    chunks.remove_lost([CHUNK], reason)
+    chunks.remove_lost([CHUNK], reason, chunks.clock)
     assert chunks.take_events() == [BLOCKS, BlocksRemoved([b"1", b"2"])]
     assert "a" not in chunks
 
@@ -57,15 +57,27 @@ def test_a_chunk_that_is_gone_is_withdrawn(reason: Reason) -> None:
 def test_a_store_that_does_not_answer_still_has_its_chunks(reason: Reason | None) -> None:
     chunks = saved()
     chunks.end_save("a", is_stored=True)
-    chunks.remove_lost([CHUNK], reason)
+    chunks.remove_lost([CHUNK], reason, chunks.clock)
     assert chunks.take_events() == [BLOCKS]
 
 
 def test_a_chunk_that_is_being_written_is_not_lost() -> None:
     chunks = saved()
-    chunks.remove_lost([CHUNK], Reason.MISSING)
+    chunks.remove_lost([CHUNK], Reason.MISSING, chunks.clock)
     assert chunks.end_save("a", is_stored=True)
     assert chunks.take_events() == [BLOCKS]
+
+
+def test_a_chunk_whose_save_ended_after_the_look_up_began_is_not_lost() -> None:
+    chunks = saved()
+    began = chunks.clock
+    assert chunks.end_save("a", is_stored=True)
+    chunks.remove_lost([CHUNK], Reason.MISSING, began)
+    assert chunks.take_events() == [BLOCKS]
+    assert "a" in chunks
+
+    chunks.remove_lost([CHUNK], Reason.MISSING, chunks.clock)
+    assert chunks.take_events() == [BlocksRemoved([b"1", b"2"])]
 
 
 def test_a_chunk_that_was_deleted_is_withdrawn() -> None:

@@ -93,6 +93,7 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
                 partial(identities, vllm_config, self._settings, weights),
                 RequestReader(self._block, has_events=has_events),
                 self._counts,
+                max_model_len=vllm_config.model_config.max_model_len,
             )
 
     @property

@@ -40,8 +40,9 @@ from .stored_chunks import StoredChunks
 
 _log = logging.getLogger(__name__)
 
-_UNLIMITED: Final = 1 << 30
-"""`max_tokens` of a prefill leg that waits. vLLM ends it at the model's longest sequence."""
+_LOOK_UP_SHARE: Final = 0.1
+"""Share of a leg's time that is left for its look-up, however long its writes take. Less: a store
+that is slow to write has no time to say what it has. More: a leg waits less for its writes."""
 
 
 def read_leg(request_id: str, params: Mapping[str, Any] | None) -> StoreLeg | LoadLeg | None:
@@ -93,6 +94,10 @@ class _PrefillLeg:
     deadline: float | None = None
     """On the monotonic clock; None: the prompt is not computed yet."""
     look_up: Future[Decision] | None = None
+    began: int = 0
+    """When the look-up began, in `StoredChunks.clock`."""
+    chunks: Sequence[Chunk] = ()
+    """What is looked up: all chunks, or those before the first that was still being saved."""
     answer: StoreAnswer | None = None
 
 
@@ -105,11 +110,12 @@ class PrefillLegs:
         stored: StoredChunks,
         chunks_of: Callable[[Any], Sequence[Chunk]],
         chunk_tokens: int,
+        max_model_len: int,
     ) -> None:
         """`chunks_of`: the full chunks of a request's prompt, with the keys of rank 0; none, too,
-        if it must not be stored."""
+        if it must not be stored. `max_model_len`: tokens of the longest sequence."""
         self._thread, self._stored, self._chunks_of = thread, stored, chunks_of
-        self._chunk_tokens = chunk_tokens
+        self._chunk_tokens, self._max_model_len = chunk_tokens, max_model_len
         self._legs: dict[str, _PrefillLeg] = {}
 
     def begin(self, request: Any, leg: StoreLeg) -> None:
@@ -118,7 +124,8 @@ class PrefillLegs:
         # names nothing. The decode engine then looks the prompt up by itself.
         if request.request_id not in self._legs and not request.use_structured_output:
             self._legs[request.request_id] = _PrefillLeg(request, leg.timeout)
-            _set_max_tokens(request, _UNLIMITED)
+            longest = self._max_model_len - request.num_prompt_tokens
+            _set_max_tokens(request, max(longest, request.max_tokens))
 
     def advance(self, client: StoreClient) -> None:
         """Once in each step: let legs end whose answer is known."""
@@ -149,20 +156,24 @@ class PrefillLegs:
             is_short = leg.request.num_prompt_tokens < self._chunk_tokens
             return StoreAnswer(tandem_kv_not_stored=SHORT if is_short else Reason.OTHER)
         if leg.look_up is None:
-            if now >= leg.deadline:
-                return StoreAnswer(tandem_kv_not_stored=Reason.TIMEOUT)
-            if self._stored.are_saving(chunks):
-                return None
-            # Also chunks that were written long ago: the store may have deleted them since.
+            leg.chunks = self._stored.before_saving(chunks)
             left = leg.deadline - now
-            leg.look_up = self._thread.submit(find_named(client, chunks, left))
+            if len(leg.chunks) < len(chunks):
+                kept = _LOOK_UP_SHARE * leg.timeout if leg.chunks else 0.0
+                if left > kept:
+                    return None
+            if left <= 0:
+                return StoreAnswer(tandem_kv_not_stored=Reason.TIMEOUT)
+            # Also chunks that were written long ago: the store may have deleted them since.
+            leg.began = self._stored.clock
+            leg.look_up = self._thread.submit(find_named(client, leg.chunks, left))
         if not leg.look_up.done():
             return None
         found = leg.look_up.result()
-        self._stored.remove_lost(chunks[found.chunks :], found.reason)
+        self._stored.remove_lost(leg.chunks[found.chunks :], found.reason, leg.began)
         if not found.chunks:
             return StoreAnswer(tandem_kv_not_stored=found.reason or Reason.MISSING)
-        return StoreAnswer(tandem_kv_reference=client.reference(chunks[found.chunks - 1]))
+        return StoreAnswer(tandem_kv_reference=client.reference(leg.chunks[found.chunks - 1]))
 
 
 def _set_max_tokens(request: Any, count: int) -> None:

@@ -38,6 +38,8 @@ class RequestState:
     lookup: Lookup = Lookup.NEW
     first_chunk: int = 0
     """Chunk at which the look-up began."""
+    began: int = 0
+    """When the look-up began, in `StoredChunks.clock`."""
     found_chunks: int = 0
     """Leading chunks, from the prompt's first, that the store has."""
     deadline: float = 0.0

@@ -56,7 +56,10 @@ class SchedulerSide:
         identify: Callable[[Sequence[RankLayout]], tuple[KvIdentity, ...]],
         describe: Describe,
         figures: Figures,
+        *,
+        max_model_len: int,
     ) -> None:
+        """`max_model_len`: vLLM's, the tokens of its longest sequence."""
         self._settings, self._block, self._size = settings, block_size, settings.chunk_tokens
         self._identify, self._describe, self._figures = identify, describe, figures
         self._thread = StoreThread()
@@ -67,11 +70,11 @@ class SchedulerSide:
         self._states: dict[str, RequestState] = {}
         self._look_ups: dict[str, Future[Decision]] = {}
         self._loads: list[LoadOrder] = []
-        # Orders whose load runs, with the reports of workers where it has ended.
-        self._loading: dict[str, tuple[LoadOrder, list[LoadReport]]] = {}
+        # Orders whose load runs, when each began, and the reports of workers where it has ended.
+        self._loading: dict[str, tuple[LoadOrder, int, list[LoadReport]]] = {}
         self._stored = StoredChunks()
         self._prefills = PrefillLegs(
-            self._thread, self._stored, self._prompt_chunks, settings.chunk_tokens
+            self._thread, self._stored, self._prompt_chunks, self._size, max_model_len
         )
 
     @property
@@ -126,7 +129,7 @@ class SchedulerSide:
         )
         state.lookup = Lookup.LOADING
         self._loads.append(order)
-        self._loading[request.request_id] = order, []
+        self._loading[request.request_id] = order, self._stored.clock, []
 
     def orders(self, scheduled: Sequence[tuple[Any, Sequence[int], int, int]]) -> StepOrders:
         """The orders of a step. `scheduled`: request, its blocks, tokens before and in the step."""
@@ -201,7 +204,7 @@ class SchedulerSide:
         chunks = self._chunks(request, request.num_tokens)[0]
         for chunk in chunks[state.first_chunk : state.found_chunks]:
             self._stored.add_found(chunk.key, partial(self._blocks_of, request, chunk))
-        self._stored.remove_lost(chunks[state.found_chunks :], decision.reason)
+        self._stored.remove_lost(chunks[state.found_chunks :], decision.reason, state.began)
 
     def _start_look_up(
         self, request: Any, state: RequestState, computed: int
@@ -219,7 +222,7 @@ class SchedulerSide:
         if not chains:
             self._fail_transfer(state)
             return None
-        state.first_chunk = first
+        state.first_chunk, state.began = first, self._stored.clock
         if state.leg is not None:
             named = named_chunks(request.request_id, state.leg, chains[0], self._client)
             if named is not None:
@@ -274,7 +277,7 @@ class SchedulerSide:
         return tuple(chain[:count] for chain in state.chains)
 
     def _end_load(self, load: LoadReport) -> None:
-        order, reports = self._loading.get(load.request_id, (None, []))
+        order, began, reports = self._loading.get(load.request_id, (None, 0, []))
         reports.append(load)
         if order is None or self._client is None or len(reports) < len(self._identities):
             return
@@ -285,14 +288,14 @@ class SchedulerSide:
         seconds = max(report.seconds for report in reports)
         chunks = order.chunks[0]
         result = LoadResult(worst.chunks, worst.reason, worst.bytes, seconds)
-        self._thread.submit(_observe(self._client, chunks, result))
+        self._thread.run(self._client.observe_load, [chunk.key for chunk in chunks], result)
         is_whole = worst.chunks == len(chunks)
         if is_whole:
             self._figures.add_loaded(len(chunks) * self._size, size, seconds)
         else:
             self._figures.add_not_loaded(len(chunks), worst.reason or Reason.OTHER)
             # The request computes it now: save it again if the store lost or damaged it.
-            self._stored.remove_lost(chunks[worst.chunks :], worst.reason)
+            self._stored.remove_lost(chunks[worst.chunks :], worst.reason, began)
         if (state := self._states.get(load.request_id)) is not None:
             self._end_transfer(state, seconds, is_whole=is_whole)
             # vLLM asks again after a failure, and after a preemption.
@@ -309,7 +312,7 @@ class SchedulerSide:
         if self._stored.end_save(key, is_stored=reason is None):
             self._figures.add_stored(self._size)
             if self._client is not None:
-                self._thread.submit(_note_stored(self._client, key))
+                self._thread.run(self._client.note_stored, key)
         if reason is not None:
             self._figures.add_not_stored(reason)
 
@@ -339,12 +342,3 @@ class SchedulerSide:
     async def _close(self) -> None:
         if self._client is not None:
             await self._client.close()
-
-
-async def _observe(client: StoreClient, chunks: Sequence[Chunk], result: LoadResult) -> None:
-    """In the store's thread, whose clock the client reads."""
-    client.observe_load([chunk.key for chunk in chunks], result)
-
-
-async def _note_stored(client: StoreClient, key: str) -> None:
-    client.note_stored(key)

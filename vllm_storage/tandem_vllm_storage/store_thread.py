@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from threading import Thread
@@ -26,6 +26,10 @@ class StoreThread:
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work`; safe from any thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call `function` in the thread, whose clock `tandem_kvstore` reads."""
+        self._loop.call_soon_threadsafe(function, *arguments)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` and wait for it."""

@@ -50,6 +50,9 @@ class StoredChunks:
     def __init__(self) -> None:
         # Hashes of a stored chunk's blocks; None while it is saved.
         self._hashes: OrderedDict[str, Sequence[BlockHash] | None] = OrderedDict()
+        # Of the chunks in `_hashes`, when the last save ended, in `clock`.
+        self._saved_at: dict[str, int] = {}
+        self._ended_saves = 0
         # Of chunks that are being saved: the event to publish, and how many ranks still write.
         self._saving: dict[str, tuple[BlocksStored | None, int]] = {}
         self._events: list[BlocksStored | BlocksRemoved] = []
@@ -60,13 +63,19 @@ class StoredChunks:
         return key in self._hashes or key in self._saving
 
     @property
+    def clock(self) -> int:
+        """Number of saves that have ended: when a look-up or a load began, for `remove_lost`."""
+        return self._ended_saves
+
+    @property
     def is_saving(self) -> bool:
         """Whether a worker will report a save."""
         return bool(self._saving)
 
-    def are_saving(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether a worker will report a save of any of the chunks."""
-        return any(chunk.key in self._saving for chunk in chunks)
+    def before_saving(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+        """The leading ones of `chunks` of which no worker will report a save."""
+        saving = (i for i, chunk in enumerate(chunks) if chunk.key in self._saving)
+        return chunks[: next(saving, len(chunks))]
 
     def add_saving(self, key: str, blocks: BlocksStored | None, ranks: int) -> None:
         """A chunk is being saved by `ranks` workers. `blocks` None: it has no event."""
@@ -75,15 +84,17 @@ class StoredChunks:
 
     def end_save(self, key: str, *, is_stored: bool) -> bool:
         """One worker's save has ended. Returns whether the chunk is now stored by all of them."""
+        self._ended_saves += 1
         blocks, ranks = self._saving.pop(key, (None, 1))
         if ranks > 1:
             self._saving[key] = blocks, ranks - 1
         if not is_stored:
             # The next request that computes the chunk tries again.
-            self._hashes.pop(key, None)
+            self._forget(key)
         if ranks > 1 or key not in self._hashes:
             return False
         self._publish(key, blocks)
+        self._saved_at[key] = self._ended_saves
         return True
 
     def add_found(self, key: str, describe: Callable[[], BlocksStored | None]) -> None:
@@ -98,12 +109,14 @@ class StoredChunks:
         """Chunks were deleted from the store. Safe from any thread."""
         self._deleted.put(keys)
 
-    def remove_lost(self, chunks: Sequence[Chunk], reason: Reason | None) -> None:
-        """A look-up or load of `chunks` ended at the first of them for `reason`: forget what is
-        unusable, so that it is saved again when a request computes it."""
+    def remove_lost(self, chunks: Sequence[Chunk], reason: Reason | None, began: int) -> None:
+        """A look-up or load of `chunks`, which began at `clock` = `began`, ended at the first of
+        them for `reason`: forget what is unusable, so that it is saved again when a request
+        computes it."""
         if reason in GONE:
-            # The write of those that are being saved may end after the look-up did.
-            self._remove([c.key for c in chunks if c.key not in self._saving])
+            # A chunk that was saved since may have been asked for before it was in the store.
+            keys = [c.key for c in chunks if c.key not in self._saving]
+            self._remove([key for key in keys if self._saved_at.get(key, 0) <= began])
 
     def take_events(self) -> list[BlocksStored | BlocksRemoved]:
         """The events since the last call, in their order."""
@@ -119,7 +132,7 @@ class StoredChunks:
             self._events.append(blocks)
 
     def _remove(self, keys: Sequence[str]) -> None:
-        hashes = [name for key in keys for name in self._hashes.pop(key, None) or ()]
+        hashes = [name for key in keys for name in self._forget(key) or ()]
         if hashes:
             self._events.append(BlocksRemoved(hashes))
 
@@ -127,4 +140,9 @@ class StoredChunks:
         self._hashes[key] = hashes
         self._hashes.move_to_end(key)
         if len(self._hashes) > _CAPACITY:
-            self._hashes.popitem(last=False)
+            self._forget(next(iter(self._hashes)))
+
+    def _forget(self, key: str) -> Sequence[BlockHash] | None:
+        """Returns the hashes of the chunk's blocks, None if there are none."""
+        self._saved_at.pop(key, None)
+        return self._hashes.pop(key, None)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from vllm.v1.kv_offload.base import LookupResult, make_offload_key
+from vllm.v1.kv_offload.base import LookupResult, Medium, make_offload_key
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
     OffloadingConfig,
@@ -27,12 +27,14 @@ ROWS, SIZE = 4, 4096
 KEYS = [make_offload_key(bytes([i]) * 32, 0) for i in range(2)]
 
 
-def make_tier(directory: Path, rows: np.ndarray, weights: str | None = "commit") -> Any:
+def make_tier(
+    directory: Path, rows: np.ndarray, weights: str | None = "commit", *, has_events: bool = False
+) -> Any:
     """A tier from the configuration that docs/vllm-storage.md shows."""
     config = OffloadingConfig(
         groups=(OffloadingGroupConfig(32, ("layer.0", "layer.1"), 0),),
         worker_kv_bytes_per_block=SIZE,
-        enable_kv_cache_events=False,
+        enable_kv_cache_events=has_events,
         extra_config={},
         engine_id="engine",
         model=OffloadingModelConfig("model", "bfloat16"),
@@ -69,9 +71,12 @@ def answer(tier: Any, key: bytes) -> LookupResult:
 
 def main(directory: Path) -> None:
     written = np.random.default_rng(1).integers(0, 255, (ROWS, SIZE), np.uint8)
-    first = make_tier(directory, written)
+    first = make_tier(directory, written, has_events=True)
     assert answer(first, KEYS[0]) is LookupResult.MISS
     assert run(first, False, [2, 3])
+    [event] = first.take_events()
+    assert (event.keys, event.medium, event.removed) == (KEYS, Medium.STORAGE, False)
+    assert not first.take_events()
     first.shutdown()
 
     read = np.zeros((ROWS, SIZE), np.uint8)
@@ -82,6 +87,8 @@ def main(directory: Path) -> None:
             pass
     while not run(second, True, [0, 1]):
         pass
+    assert run(second, False, [0, 1])
+    assert not second.take_events()
     assert (read[:2] == written[2:]).all()
     assert not read[2:].any()
 

@@ -21,7 +21,12 @@ from queue import SimpleQueue
 from typing import Any, ClassVar, Final
 
 from vllm import __version__
-from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    RequestOffloadingContext,
+)
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from tandem_kvstore.chunk_store import Chunk, ChunkStore
@@ -91,6 +96,9 @@ class TandemSecondaryTier(SecondaryTierManager):
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._jobs: set[Future[None]] = set()
         self._results: SimpleQueue[JobResult] = SimpleQueue()
+        self._has_events = bool(offloading_spec.config.enable_kv_cache_events)
+        # Keys of chunks whose manifests became visible, for KV events.
+        self._stored: SimpleQueue[list[bytes]] = SimpleQueue()
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
         if key in self._known:
@@ -116,6 +124,11 @@ class TandemSecondaryTier(SecondaryTierManager):
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         return [self._results.get() for _ in range(self._results.qsize())]
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        """What this tier has stored since the last call. vLLM makes KV events of it."""
+        stored = [self._stored.get() for _ in range(self._stored.qsize())]
+        return [OffloadingEvent(keys, self.medium, removed=False) for keys in stored]
 
     def has_pending_work(self) -> bool:
         return bool(self._jobs) or not self._results.empty()
@@ -156,6 +169,8 @@ class TandemSecondaryTier(SecondaryTierManager):
             # A chunk that could not be transferred is looked up again, not believed.
             for key, _ in pairs:
                 self._known.pop(key, None)
+            if self._has_events and successful and not job.is_promotion:
+                self._stored.put(successful)
             result = JobResult(
                 job_id=job.job_id,
                 success=len(successful) == len(pairs),

@@ -7,6 +7,7 @@ time, in an order that alternates, so all see the same machine.
 
 import random
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Final
 import aiohttp
 import click
 from tests.epp.real import until
-from tests.vllm.engines import MODEL_NAME, VENV, metric
+from tests.vllm.engines import MODEL_NAME, VENV, Spawned, metric
 from tests.vllm.single import SingleVllm, single_vllm
 from tests.vllm.storage import packages, transfer_config
 
@@ -99,6 +100,18 @@ class Bench:
         finally:
             for engine in others:
                 engine.signal(signal.SIGCONT)
+
+    @contextmanager
+    def busy(self, processes: int) -> Iterator[None]:
+        """Run processes that want a core all the time."""
+        command = (sys.executable, "-c", "while True: pass")
+        log = self.directory / "busy.log"
+        spawned = [Spawned(command, {}, log) for _ in range(processes)]
+        try:
+            yield
+        finally:
+            for process in spawned:
+                process.end()
 
     async def ttft(self, engine: SingleVllm, tokens: Sequence[int]) -> float:
         """Seconds to the only token of the answer."""

@@ -56,11 +56,14 @@ class Turn:
         )
 
 
-async def trace(bench: Bench, prompts: Sequence[Sequence[int]], pause: float) -> list[Figure]:
-    """Figures of the conversations. `pause`: as PAUSE."""
+async def trace(
+    bench: Bench, prompts: Sequence[Sequence[int]], pause: float, busy: int
+) -> list[Figure]:
+    """Figures of the conversations. `pause`: as PAUSE. `busy`: processes that never rest."""
     async with bench.engines("stored", "plain") as running:
         before = {kind: await _by_source(bench, running[kind]) for kind in running}
-        turns = await _turns(bench, running, prompts, pause)
+        with bench.busy(busy):
+            turns = await _turns(bench, running, prompts, pause)
         after = {kind: await _by_source(bench, running[kind]) for kind in running}
         await show_reasons(bench, running["stored"])
     times = {kind: [turn.seconds[kind] for turn in turns] for kind in running}
@@ -77,7 +80,8 @@ async def trace(bench: Bench, prompts: Sequence[Sequence[int]], pause: float) ->
         )
     means = statistics.mean(times["stored"]) / statistics.mean(times["plain"])
     figures.append(without_target("trace: mean TTFT with storage vs without", means, "x"))
-    return figures + tails(f"trace, {len(prompts)} requests", times)
+    beside = f", beside {busy} busy processes" if busy else ""
+    return figures + tails(f"trace, {len(prompts)} requests{beside}", times)
 
 
 async def _turns(

@@ -107,8 +107,8 @@ async def hits_after_restart(bench: Bench, engine: SingleVllm) -> Figure:
     return at_least("stored tokens that are loaded after a restart", share, "", 0.95)
 
 
-async def measure(prompts: Sequence[Sequence[int]], pause: float) -> list[Figure]:
-    """All figures; of the trace if it has `prompts`. `pause`: as `storage_trace.PAUSE`."""
+async def measure(prompts: Sequence[Sequence[int]], pause: float, busy: int) -> list[Figure]:
+    """All figures; of the trace if it has `prompts`. `pause`, `busy`: as in `storage_trace`."""
     # Of a connection that was kept, a stopped engine would see the end too late.
     connector = aiohttp.TCPConnector(force_close=True)
     timeout = aiohttp.ClientTimeout(total=600)
@@ -116,7 +116,7 @@ async def measure(prompts: Sequence[Sequence[int]], pause: float) -> list[Figure
         session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         async with s3_server() as url, session as http:
             bench = Bench(Path(directory), url, CHUNK if prompts else _CHUNK, http)
-            return await (trace(bench, prompts, pause) if prompts else lengths(bench))
+            return await (trace(bench, prompts, pause, busy) if prompts else lengths(bench))
 
 
 @click.command()
@@ -127,12 +127,15 @@ async def measure(prompts: Sequence[Sequence[int]], pause: float) -> list[Figure
 )  # fmt: skip
 @click.option("--requests", default=80, show_default=True, help="requests of the trace")
 @click.option("--pause", default=PAUSE, show_default=True, help="seconds after each answer")
-def main(file: Path | None, trace_file: Path | None, requests: int, pause: float) -> None:
+@click.option("--busy", default=0, help="processes that never rest beside the trace")
+def main(
+    file: Path | None, trace_file: Path | None, requests: int, pause: float, busy: int
+) -> None:
     """Measure storage under real vLLM on the CPU."""
     if not VENV.is_dir():
         raise MissingVllm
     prompts = conversations(trace_file.read_bytes(), requests) if trace_file else []
-    report(asyncio.run(measure(prompts, pause)), file)
+    report(asyncio.run(measure(prompts, pause, busy)), file)
 
 
 if __name__ == "__main__":

@@ -110,12 +110,12 @@ def choose(
     prefills = prefill_costs(request, pods, cached)
     costs = unified_costs(request, pods, cached, which, prefills)
     unified = min(costs)
-    # A prompt that is cached on the pod which alone is the cheapest is not split; one that it has
-    # to load from storage may be.
+    # A prompt that is cached on the pod which alone is the cheapest is not split. Nor is one that
+    # this pod loads from storage, unless a prefill pod need not: one that has it on its GPU.
     row = which[costs.index(unified)]
     is_cached = request.prompt - cached[row] <= candidates.max_unsplit_tokens
     groups = candidates.groups
-    if unified < inf and is_cached and not pods.pods[row].load:
+    if unified < inf and is_cached and not (pods.pods[row].load and _saves_load(candidates)):
         groups = ()
     if not groups:
         if unified == inf:
@@ -136,6 +136,12 @@ def choose(
     chosen = _cheapest(costs, which, count, random, tie_seconds(unified))
     is_too_long = _is_split_ruled_out(request, candidates, groups, of_groups, chosen[0], unified)
     return Choice(chosen, (), unified, split, is_too_long, ready=ready)
+
+
+def _saves_load(candidates: Candidates) -> bool:
+    """Whether a split may save a load from storage."""
+    pods = candidates.pods.pods
+    return any(not pods[i].load for group in candidates.groups for i in group.prefills)
 
 
 def would_split(

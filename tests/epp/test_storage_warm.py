@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 ROLES = {"p": "prefill", "d": "decode"}
 BLOCK, STORED = 16, 1792
 """Tokens of the engines' blocks; tokens in the seven full chunks of the prompt."""
-# The rest is too short for a split, on whichever machine.
+# The rest is too short for a split, however long computing it is predicted to take.
 PROMPT = {"model": "tiny", "prompt": [4 + i % 500 for i in range(1800)], "max_tokens": 4}
 
 

@@ -322,6 +322,20 @@ def test_a_prompt_that_is_cached_is_never_split() -> None:
     assert (choice(request, cached).decodes, choice(request, cached).prefills) == ([1], ())
 
 
+def test_a_prompt_that_both_pods_load_is_not_split_for_its_last_tokens() -> None:
+    """However slow the decode pod computes: the other one would load the same, and then send it."""
+    request, slow = RequestFigures(1800, 4.0, NOW), DECODE._replace(fixed=0.5, load=0.03)
+    group = [((0,), (1,))]
+    for load, prefills in ((0.03, ()), (0.0, [0])):
+        # Without a load, the prefill pod has the prompt on its GPU.
+        pods = [PREFILL._replace(load=load), slow]
+        candidates = some(pods, [0, 0], (1,), group, alone=[1792, 1792])
+        assert choice(request, candidates).prefills == prefills
+    longer = RequestFigures(2000, 4.0, NOW)
+    both = some([PREFILL._replace(load=0.03), slow], [0, 0], (1,), group, alone=[1792, 1792])
+    assert choice(longer, both).prefills == [0]
+
+
 @pytest.mark.parametrize(("prompt", "expected"), [(10, False), (4000, True)])
 def test_would_split(prompt: int, expected: bool) -> None:
     assert would_split(RequestFigures(prompt, 10.0, NOW), DECODE, 0) is expected

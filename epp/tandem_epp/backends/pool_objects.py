@@ -8,6 +8,8 @@ InferenceModelRewrite and InferenceObjective are in several groups and versions:
 comes first; without any the older group of the Gateway API Inference Extension counts. A cluster
 without all of them is asked again from time to time. The pool's labels are watched as soon as an
 object selects by them.
+
+Source: llm-d/llm-d-router (commit 24b7184370d7), apix/v1/inferenceobjective_types.go.
 """
 
 import asyncio

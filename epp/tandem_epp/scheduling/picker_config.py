@@ -2,8 +2,8 @@
 
 Its versions differ in `dataLayer` only. The fields of all of them are accepted in each.
 
-Source: llm-d/llm-d-router v0.10.0 and its main branch after it, apix/config/v1alpha1 and
-apix/config/v1.
+Source: llm-d/llm-d-router v0.10.0, apix/config/v1alpha1, and its main branch after it as
+red-hat-data-services/llm-d-router carries it (commit e0412de546de), apix/config/v1.
 
 Errors: `documents.DocumentError`, with file and line.
 """

@@ -24,6 +24,7 @@ from ..http2.errors import CallFault, Status
 from ..http2.health import HealthService
 from ..http2.held_bytes import HeldBytes
 from ..http2.limits import Limits
+from ..http2.pieces import Pieces
 from ..http2.server import Server
 from ..http2.session import Call
 from . import access_log
@@ -36,7 +37,7 @@ from .interface import ENVELOPE, SERVICE, ListenError, Preparer
 from .messages import Answer, Input
 from .stream import ExtProcStream, RequestPicker
 from .wire_answers import encode_answer
-from .wire_bodies import read_body
+from .wire_bodies import head_size, read_body, read_large_body
 from .wire_headers import read_headers
 
 _PIECE: Final = 512 * 1024
@@ -123,6 +124,7 @@ class _Process:
         self._waiting = 0
         """Bytes of the messages in `_inbox`."""
         server.open.add(self)
+        call.reader.large = self
 
     def on_message(self, message: bytes) -> None:
         body = read_body(message)
@@ -133,6 +135,18 @@ class _Process:
         self._receive(value)
         if body is None and self._stream.is_collecting:
             self._server.deadlines.start(self)
+
+    def head_size(self, begin: bytes) -> int:
+        return head_size(begin)
+
+    def on_large(self, head: bytes, rest: Pieces) -> None:
+        size = len(head) + rest.size
+        if (body := read_large_body(head, rest)) is None:
+            self.on_message(head + rest.take())
+        elif self._task is not None:
+            self._queue(body, size)
+        else:
+            self._receive(body)
 
     def on_over_budget(self) -> None:
         held = self._server.held

@@ -8,6 +8,7 @@ and behind it perhaps metadata, which body messages are not read for.
 
 from typing import Final
 
+from ..http2.pieces import Pieces
 from .messages import RequestBody, ResponseBody
 
 _REQUEST: Final = 4 << 3 | 2
@@ -47,6 +48,40 @@ def read_body(wire: bytes) -> RequestBody | ResponseBody | None:
     if stop > len(wire):
         return None
     return RequestBody(body, is_last) if kind == _REQUEST else ResponseBody(body, is_last)
+
+
+def head_size(begin: bytes) -> int:
+    """Bytes before the content of the body in a ProcessingRequest that begins with `begin`; 0: it
+    is another message, or not enough of it."""
+    try:
+        if begin[0] not in (_REQUEST, _RESPONSE):
+            return 0
+        _, at = _varint(begin, 1)
+        return _varint(begin, at + 1)[1] if begin[at] == _BODY else 0
+    except IndexError:
+        return 0
+
+
+def read_large_body(head: bytes, rest: Pieces) -> RequestBody | ResponseBody | None:
+    """As `read_body`, without a copy of the body: `head` has `head_size` bytes, and `rest` what
+    follows them. Leaves all in `rest` if it is None."""
+    inside, at = _varint(head, 1)
+    size, _ = _varint(head, at + 1)
+    # Offsets in `rest`.
+    stop = at + inside - len(head)
+    if not size <= stop <= rest.size:
+        return None
+    behind = rest.cut(size)
+    end = behind[: stop - size]
+    try:
+        is_read = end in (b"", _END) and (behind == end or _is_metadata(behind, len(end)))
+    except IndexError:
+        is_read = False
+    if not is_read:
+        rest.add(behind)
+        return None
+    body = rest.take()
+    return RequestBody(body, bool(end)) if head[0] == _REQUEST else ResponseBody(body, bool(end))
 
 
 def _is_metadata(wire: bytes, at: int) -> bool:

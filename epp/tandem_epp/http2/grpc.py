@@ -5,12 +5,12 @@ compressed flag is answered with UNIMPLEMENTED.
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Protocol
 
 from .errors import CallFault, Status
 from .headers import encode
 from .held_bytes import HeldBytes
-from .pieces import Pieces
+from .pieces import LARGE, Pieces
 
 CONTENT_TYPE: Final = "application/grpc"
 PREFIX: Final = 5
@@ -82,10 +82,22 @@ def prefix(size: int) -> bytes:
     return size.to_bytes(PREFIX, "big")
 
 
+class LargeMessages(Protocol):
+    """Takes messages of `LARGE` bytes and more in two parts, of which the second is collected by
+    itself, because to copy it out of the message would take long."""
+
+    def head_size(self, begin: bytes) -> int:
+        """Bytes of the first part of a message that begins with `begin`; 0: it is taken whole."""
+
+    def on_large(self, head: bytes, rest: Pieces) -> None:
+        """A message is complete."""
+
+
 class MessageReader:
     """Splits a stream's DATA into messages."""
 
     __slots__ = (
+        "_head",
         "_held",
         "_is_open",
         "_limit",
@@ -94,6 +106,7 @@ class MessageReader:
         "_prefix",
         "_taken",
         "is_over_budget",
+        "large",
     )
 
     def __init__(self, limit: int, held: HeldBytes | None = None) -> None:
@@ -113,6 +126,10 @@ class MessageReader:
         """Its content so far."""
         self._missing = 0
         """Bytes of it that have not come."""
+        self._head = b""
+        """The first part of a large message, which is not in `_pieces`; empty: there is none."""
+        self.large: LargeMessages | None = None
+        """Takes large messages; None: `feed` returns them too."""
 
     @property
     def is_within_message(self) -> bool:
@@ -120,8 +137,9 @@ class MessageReader:
         return self._is_open or bool(self._prefix)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that `data` completes. Raises CallFault: RESOURCE_EXHAUSTED for a message
-        that will be too large, UNIMPLEMENTED for a compressed one; the call is over then."""
+        """The messages that `data` completes, but for one that `large` has taken. Raises CallFault:
+        RESOURCE_EXHAUSTED for a message that will be too large, UNIMPLEMENTED for a compressed one;
+        the call is over then."""
         messages: list[bytes] = []
         at, end = 0, len(data)
         if self._is_open:
@@ -133,8 +151,11 @@ class MessageReader:
             # Joined only once, and without its prefix: a large message is copied once, however
             # many frames it takes.
             self._pieces.add(data[:at] if at < end else data)
-            messages.append(self._pieces.take())
-            self.drop()
+            if not self._head:
+                messages.append(self._pieces.take())
+                self.drop()
+            else:
+                self._complete_large()
         if self._prefix:
             data, at = self._prefix + data[at:], 0
             self._prefix, end = b"", len(data)
@@ -146,7 +167,11 @@ class MessageReader:
             stop = start + self._length(data, at)
             if stop > end:
                 self._is_open, self._missing = True, stop - end
-                self._collect(data[start:])
+                begin = data[start:]
+                if stop - start >= LARGE and self.large is not None:
+                    size = self.large.head_size(begin)
+                    self._head, begin = begin[:size], begin[size:]
+                self._collect(begin)
                 break
             messages.append(data[start:stop])
             at = stop
@@ -155,9 +180,17 @@ class MessageReader:
     def drop(self) -> None:
         """Give up the message that has begun."""
         self._is_open = self.is_over_budget = False
+        self._head = b""
         self._pieces.clear()
         self._held.give_back(self._taken)
         self._taken = 0
+
+    def _complete_large(self) -> None:
+        """Pass on a large message."""
+        head, rest, self._pieces = self._head, self._pieces, Pieces()
+        self.drop()
+        if self.large is not None:
+            self.large.on_large(head, rest)
 
     def _collect(self, data: bytes) -> None:
         """Keep a part of a message."""

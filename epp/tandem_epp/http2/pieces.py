@@ -6,7 +6,7 @@ from typing import Final
 _SMALL: Final = 1024
 """Bytes below which a piece is copied behind the one before. An object of its own takes 33 bytes
 and more: a peer that sends two bytes at a time would make the server hold twenty times as much."""
-_LARGE: Final = 1 << 20
+LARGE: Final = 1 << 20
 """Bytes from which pieces are joined as they come: to join 16 MB at the end would take 10 ms, most
 of them for memory that the kernel clears, in which nothing else runs."""
 
@@ -19,7 +19,7 @@ class Pieces:
     def __init__(self) -> None:
         self._parts: list[bytes | bytearray] = []
         self._buffer: BytesIO | None = None
-        """What was joined of more than `_LARGE` bytes."""
+        """What was joined of more than `LARGE` bytes."""
         self.size = 0
         """Bytes so far."""
 
@@ -37,7 +37,7 @@ class Pieces:
             self._buffer.write(data)
         elif len(data) >= _SMALL:
             self._parts.append(data)
-            if self.size >= _LARGE:
+            if self.size >= LARGE:
                 self._buffer = BytesIO()
                 self._buffer.writelines(self._parts)
                 self._parts = []
@@ -50,6 +50,20 @@ class Pieces:
         """Forget the bytes so far."""
         if self.size:
             self._parts, self._buffer, self.size = [], None, 0
+
+    def cut(self, at: int) -> bytes:
+        """Remove and return the bytes from offset `at` on. Does not copy those before it if there
+        are `LARGE` bytes or more."""
+        if (buffer := self._buffer) is None:
+            whole = self.take()
+            self.add(whole[:at])
+            return whole[at:]
+        buffer.seek(at)
+        rest = buffer.read()
+        buffer.seek(at)
+        buffer.truncate()
+        self.size = at
+        return rest
 
     def take(self) -> bytes:
         """All bytes so far; nothing is left."""

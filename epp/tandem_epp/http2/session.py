@@ -115,8 +115,8 @@ class Call:
         if not self.is_over:
             self.is_over = True
             handler, self.handler = self.handler, None
-            # Stream and call refer to each other; so they go without the garbage collector.
-            self.stream.call = None
+            # They refer to each other; so they go without the garbage collector.
+            self.stream.call = self.reader.large = None
             self._session.calls.discard(self)
             self.reader.drop()
             if self.on_over is not None:

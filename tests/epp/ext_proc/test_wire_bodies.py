@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tandem_epp.ext_proc import ext_proc_pb2 as pb
 from tandem_epp.ext_proc.codec import read_message
 from tandem_epp.ext_proc.messages import RequestBody, ResponseBody
-from tandem_epp.ext_proc.wire_bodies import read_body
+from tandem_epp.ext_proc.wire_bodies import head_size, read_body, read_large_body
+from tandem_epp.http2.pieces import LARGE, Pieces
 
 BODIES = st.binary(max_size=300) | st.sampled_from([b"x" * n for n in (127, 128, 16_384, 70_000)])
 
@@ -47,10 +48,23 @@ PARTS = [
 ]
 
 
+def in_two_parts(wire: bytes) -> RequestBody | ResponseBody | None:
+    """What is read of `wire` as of a large message."""
+    if not (size := head_size(wire)):
+        return None
+    rest = Pieces()
+    rest.add(wire[size:])
+    body = read_large_body(wire[:size], rest)
+    assert rest.take() == (b"" if body else wire[size:])
+    return body
+
+
 @settings(max_examples=2000)
 @given(st.lists(st.sampled_from(PARTS), max_size=9))
 def test_what_is_read_is_what_protobuf_reads(parts: list[bytes]) -> None:
     wire = b"".join(parts)
+    if head_size(wire):
+        assert in_two_parts(wire) == read_body(wire)
     if (read := read_body(wire)) is None:
         return
     try:
@@ -75,3 +89,13 @@ def test_what_is_read_is_what_protobuf_reads(parts: list[bytes]) -> None:
 )  # fmt: skip
 def test_other_messages_are_left_to_protobuf(message: pb.ProcessingRequest) -> None:
     assert read_body(message.SerializeToString()) is None
+
+
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("metadata", [b"", b"\x42\x00", b"\x42\x02ab", b"\x42\x02a", b"\x42", b"x"])
+def test_a_large_body_in_two_parts(end: bool, metadata: bytes) -> None:
+    body = pb.HttpBody(body=b"0123456789" * (LARGE // 9), end_of_stream=end)
+    wire = pb.ProcessingRequest(request_body=body).SerializeToString() + metadata
+    assert in_two_parts(wire) == read_body(wire)
+    for size in range(head_size(wire)):
+        assert head_size(wire[:size]) == 0

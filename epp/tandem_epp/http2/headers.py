@@ -16,7 +16,6 @@ from typing import Final
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError
-from msgspec import Struct
 
 from .errors import ConnectionFault, ErrorCode, MalformedFields
 
@@ -51,12 +50,13 @@ class RequestHead:
     """content-length; None: not given."""
 
 
-class Field(Struct, frozen=True, gc=False):
+class Field:
     """A field that obeys the rules for names and values."""
 
-    name: str
-    value: str
-    is_pseudo: bool
+    __slots__ = ("is_pseudo", "name", "value")
+
+    def __init__(self, name: str, value: str, is_pseudo: bool) -> None:
+        self.name, self.value, self.is_pseudo = name, value, is_pseudo
 
 
 class BlockCache:

@@ -2,8 +2,6 @@
 
 from collections import deque
 
-from msgspec import Struct
-
 from .errors import ErrorCode
 from .flow import ReceiveWindow, SendWindow
 from .headers import RequestHead
@@ -65,28 +63,40 @@ class Stream:
         return self.expected >= 0 and not (is_end and self.expected)
 
 
-class RequestReceived(Struct, frozen=True, gc=False):
-    """A stream was opened. `is_end`: it has no body."""
+class Event:
+    """What happened on a stream. Plain classes, which are made and read fastest once compiled."""
 
-    stream: Stream
-    head: RequestHead
-    is_end: bool
+    __slots__ = ("stream",)
 
-
-class DataReceived(Struct, frozen=True, gc=False):
-    """Bytes of a stream, possibly none. `is_end`: its last ones."""
-
-    stream: Stream
-    data: bytes
-    is_end: bool
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
 
 
-class StreamEnded(Struct, frozen=True, gc=False):
+class RequestReceived(Event):
+    """A stream was opened."""
+
+    __slots__ = ("head", "is_end")
+
+    def __init__(self, stream: Stream, head: RequestHead, is_end: bool) -> None:
+        """`is_end`: it has no body."""
+        self.stream, self.head, self.is_end = stream, head, is_end
+
+
+class DataReceived(Event):
+    """Bytes of a stream, possibly none."""
+
+    __slots__ = ("data", "is_end")
+
+    def __init__(self, stream: Stream, data: bytes, is_end: bool) -> None:
+        """`is_end`: they are its last ones."""
+        self.stream, self.data, self.is_end = stream, data, is_end
+
+
+class StreamEnded(Event):
     """A stream is over before its answer was complete: reset by either side, or lost with the
     connection."""
 
-    stream: Stream
-    code: ErrorCode | int
+    __slots__ = ("code",)
 
-
-Event = RequestReceived | DataReceived | StreamEnded
+    def __init__(self, stream: Stream, code: ErrorCode | int) -> None:
+        self.stream, self.code = stream, code

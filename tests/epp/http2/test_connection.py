@@ -226,7 +226,8 @@ def test_6_4_a_reset_of_the_peer_ends_the_stream_and_is_not_answered() -> None:
     peer = Peer().start()
     (event,) = peer.send(headers(1))
     (ended,) = peer.send(frames.rst_stream(1, ErrorCode.CANCEL))
-    assert ended == StreamEnded(event.stream, ErrorCode.CANCEL)
+    assert isinstance(ended, StreamEnded)
+    assert (ended.stream, ended.code) == (event.stream, ErrorCode.CANCEL)
     assert peer.connection.streams == {}
     assert peer.received() == []
 

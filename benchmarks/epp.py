@@ -11,7 +11,8 @@ the decision and what is learned from the answer. `--grpcio` adds an EPP with gr
 
 Response chunks (FULL_DUPLEX_STREAMED) come from a client of this benchmark (`epp_chunks`), because
 Envoy combines chunks as it likes. What they cost Envoy is the difference of two Envoys that pass on
-the same streams, of an event every 4 ms, with and without sending them to the EPP.
+the same streams, of an event every 4 ms, with and without sending them to the EPP. A `relay`
+between another Envoy and EPP shows how much of that is reads, writes and waking up.
 
 `--python` has the EPPs run with another interpreter, which needs the project and its libraries:
 images have one that is built with optimizations, unlike many of those that developers build.
@@ -76,12 +77,14 @@ TARGETS: Final = {SMALL: 2.5, MEDIUM: 3.3, LARGE: 8.0}
 
 BARE, OURS, TRANSPORT = "bare Envoy", "10 pods", "our transport alone"
 MANY, TLS, DUPLEX, GRPCIO = "100 pods", "TLS", "FULL_DUPLEX_STREAMED", "grpcio"
+RELAYED: Final = "FULL_DUPLEX_STREAMED through a relay"
 VARIANTS: Final = {
     OURS: Variant(),
     TRANSPORT: Variant(server="transport"),
     MANY: Variant(pods=100),
     TLS: Variant(tls=True),
     DUPLEX: Variant(duplex=True),
+    RELAYED: Variant(duplex=True, relayed=True),
 }
 
 
@@ -100,7 +103,9 @@ class Bench:
         file = self._scratch / "body"
         file.write_bytes(case.body())
         load = h2load.Load(file, ("content-type: application/json",), case.requests, clients)
+        relay = stack.relay if stack else None
         epp_before, envoy_before = stack.epp.cpu() if stack else 0.0, front.cpu()
+        relay_before = relay.cpu() if relay else 0.0
         url = f"http://{HOST}:{front.port}/v1/chat/completions"
         outcome = await h2load.drive(url, load, self._scratch)
         self.lost += case.requests - outcome.good
@@ -109,6 +114,8 @@ class Bench:
         self._add(f"Envoy, {name}", case, envoy)
         if stack is not None:
             self._add(name, case, 1e3 * (stack.epp.cpu() - epp_before) / case.requests)
+        if relay is not None:
+            self._add("relay", case, 1e3 * (relay.cpu() - relay_before) / case.requests)
         for share in (0.5, 0.95, 0.99):
             self._add(f"p{100 * share:g}, {name}", case, outcome.quantile(share))
 
@@ -141,7 +148,7 @@ def schedule(number: int, *, grpcio: bool) -> Iterator[tuple[str, Case]]:
         (MEDIUM, (OURS, BARE, TRANSPORT, *others)),
         (LARGE, (OURS, BARE, TRANSPORT, *others)),
         (LARGEST, (MANY,)),
-        (STREAM, (OURS, DUPLEX)),
+        (STREAM, (OURS, DUPLEX, RELAYED)),
     ):
         for name in reversed(names) if number % 2 else names:
             yield name, case
@@ -216,6 +223,9 @@ def _of_chunks(bench: Bench) -> Iterator[Figure]:
         pairs = zip(bench.of(prefix + DUPLEX, STREAM), bench.of(prefix + OURS, STREAM), strict=True)
         per_event = [1e3 * (duplex - buffered) / _CHUNKS for duplex, buffered in pairs]
         yield without_target(f"  {label} per event of a paced stream", per_event, "µs")
+    # A relay is woken twice for an event: by Envoy, and by the EPP's answer.
+    floor = [1e3 * ms / _CHUNKS / 2 for ms in bench.of("relay", STREAM)]
+    yield without_target("  a relay on uvloop, for a read and a write", floor, "µs")
 
 
 def at_rest() -> list[Figure]:

@@ -38,6 +38,8 @@ class Variant:
     duplex: bool = False
     """Whether the bodies of responses are sent, in FULL_DUPLEX_STREAMED. Those of requests are sent
     in BUFFERED: the fake engine reads no chunked ones."""
+    relayed: bool = False
+    """Whether a `relay` stands between Envoy and EPP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Stack:
 
     epp: Server
     envoy: Server
+    relay: Server | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +117,10 @@ class _Starter:
             flags = _epp(variant.server, port, config, self._scratch / "keys")
             command = (self._python, "-m", "tandem_epp", *flags, *tls)
         epp = await self._start(file, port, *command)
+        relay = await self._relay(f"relay-{file}", port) if variant.relayed else None
         settings = EnvoySettings(
             epp_address=HOST,
-            epp_port=port,
+            epp_port=relay.port if relay else port,
             fallback=(addresses[-1],),
             listen_address=HOST,
             listen_port=free_port(HOST),
@@ -128,7 +132,13 @@ class _Starter:
         bootstrap = envoy_bootstrap(settings)
         if variant.tls:
             _use_tls(bootstrap)
-        return Stack(epp, await self.envoy(f"envoy-{file}", settings.listen_port, bootstrap))
+        envoy = await self.envoy(f"envoy-{file}", settings.listen_port, bootstrap)
+        return Stack(epp, envoy, relay)
+
+    async def _relay(self, name: str, epp_port: int) -> Server:
+        port = free_port(HOST)
+        command = (self._python, "-m", "benchmarks.relay", str(port), str(epp_port))
+        return await self._start(name, port, *command)
 
     async def _start(self, name: str, port: int, *command: str) -> Server:
         log = self._scratch / f"{name}.log"

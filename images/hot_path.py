@@ -92,6 +92,7 @@ MODULES: Final = (
     "tandem_epp.estimates.prompt_hits",
     "tandem_epp.estimates.request_load",
     "tandem_epp.estimates.utilization",
+    "tandem_epp.ext_proc.bodies",
     "tandem_epp.ext_proc.body_deadlines",
     "tandem_epp.ext_proc.codec",
     "tandem_epp.ext_proc.http2_server",

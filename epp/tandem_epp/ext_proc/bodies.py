@@ -9,6 +9,10 @@ from .messages import Answer, BodyMode, Continue, Part, StreamedChunk
 CHUNK: Final = 62 * 1024
 """Bytes of body per answer. Envoy takes at most 64 KiB per message, including its envelope."""
 
+# Constants, because an enum's members are looked up at each use.
+_DUPLEX: Final = BodyMode.FULL_DUPLEX_STREAMED
+_RESPONSE: Final = Part.RESPONSE_BODY
+
 
 def answer_body(
     mode: BodyMode,
@@ -21,26 +25,26 @@ def answer_body(
     """The answers to a part of a response, which ends if `end`; `model` changes it.
     `has_no_trailers`: a last part will come, so that the end of this one may wait for it: Tandem's
     Envoy, which alone sends bodies that are asked for, drops trailers of HTTP/1."""
-    if mode is not BodyMode.FULL_DUPLEX_STREAMED:
+    if mode is not _DUPLEX:
         changed = body
         if model is not None:
             # Otherwise trailers may come, whose answer carries no body.
             changed = model.feed(body, is_last=end) if has_no_trailers else model.replace(body)
-        return (Continue(Part.RESPONSE_BODY, body=changed if changed != body else None),)
+        return (Continue(_RESPONSE, body=changed if changed != body else None),)
     # In full duplex Envoy forwards only what the EPP sends back.
     if model is not None:
         body = model.feed(body, is_last=end)
     if 0 < len(body) <= CHUNK:
         # Most chunks are a token or a few: this is the path that gateways take for each.
-        return (StreamedChunk(Part.RESPONSE_BODY, body, end),)
-    return tuple(split(Part.RESPONSE_BODY, body, end))
+        return (StreamedChunk(_RESPONSE, body, end),)
+    return tuple(split(_RESPONSE, body, end))
 
 
 def answer_trailers(mode: BodyMode, model: AnsweredModel | None) -> Sequence[Answer]:
     """The answers to a response's trailers, before which comes what was held back of its body."""
-    is_held = model is not None and mode is BodyMode.FULL_DUPLEX_STREAMED
+    is_held = model is not None and mode is _DUPLEX
     rest = model.feed(b"", is_last=True) if is_held and model is not None else b""
-    return (*split(Part.RESPONSE_BODY, rest, end=False), Continue(Part.RESPONSE_TRAILERS))
+    return (*split(_RESPONSE, rest, end=False), Continue(Part.RESPONSE_TRAILERS))
 
 
 def split(part: Part, body: bytes, end: bool) -> Iterator[StreamedChunk]:

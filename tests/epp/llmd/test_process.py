@@ -16,25 +16,36 @@ import trustme
 
 from tandem_epp.http2 import health_pb2 as pb
 from tandem_epp.http2.health import NOT_SERVING, SERVICE, SERVING
-from tandem_operator.routing.envoy.clusters import EPP, TYPE, Json
+from tandem_operator.routing.envoy.clusters import EPP, Json
 
 from ..http2.test_server import issue
 from ..real import Backend, Epp, epp, serving, until
 from ..test_with_envoy import post, running
+from .chart_envoy import call_as_the_chart_does
 
 pytestmark = pytest.mark.component
 
 
-def with_tls(bootstrap: Json, _decode: list[Backend]) -> None:
-    """Envoy calls the EPP by TLS and verifies nothing, as in llm-d's standalone chart."""
-    clusters = {each["name"]: each for each in bootstrap["static_resources"]["clusters"]}
-    clusters[EPP]["transport_socket"] = {
-        "name": "envoy.transport_sockets.tls",
-        "typed_config": {
-            "@type": TYPE + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
-            "common_tls_context": {"validation_context": {}},
-        },
-    }
+class ChartEnvoy:
+    """Envoy as in llm-d's standalone chart."""
+
+    def __init__(self) -> None:
+        self._admin = 0
+
+    def __call__(self, bootstrap: Json, _decode: list[Backend]) -> None:
+        """Change the operator's configuration."""
+        self._admin = bootstrap["admin"]["address"]["socket_address"]["port_value"]
+        clusters = {each["name"]: each for each in bootstrap["static_resources"]["clusters"]}
+        call_as_the_chart_does(clusters[EPP])
+        # Sooner than in the chart, since a slow machine may fail the first check.
+        (check,) = clusters[EPP]["health_checks"]
+        check["interval"] = check["no_traffic_interval"] = "0.5s"
+
+    async def figure(self, name: str) -> int:
+        """The statistic `name` of the cluster of the EPP."""
+        url = f"http://127.0.0.1:{self._admin}/stats?filter=^cluster.{EPP}.{name}$"
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            return int((await response.text()).rsplit(": ", 1)[1])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +62,8 @@ def with_tls(bootstrap: Json, _decode: list[Backend]) -> None:
 async def test_requests_pass_by_a_self_signed_certificate(
     tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    async with running(tmp_path, "FULL_DUPLEX_STREAMED", with_tls, flags=flags) as stack:
+    envoy = ChartEnvoy()
+    async with running(tmp_path, "FULL_DUPLEX_STREAMED", envoy, flags=flags) as stack:
         for backend in stack.decode:
             backend.release.set()
         answers = [await post(stack, {"model": "m", "prompt": f"{n}"}) for n in range(3)]
@@ -60,6 +72,12 @@ async def test_requests_pass_by_a_self_signed_certificate(
         decisions = [v for k, v in figures.items() if k.startswith("tandem_epp_decisions_total")]
         # Envoy lets requests pass without a decision when it cannot reach the EPP.
         assert sum(decisions) == len(answers)
+        assert await envoy.figure("ssl.handshake") > 0
+
+        async def is_healthy() -> bool:
+            return await envoy.figure("health_check.success") > 0
+
+        await until(is_healthy)
 
 
 @asynccontextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
 from tandem_epp.ext_proc import ext_proc_pb2 as pb
 from tandem_epp.ext_proc.body_deadlines import BODY_SECONDS
@@ -98,6 +99,7 @@ async def test_stalled_uploads_are_bounded_over_all_streams(kind: Any) -> None:
         for status, details, headers in map(error, answers):
             assert (status, details["code"]) == (503, 503)
             assert headers["retry-after"] == b"1"
+            assert headers[wire.REQUEST_DROPPED_REASON] == b"rejected-saturated"
         assert server.held.size <= LIMIT
         # Small bodies are served all the same.
         small = method()

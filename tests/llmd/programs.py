@@ -38,8 +38,9 @@ def program(name: str) -> Path:
     path = Path(os.environ.get(FOLDER, "/nonexistent")) / name
     if not os.access(path, os.X_OK):
         pytest.skip(
-            f"{LEFT_OUT}NO {name} OF LLM-D. TO RUN THEM: build it from llm-d-router, and set"
-            f" {FOLDER} to its folder"
+            f"{LEFT_OUT}NO {name} OF LLM-D. TO RUN THEM: in a checkout of llm-d-router run"
+            f" `go build -o bin/ ./cmd/epp ./cmd/pd-sidecar`, and set {FOLDER} to its bin"
+            " (docs/testing.md)"
         )
     return path
 

@@ -1,6 +1,7 @@
 """One authenticated HTTP request to the API server; failures become the errors of `errors`."""
 
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Final
@@ -14,6 +15,15 @@ from .errors import Fenced, Unreachable, error_of
 from .resources import Object
 
 JSON: Final = "application/json"
+
+_KEEPALIVE: Final[Mapping[str, int]] = {
+    "TCP_KEEPIDLE": 15,  # Seconds of silence before the first probe.
+    "TCP_KEEPALIVE": 15,  # macOS's name for it.
+    "TCP_KEEPINTVL": 5,  # Seconds between probes.
+    "TCP_KEEPCNT": 3,  # Probes without an answer that end the connection.
+}
+"""The kernel finds out within 30 seconds that the peer no longer has a connection or cannot be
+reached. Without probes, a reader waits for a peer that is gone."""
 
 Observer = Callable[[str, int, float], None]
 """Called when an API call ends, with verb (get, list, create, …), HTTP status (0: no response) and
@@ -95,6 +105,22 @@ _METHODS: Final[Mapping[str, str]] = {
     "patch": "PATCH",
     "delete": "DELETE",
 }
+
+
+def probe_peer(response: aiohttp.ClientResponse) -> None:
+    """Let the kernel probe the peer of a response that may be silent for long (TCP keepalive).
+
+    A load balancer that fails over, or a node whose connection tracking is cleared, forgets open
+    connections and tells neither end. Then reading the response raises Unreachable.
+    """
+    transport = response.connection.transport if response.connection else None
+    sock = transport.get_extra_info("socket") if transport else None
+    if sock is None:
+        return  # The response is complete.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 @contextlib.contextmanager

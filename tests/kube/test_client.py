@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import socket
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -113,6 +115,27 @@ async def test_a_watch_delivers_changes_after_a_list(api: Api, namespace: str) -
         deleted = await anext(events)
     assert deleted["type"] == "DELETED"
     assert deleted["object"]["data"] == body["data"]
+
+
+@pytest.mark.control_plane
+async def test_the_kernel_probes_the_server_of_a_silent_watch(api: Api, namespace: str) -> None:
+    listed = await api.list(CONFIG_MAPS, namespace)
+    async with api.watch(CONFIG_MAPS, namespace, resource_version=listed.resource_version):
+        port = int(api.configuration.host.rsplit(":", 1)[1])
+        assert 1 in _connections(port, socket.SO_KEEPALIVE)
+
+
+def _connections(port: int, option: int) -> list[int]:
+    """A socket option of each of this process's connections to a port of 127.0.0.1."""
+    values = []
+    for descriptor in os.listdir("/dev/fd"):
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(fileno=os.dup(int(descriptor))) as connection,
+        ):
+            if connection.getpeername() == ("127.0.0.1", port):
+                values.append(connection.getsockopt(socket.SOL_SOCKET, option))
+    return values
 
 
 async def test_a_watch_from_long_ago_has_expired(tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ class Proxy:
         self._watches: set[asyncio.Task[None]] = set()
         self._connected = asyncio.Event()
         self._connected.set()
-        self._audible = asyncio.Event()
-        self._audible.set()
+        self._silent = ""
+        """Watches of paths that end with this deliver nothing; empty: none is silent."""
         self._forgetful = False
         self._expired_paths: set[str] = set()
 
@@ -48,9 +48,10 @@ class Proxy:
         for watch in self._watches:
             watch.cancel()
 
-    def silence_watches(self) -> None:
-        """Keep every watch open, and deliver no event any more."""
-        self._audible.clear()
+    def silence_watches(self, of: str = "") -> None:
+        """Keep every watch open, or those of one resource (its plural), and deliver no event any
+        more."""
+        self._silent = of or "/"
 
     def go_down(self) -> None:
         """Break every connection until `come_back`."""
@@ -97,6 +98,9 @@ class Proxy:
                 self._kill()
         return web.Response(status=answer.status, body=data, content_type=answer.content_type)
 
+    def _silences(self, path: str) -> bool:
+        return self._silent == "/" or (bool(self._silent) and path.endswith(f"/{self._silent}"))
+
     async def _watch(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         await self._connected.wait()
         response = web.StreamResponse()
@@ -111,8 +115,8 @@ class Proxy:
             url = self._url + request.raw_path
             async with self._session.get(url, headers=headers) as answer:
                 async for chunk in answer.content.iter_any():
-                    await self._audible.wait()
-                    await response.write(chunk)
+                    if not self._silences(request.path):
+                        await response.write(chunk)
 
         watch = asyncio.create_task(copy())
         self._watches.add(watch)

@@ -194,6 +194,13 @@ class SetPlan:
         return bool(self.create_pods or self.delete_pods)
 
     @property
+    def owners(self) -> tuple[PoolKey, ...]:
+        """The pools that own the objects which this plan creates: the plan is then first computed
+        again with these pools as they are now, because the cache may trail."""
+        created = (self.create_jobs, self.create_revisions, self.apply_budgets, self.create_pods)
+        return tuple(dict.fromkeys(create.pool for creates in created for create in creates))
+
+    @property
     def writes(self) -> int:
         """Number of API calls; 0 when the set is as its spec says."""
         return sum(

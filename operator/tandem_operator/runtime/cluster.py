@@ -9,7 +9,7 @@ is retried.
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tandem_contract import labels
@@ -34,8 +34,7 @@ from ..planning.status import StatusBody, status_events
 from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
 from .bodies import is_foreign, pool_and_owners
 from .cache import ClusterCache, WorkKey
-from .reads import get_by_name, read_plan_keys
-from .watches import POOL_RESOURCES
+from .reads import POOL_RESOURCES, get_by_name, read_plan_keys, read_pools
 from .write_errors import (
     TRANSIENT_ERRORS,
     failure_from_error,
@@ -75,6 +74,10 @@ class Cluster:
             if pod.uid not in live:
                 self.cache.remove(pod.uid)
         return self.cache.observe(key)
+
+    async def read_pools(self, pools: Iterable[PoolKey]) -> set[WorkKey]:
+        """Bring pools up to what the API server has now; the keys that this affects."""
+        return await read_pools(self._api, self.cache, pools)
 
     async def read_plan_keys(self, key: EndpointKey) -> None:
         """Bring an endpoint's Secret into the cache, which no watch keeps current."""

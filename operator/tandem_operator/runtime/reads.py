@@ -3,14 +3,17 @@
 Secrets are not watched: the permission to watch or list them cannot be limited to those of Tandem.
 """
 
+from collections.abc import Iterable
+
 from tandem_contract import labels
 from tandem_kube.client import Api
 from tandem_kube.errors import NotFound
 from tandem_kube.resources import SECRETS, Object, Resource
 
-from ..observed import Body, EndpointKey
+from ..observed import Body, EndpointKey, PoolKey
 from ..pods.manifests import plan_key_secret
-from .cache import ClusterCache
+from .cache import ClusterCache, WorkKey
+from .watches import POOL_RESOURCES
 
 
 async def get_by_name(api: Api, resource: Resource, body: Body) -> Object | None:
@@ -25,6 +28,25 @@ async def get_by_name(api: Api, resource: Resource, body: Body) -> Object | None
     field = f"metadata.name={metadata['name']}"
     listed = await api.list(resource, metadata["namespace"], fields=field)
     return listed.items[0] if listed.items else None
+
+
+async def read_pools(api: Api, cache: ClusterCache, keys: Iterable[PoolKey]) -> set[WorkKey]:
+    """Bring pools in the cache up to what the API server has now; the keys that this affects.
+
+    The watch of pools, which may be behind, reports a change that is found here to no one.
+    """
+    affected: set[WorkKey] = set()
+    for key in keys:
+        known = cache.pools.by_key(key)
+        name = f"metadata.name={key.name}"
+        listed = await api.list(POOL_RESOURCES[key.kind], key.namespace, fields=name)
+        live = {body["metadata"]["uid"] for body in listed.items}
+        for pool in known:
+            if pool.uid not in live:
+                affected |= cache.remove(pool.uid)
+        for body in listed.items:
+            affected |= cache.upsert_pool(body)
+    return affected
 
 
 async def read_plan_keys(api: Api, cache: ClusterCache, key: EndpointKey) -> None:

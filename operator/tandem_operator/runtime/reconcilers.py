@@ -42,6 +42,11 @@ class Reconcilers:
         """
         cluster = self.cluster
         plan = plan_set(cluster.observe(key), self.defaults)
+        # A watch whose connection broke unnoticed is behind for a while. Objects of a pool that was
+        # deleted meanwhile would come back each time that Kubernetes collects them.
+        if plan.owners:
+            self.enqueue(await cluster.read_pools(plan.owners))
+            plan = plan_set(cluster.observe(key), self.defaults)
         refused = await cluster.dry_run_revisions(plan)
         # The cache may lag behind the API server. Before pods are created or deleted, plan again
         # from a live list of them, so that no pod is created twice or deleted in vain.
@@ -67,7 +72,12 @@ class Reconcilers:
         """
         cluster = self.cluster
         await cluster.read_plan_keys(key)
-        plan = plan_endpoint(cluster.observe_endpoint(key), self.router)
+        observed = cluster.observe_endpoint(key)
+        plan = plan_endpoint(observed, self.router)
+        if plan.creates(observed):
+            owners = [pool.key for pool in cluster.cache.pools.by_key(key)]
+            self.enqueue(await cluster.read_pools(owners))
+            plan = plan_endpoint(cluster.observe_endpoint(key), self.router)
         done = await cluster.apply_endpoint(key, plan)
         # The sets' pools report the endpoint's state, so their status may need an update.
         state = router_state(cluster.observe_endpoint(key))

@@ -107,3 +107,7 @@ class EndpointPlan:
     delete: tuple[ObjectRef, ...] = ()
     requeue_after: float | None = None
     """Seconds until the next plan key is added or dropped; None when the endpoint has no EPP."""
+
+    def creates(self, observed: ObservedEndpoint) -> bool:
+        """Whether an object is created that was not among the observed children."""
+        return any(ObjectRef.of(body) not in observed.children for body in self.apply)

@@ -4,6 +4,7 @@ vLLM imports the class from the module; docs/vllm-storage.md documents the confi
 of the store are those of the torch engine's `--kv-storage-config`, too, which the operator writes.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 CONNECTOR: Final = "TandemStorageConnector"
@@ -31,6 +32,20 @@ same names. Written by the kubelet from the annotation `labels.STORAGE_BOUNDS`."
 CAPACITY: Final = "capacity_bytes"
 """Bytes of the namespace; left out or 0, no bound."""
 MAX_AGE: Final = "max_age_seconds"
+CHUNK_TOKENS: Final = "chunk_tokens"
+"""Tokens of a stored chunk."""
+WEIGHTS: Final = "weights"
+"""Commit or digest that names the weights, for vLLM."""
+_SETTINGS: Final = (
+    ENDPOINT, KV_NAMESPACE, PROTOCOL, CREDENTIALS_DIR, BOUNDS_FILE, CAPACITY, MAX_AGE, CHUNK_TOKENS,
+    "region", "virtual_host_style", "ca_file", "pending_bytes",
+)  # fmt: skip
+SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
+    "vllm": (*_SETTINGS, WEIGHTS),
+    "torch": (*_SETTINGS, "host_bytes"),
+}
+"""Type of engine → all keys that it accepts; it does not start with another one. Read by the
+operator."""
 
 # Metrics on the engine's /metrics page. Written by the connector, read by dashboards.
 LOADED_TOKENS: Final = "tandem_vllm_storage_loaded_tokens"

@@ -221,6 +221,15 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
             "connector": "storage", "storage": {"endpoint": "http://s"},
             "extraConfig": {"chunk_tokens": 100}}},
          "spec.transfer.extraConfig.chunk_tokens: a stored chunk has 100 tokens"),
+        ({"model": {"name": "tiny", "source": {"tiny": {}}}, "engine": {"type": "torch"},
+          "transfer": {"connector": "storage", "storage": {"endpoint": "http://s"},
+                       "extraConfig": {"host_byte": 1}}},
+         "spec.transfer.extraConfig.host_byte: the torch engine knows no such setting of its store"
+         " (did you mean 'host_bytes'?)"),
+        ({"transfer": {"connector": "multi", "storage": {"endpoint": "http://s"}, "connectors": [
+            {"connector": "nixl"}, {"connector": "storage", "extraConfig": {"host_bytes": 1}}]}},
+         "spec.transfer.connectors[1].extraConfig.host_bytes: the vllm engine knows no such setting"
+         " of its store: known are bounds_file"),
         ({"engine": {"extraArgs": ["--no-enable-prefix-caching"]},
           "transfer": {"storage": {"endpoint": "http://s"}}},
          "spec.engine.extraArgs[0]: --no-enable-prefix-caching and transfer.storage exclude"),

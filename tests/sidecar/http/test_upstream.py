@@ -5,10 +5,28 @@ import asyncio
 import pytest
 
 from ..conftest import Harness
-from ..peers import PARAMS, Turn
+from ..peers import PARAMS, Script, Turn
 from ..wire import wire
 
 BODY = b'{"prompt": "Hi"}'
+
+
+async def _empty(turn: Turn) -> None:
+    turn.answer(200, b"{}")
+
+
+def _first_of_each_connection(answer: Script) -> Script:
+    """A script that answers one request of each connection, and closes it at the second."""
+    served: set[asyncio.StreamWriter] = set()
+
+    async def script(turn: Turn) -> None:
+        if turn.writer in served:
+            turn.die()
+            return
+        served.add(turn.writer)
+        await answer(turn)
+
+    return script
 
 
 async def test_connections_are_reused(harness: Harness) -> None:
@@ -21,16 +39,7 @@ async def test_connections_are_reused(harness: Harness) -> None:
 
 async def test_a_stale_connection_is_replaced_once(harness: Harness) -> None:
     """The engine closes a pooled connection just as the next request is sent on it."""
-    served: set[asyncio.StreamWriter] = set()
-
-    async def script(turn: Turn) -> None:
-        if turn.writer in served:
-            turn.die()
-            return
-        served.add(turn.writer)
-        turn.answer(200, b"{}")
-
-    await harness.start(script)
+    await harness.start(_first_of_each_connection(_empty))
     for _ in range(4):
         async with harness.http.post(harness.url(), data=BODY) as answer:
             assert answer.status == 200
@@ -46,16 +55,10 @@ async def test_a_request_on_a_new_connection_is_not_sent_again(harness: Harness)
 
 
 async def test_a_stale_prefill_connection_costs_no_candidate(harness: Harness) -> None:
-    served: set[asyncio.StreamWriter] = set()
-
-    async def script(turn: Turn) -> None:
-        if turn.writer in served:
-            turn.die()
-            return
-        served.add(turn.writer)
+    async def answer(turn: Turn) -> None:
         await harness.prefills[0].default(turn)
 
-    await harness.prefill(script)
+    await harness.prefill(_first_of_each_connection(answer))
     await harness.start()
     for _ in range(3):
         async with harness.http.post(
@@ -199,17 +202,8 @@ async def test_large_bodies_both_ways(harness: Harness) -> None:
 
 async def test_a_leg_that_reads_kv_is_sent_once(harness: Harness) -> None:
     """The engine may have read the KV already: its blocks may belong to another prompt by now."""
-    served: set[asyncio.StreamWriter] = set()
-
-    async def script(turn: Turn) -> None:
-        if turn.writer in served:
-            turn.die()
-            return
-        served.add(turn.writer)
-        turn.answer(200, b"{}")
-
     await harness.prefill()
-    await harness.start(script)
+    await harness.start(_first_of_each_connection(_empty))
     paths = []
     for _ in range(4):
         async with harness.http.post(

@@ -34,7 +34,8 @@ from ..planning.status import StatusBody, status_events
 from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
 from .bodies import is_foreign, pool_and_owners
 from .cache import ClusterCache, WorkKey
-from .reads import POOL_RESOURCES, get_by_name, read_plan_keys, read_pools
+from .reads import get_by_name, read_plan_keys, read_pools
+from .watches import POOL_RESOURCES
 from .write_errors import (
     TRANSIENT_ERRORS,
     failure_from_error,

@@ -11,7 +11,6 @@ reason for which they ended.
 """
 
 import asyncio
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
@@ -34,29 +33,12 @@ from .chain import (
     load_rear,
     log_rejected,
 )
-from .checksums import data_object, hashed, size_of
-from .errors import (
-    KvRejected,
-    ObjectExists,
-    ObjectMissing,
-    Reason,
-    StoreError,
-    StoreUnsupported,
-    words_of,
-)
+from .checksums import hashed
+from .chunk_writer import BrokenKeys, ChunkWriter, LayerGroups
+from .errors import KvRejected, ObjectMissing, Reason, StoreError, words_of
 from .format.identity import KvIdentity
-from .format.manifest import (
-    MAX_INLINE,
-    MAX_MANIFEST,
-    DataObject,
-    Manifest,
-    data_name,
-    decode_manifest,
-    encode_manifest,
-    fits_inline,
-    inline_data,
-)
-from .format.tensors import Buffer, LayerGroup, TensorSpec, header_bytes, tensor_views
+from .format.manifest import MAX_INLINE, MAX_MANIFEST, Manifest, decode_manifest, inline_data
+from .format.tensors import Buffer, TensorSpec, header_bytes, tensor_views
 from .location import StoreLocation
 from .stores import ObjectStore
 
@@ -85,14 +67,12 @@ class ChunkStore:
         self._objects = objects
         self._location = location
         self._identity = identity.digest()
-        self._writer = uuid.uuid4().hex
-        self._max_inline = max_inline
         self._slots = asyncio.Semaphore(in_flight)
         self._look_ups = asyncio.Semaphore(2 * LOOKUPS)
         # Over all loads: the data that came with a manifest are in memory until they are delivered.
         self._bodies = asyncio.Semaphore(2 * LOOKUPS)
-        # Keys whose stored chunk was found unusable: the next write replaces it.
-        self._broken: dict[str, None] = {}
+        self._broken = BrokenKeys()
+        self._writer = ChunkWriter(objects, self._identity, self._slots, self._broken, max_inline)
 
     def reference(self, chunk: Chunk) -> KvReference:
         """The reference of a prompt's prefix that ends with `chunk`."""
@@ -100,33 +80,13 @@ class ChunkStore:
             self._location.path_of(chunk.key), chunk.key, chunk.token_count, TENSOR_FORMAT
         )
 
-    async def put(self, chunk: Chunk, groups: Sequence[LayerGroup]) -> bool:
+    async def put(self, chunk: Chunk, groups: LayerGroups) -> bool:
         """Store one chunk. Returns False when another writer's is there already.
 
-        Data objects without a manifest are invisible; the collector removes them.
+        `groups` may come while the write runs: each is written when it comes, and the manifest when
+        none is left. Data objects without a manifest are invisible; the collector removes them.
         """
-        objects = [(group.name, self._object_of(chunk.key, group)) for group in groups]
-        if is_inline := fits_inline([size_of(parts) for _, parts in objects], self._max_inline):
-            data = [await data_object(name, parts) for name, parts in objects]
-        else:
-            tasks = [asyncio.ensure_future(self._put_data(chunk.key, *item)) for item in objects]
-            try:
-                data = await asyncio.gather(*tasks)
-            finally:
-                # After a failure the others must not go on writing unseen.
-                await end_tasks(tasks)
-        manifest = Manifest(
-            format=TENSOR_FORMAT,
-            identity=self._identity,
-            prefix_hash=chunk.key,
-            previous=chunk.previous,
-            token_count=chunk.token_count,
-            writer=self._writer,
-            data=tuple(data),
-            is_inline=is_inline,
-        )
-        following = [part for _, parts in objects for part in parts] if is_inline else []
-        return await self._put_manifest(chunk.key, (encode_manifest(manifest), *following))
+        return await self._writer.put(chunk, groups)
 
     async def has(self, chunk: Chunk) -> bool:
         """Whether the store has a usable manifest of the chunk. Raises StoreError."""
@@ -240,38 +200,11 @@ class ChunkStore:
 
     def mark_broken(self, key: str) -> None:
         """Have the next write of this chunk replace what is stored."""
-        self._broken[key] = None
-        while len(self._broken) > 4096:
-            del self._broken[next(iter(self._broken))]
+        self._broken.add(key)
 
     async def close(self) -> None:
         """End the store's connections."""
         await self._objects.close()
-
-    def _object_of(self, key: str, group: LayerGroup) -> Sequence[Buffer]:
-        """The bytes of a data object."""
-        return (header_bytes(group.name, group.specs, key, self._identity), *group.parts)
-
-    async def _put_data(self, key: str, group: str, parts: Sequence[Buffer]) -> DataObject:
-        async with self._slots:
-            item = await data_object(group, parts)
-            await self._objects.put(data_name(key, group, item.content), parts)
-            return item
-
-    async def _put_manifest(self, key: str, parts: Sequence[Buffer]) -> bool:
-        try:
-            if key not in self._broken:
-                await self._objects.put_if(key, parts, None)
-                return True
-        except ObjectExists:
-            return False
-        except StoreUnsupported:
-            # The last writer wins: its manifest names its own data objects, which are all there,
-            # or has its own data behind it.
-            pass
-        await self._objects.put(key, parts)
-        self._broken.pop(key, None)
-        return True
 
     async def _manifest(
         self, chunk: Chunk, *, is_cut: bool = False

@@ -20,8 +20,8 @@ from tandem_contract.kv_reference import KvReference
 
 from .chain import LayerWatch, RearWatch
 from .chunk_store import Chunk, ChunkStore, Deliver, Groups, Outcome, Progress
+from .chunk_writer import GroupSource, LayerGroups
 from .errors import Reason, StoreDenied, StoreError, StoreUnavailable, words_of
-from .format.tensors import LayerGroup
 from .guard.load_guard import Decision, Hit, LoadGuard
 from .guard.missing_keys import MissingKeys
 from .health import NO_ANSWER, StoreHealth
@@ -206,18 +206,19 @@ class StoreClient:
             self._observer.record_not_loaded(1, reason)
         return LoadResult(progress.chunks, reason, progress.bytes, seconds)
 
-    async def store(self, chunk: Chunk, groups: Sequence[LayerGroup]) -> bool:
-        """Write one chunk. Returns whether it is in the store now."""
+    async def store(self, chunk: Chunk, groups: LayerGroups) -> bool:
+        """Write one chunk, whose `groups` may come meanwhile. Returns whether it is stored now."""
         if not self.guard.breaker.allows:
             self._observer.record_not_stored(Reason.BREAKER_OPEN)
             return False
-        start = _now()
+        start, source = _now(), GroupSource(groups)
         try:
             async with asyncio.timeout(WRITE_SECONDS):
                 # Before sending its data: after a restart, most chunks are there already.
-                is_new = not await self._store.has(chunk) and await self._store.put(chunk, groups)
+                is_new = not await self._store.has(chunk) and await self._store.put(chunk, source)
         except TimeoutError:
-            self._health.record_failure(NO_ANSWER)
+            if not source.is_awaited:  # A group that does not come is no fault of the store.
+                self._health.record_failure(NO_ANSWER)
             self._observer.record_not_stored(Reason.TIMEOUT)
             return False
         except StoreError as err:
@@ -231,8 +232,7 @@ class StoreClient:
             return False
         self._health.record_success()
         self._missing.discard(chunk.key)
-        size = sum(spec.size for group in groups for spec in group.specs)
-        self._observer.record_stored(size, _now() - start, is_new=is_new)
+        self._observer.record_stored(self._chunk_bytes, _now() - start, is_new=is_new)
         return True
 
     async def close(self) -> None:

@@ -40,9 +40,14 @@ class CopyStream:
 
 
 @contextmanager
-def copies_on(device: torch.device) -> Iterator[None]:
-    """Queue the block's copies on a stream of their own, and wait for them at its end."""
+def copies_on(device: torch.device, after: torch.cuda.Event | None = None) -> Iterator[None]:
+    """Queue the block's copies on a stream of their own, and wait for them at its end.
+
+    `after`: what the copies wait for on the device.
+    """
     stream = CopyStream(device)
+    if after is not None:
+        stream.after(after)
     try:
         with stream.queueing():
             yield

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -39,10 +39,11 @@ class StepRunner:
         """
         if step.arriving is not None:
             return await self._run_arriving(step, step.arriving)
-        on_layer = self._holds.layer_publisher(step.chunks) if self._holds is not None else None
-        run = partial(self._runner.run, step.chunks, on_layer)
-        begin = time.perf_counter()
-        results = await asyncio.get_running_loop().run_in_executor(self._worker, run)
+        publish = self._holds.layer_publisher(step.chunks) if self._holds is not None else None
+        with self._tiers.saving(step.chunks) as save:
+            run = partial(self._runner.run, step.chunks, _each(publish, save))
+            begin = time.perf_counter()
+            results = await asyncio.get_running_loop().run_in_executor(self._worker, run)
         self._tiers.observe_step(step.chunks, time.perf_counter() - begin)
         return results
 
@@ -70,6 +71,17 @@ class StepRunner:
         seq.start_time, seq.waited = begin, sum(waits)
         seq.overlapped = kv.ended_at - begin
         return results
+
+
+def _each(*callbacks: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    """Calls those that are there; None if none is."""
+    present = [callback for callback in callbacks if callback is not None]
+
+    def call(layers: int) -> None:
+        for callback in present:
+            callback(layers)
+
+    return call if present else None
 
 
 def _timed_wait(kv: ArrivingKv, waits: list[float], layers: int) -> None:

@@ -66,7 +66,8 @@ async def open_tiers(
         return NO_TIERS
     # In a thread: weights whose digest is not cached take a second per gigabyte.
     identity = await asyncio.to_thread(storage_identity, config, runner, storage)
-    memory = ChunkMemory(runner.cache.layers, runner.cache.layout, storage.chunk_tokens)
+    cache = runner.cache
+    memory = ChunkMemory(cache.layers, cache.layout, storage.chunk_tokens, cache.written)
     tiers = KvTiers(
         DeviceChunks(memory, identity, blocks.block_size),
         blocks,

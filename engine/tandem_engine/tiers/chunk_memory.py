@@ -4,7 +4,7 @@ A chunk's tensors are `layer.{l}` [blocks, 2, block_size, kv_heads, head_dim], k
 the cache's own layout, so that each block of a layer is one piece.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -25,7 +25,15 @@ _GROUP_BYTES: Final = 16 << 20
 class ChunkMemory:
     """The layers of one cache, cut into groups."""
 
-    def __init__(self, layers: Sequence[torch.Tensor], layout: KvLayout, chunk_tokens: int) -> None:
+    def __init__(
+        self,
+        layers: Sequence[torch.Tensor],
+        layout: KvLayout,
+        chunk_tokens: int,
+        written: Sequence[torch.cuda.Event] = (),
+    ) -> None:
+        """`written`: as in `KvCache`."""
+        self._written = written
         self._rows = [block_rows(layer, layout.block_bytes) for layer in layers]
         self._device = layers[0].device
         blocks = chunk_tokens // layout.block_size
@@ -43,17 +51,29 @@ class ChunkMemory:
             for name, members in self._members.items()
         ]
 
-    def read(self, blocks: Sequence[int]) -> tuple[LayerGroup, ...]:
-        """Copy the chunk in `blocks` out of the cache, which no step may be computing.
+    def read(
+        self,
+        blocks: Sequence[int],
+        first: int = 0,
+        end: int | None = None,
+        is_running: Callable[[], bool] | None = None,
+    ) -> tuple[LayerGroup, ...]:
+        """Copy the groups `first` to `end` of the chunk in `blocks` out of the cache.
 
-        A device's chunk comes into page-locked memory, and goes back from there without a copy.
+        Their KV is complete, or queued on a device by a step of which `is_running` tells whether it
+        goes on. A device's chunk comes into page-locked memory, and goes back from there without a
+        copy.
         """
-        with copies_on(self._device):
+        groups = self.groups[first:end]
+        layers = [layer for name, _ in groups for layer in self._members[name]]
+        # Once the step has ended its KV is there; the event may be a later step's by then.
+        is_queued = bool(self._written) and is_running is not None and is_running()
+        with copies_on(self._device, self._written[layers[-1]] if is_queued else None):
             ids = block_ids(blocks, self._device)
-            copies = [self._copy(rows, ids) for rows in self._rows]
+            copies = {layer: self._copy(self._rows[layer], ids) for layer in layers}
         return tuple(
             LayerGroup(name, specs, [host_bytes(copies[layer]) for layer in self._members[name]])
-            for name, specs in self.groups
+            for name, specs in groups
         )
 
     def write(

@@ -12,12 +12,13 @@ from tandem_kvstore.format.tensors import LayerGroup
 
 from ..step import Sequence as EngineSequence
 from .chunk_memory import ChunkMemory
+from .step_layers import StepLayers
 
 T = TypeVar("T")
 
 
 class DeviceChunks:
-    """Chunks of one engine's cache; copies are made in a thread, in order."""
+    """Chunks of one engine's cache; copies are made in two threads, in order."""
 
     def __init__(self, memory: ChunkMemory, identity: KvIdentity, block_size: int) -> None:
         self.memory = memory
@@ -25,8 +26,12 @@ class DeviceChunks:
         """Tokens of a chunk."""
         self.blocks = self.tokens // block_size
         """Blocks of a chunk."""
+        self.has_groups = len(memory.groups) > 1
+        """Whether a part of a chunk can be saved before all of its layers are computed."""
         self._identity = identity
-        self._copier = ThreadPoolExecutor(1, "kv-copy")
+        # Loads do not wait for copies of layers that a device still computes.
+        self._loader = ThreadPoolExecutor(1, "kv-load")
+        self._saver = ThreadPoolExecutor(1, "kv-save")
 
     def of(self, seq: EngineSequence, limit: int) -> list[Chunk]:
         """The full chunks of a sequence's first `limit` tokens."""
@@ -37,25 +42,35 @@ class DeviceChunks:
         """The blocks of the chunk `index` of a sequence, whose blocks are `table`."""
         return table[index * self.blocks : (index + 1) * self.blocks]
 
-    async def read(self, blocks: Sequence[int]) -> tuple[LayerGroup, ...]:
-        """Copy the chunk in `blocks` to host memory."""
-        return await self._in_copier(partial(self.memory.read, blocks))
+    async def read(
+        self, blocks: Sequence[int], first: int, end: int, step: StepLayers | None
+    ) -> tuple[LayerGroup, ...]:
+        """Copy the layer groups `first` to `end` of the chunk in `blocks` to host memory.
+
+        `step`: the one that computes them; None: it has ended.
+        """
+        is_running = None if step is None else lambda: step.is_running
+        work = partial(self.memory.read, blocks, first, end, is_running)
+        return await _in_thread(self._saver, work)
 
     async def write(
         self, group: str, tensors: Sequence[memoryview], blocks: Sequence[int], first: int
     ) -> None:
         """Copy a layer group into `blocks`, without the first `first` blocks."""
-        await self._in_copier(partial(self.memory.write, group, tensors, blocks, first))
+        work = partial(self.memory.write, group, tensors, blocks, first)
+        await _in_thread(self._loader, work)
 
     def close(self) -> None:
-        """End the thread."""
-        self._copier.shutdown()
+        """End the threads."""
+        self._loader.shutdown()
+        self._saver.shutdown()
 
-    async def _in_copier(self, work: Callable[[], T]) -> T:
-        """Run `work` in the copy thread; a cancelled caller waits, too, until it has ended."""
-        future = asyncio.get_running_loop().run_in_executor(self._copier, work)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
+
+async def _in_thread(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """Run `work` in a thread; a cancelled caller waits, too, until it has ended."""
+    future = asyncio.get_running_loop().run_in_executor(thread, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise

@@ -1,6 +1,7 @@
 """An engine without tiers, and what the engine's loop needs of tiers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol
 
 from tandem_contract.kv_reference import StoreAnswer
@@ -26,6 +27,9 @@ class Tiers(Protocol):
     def cancel(self, request_id: str) -> None: ...
     def observe_step(self, chunks: Sequence[Chunk], seconds: float) -> None: ...
     def save(self, seq: EngineSequence) -> None: ...
+    def saving(
+        self, chunks: Sequence[Chunk]
+    ) -> AbstractContextManager[Callable[[int], None] | None]: ...
     async def close(self) -> None: ...
 
 
@@ -52,6 +56,9 @@ class _NoTiers:
     def observe_step(self, chunks: Sequence[Chunk], seconds: float) -> None: ...
 
     def save(self, seq: EngineSequence) -> None: ...
+
+    def saving(self, _: Sequence[Chunk]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def close(self) -> None: ...
 

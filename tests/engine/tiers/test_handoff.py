@@ -19,7 +19,7 @@ from tandem_contract.kv_reference import (
     read_reference,
 )
 from tandem_engine.engine import Engine
-from tandem_engine.tiers import kv_tiers
+from tandem_engine.tiers import saves
 from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_engine.types import Delta, KvTransfer, Request
 from tandem_local.ports import free_port
@@ -196,7 +196,7 @@ async def test_kv_that_the_decode_engine_has_is_not_loaded(tmp_path: Path) -> No
 async def test_a_stop_ends_prefills_that_wait_for_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_tiers, "_FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(saves, "_FLUSH_SECONDS", 0.01)
     writing, over = asyncio.Event(), asyncio.Event()
 
     async def answer_reads_only(request: web.Request) -> web.Response:

@@ -50,6 +50,8 @@ class ChunkMemory:
             (name, tuple(TensorSpec(f"layer.{layer}", layout.dtype, shape) for layer in members))
             for name, members in self._members.items()
         ]
+        self.layers_to = [members.stop for members in self._members.values()]
+        """Number of layers in the groups 0 to i, for each i."""
 
     def read(
         self,

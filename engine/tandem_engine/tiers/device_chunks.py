@@ -26,8 +26,6 @@ class DeviceChunks:
         """Tokens of a chunk."""
         self.blocks = self.tokens // block_size
         """Blocks of a chunk."""
-        self.has_groups = len(memory.groups) > 1
-        """Whether a part of a chunk can be saved before all of its layers are computed."""
         self._identity = identity
         # Loads do not wait for copies of layers that a device still computes.
         self._loader = ThreadPoolExecutor(1, "kv-load")

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 from tandem_contract.kv_reference import LoadLeg
 from tandem_kvstore.chunk_store import Chunk, Deliver
@@ -277,7 +276,7 @@ class TierLoads:
         def on_cut() -> None:
             seq.arriving_tokens = None
 
-        layers = list(accumulate(len(specs) for _, specs in self._device.memory.groups))
+        layers = self._device.memory.layers_to
         self._arriving[seq.id] = kv = ArrivingKv(layers, on_start, on_cut)
         return kv
 

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
 from tandem_kvstore.chain import end_tasks
 from tandem_kvstore.chunk_store import Chunk
@@ -67,6 +67,10 @@ class _CopiedGroups:
         return group
 
 
+def _future() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
+
+
 @dataclass(eq=False, slots=True)
 class _Save:
     """One chunk that is being saved."""
@@ -77,15 +81,16 @@ class _Save:
     blocks: Sequence[int]
     layers: StepLayers | None
     """Of the step that computes it; None: it is computed."""
-    owners: list[EngineSequence]
-    """The sequences of that step whose chunk it is."""
+    owner: EngineSequence
     copy: HostChunk | None = None
     """In host memory already: an earlier write failed."""
     copies: _CopiedGroups = field(default_factory=_CopiedGroups)
-    is_kept: "asyncio.Future[bool]" = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+    is_kept: "asyncio.Future[bool]" = field(default_factory=_future)
     """Whether its KV counts; known when the step has ended."""
+    pin: str = ""
+    """Name of the pin that keeps its blocks. Not its key: a dropped save may still be copying."""
+    ended: "asyncio.Future[None]" = field(default_factory=_future)
+    """Done when it is in storage, or will not be."""
 
 
 class TierSaves:
@@ -112,6 +117,7 @@ class TierSaves:
         self._tasks: set[asyncio.Task[None]] = set()
         self.unwritten: dict[str, asyncio.Future[None]] = {}
         """Key of a chunk that is being saved → done when it is in storage, or will not be."""
+        self._pins = map("save-{}".format, count())
 
     def save(self, seq: EngineSequence) -> None:
         """Save the full chunks of a sequence that are not saved yet."""
@@ -127,7 +133,7 @@ class TierSaves:
                 self._observer.record_not_stored(reason)
                 continue
             blocks = self._device.blocks_of(self._blocks.table(seq.id), index)
-            save = _Save(chunk, self._event(seq, chunk, index), blocks, None, [seq], copy)
+            save = _Save(chunk, self._event(seq, chunk, index), blocks, None, seq, copy)
             save.is_kept.set_result(True)
             self._start(save)
 
@@ -138,17 +144,23 @@ class TierSaves:
         Yields what the step's thread calls after each layer, as in `Llama.forward`; None if nothing
         is saved. An exception in the block: the step has failed.
         """
-        layers = StepLayers(list(accumulate(len(specs) for _, specs in self._device.memory.groups)))
-        saves = self._start_saves(chunks, layers) if self._device.has_groups else {}
-        is_computed = False
+        # A decode step is over before a copy begins.
+        prefills = [chunk for chunk in chunks if len(chunk.token_ids) > 1]
+        if not prefills or len(self._device.memory.groups) == 1:
+            yield None
+            return
+        layers = StepLayers(self._device.memory.layers_to)
+        saves, is_computed = self._start_saves(prefills, layers), False
         try:
             yield layers.on_layer if saves else None
             is_computed = True
         finally:
-            for save in saves.values():
+            for save in saves:
                 # As after a step: the chunks of an aborted request are not saved.
-                is_live = not all(seq.aborted for seq in save.owners)
-                save.is_kept.set_result(is_computed and is_live)
+                save.is_kept.set_result(is_computed and not save.owner.aborted)
+                if not save.is_kept.result():
+                    # At once: another request of this step may have the same chunk.
+                    self._set_ended(save, is_stored=False)
             # The saves go on in the loop's next turn, when each knows its outcome.
             layers.end()
 
@@ -162,27 +174,23 @@ class TierSaves:
             _log.warning("%d chunks were not written before the stop", len(self._tasks))
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _start_saves(self, chunks: Sequence[StepChunk], layers: StepLayers) -> dict[str, _Save]:
+    def _start_saves(self, chunks: Sequence[StepChunk], layers: StepLayers) -> list[_Save]:
         """Start saves of the chunks that a step completes; the others are saved after it."""
-        saves: dict[str, _Save] = {}
+        saves: list[_Save] = []
         for step_chunk in chunks:
             seq, size = step_chunk.sequence, self._size
             first, end = step_chunk.start // size, step_chunk.end // size
-            # A decode step is over before a copy begins.
-            if end <= first or len(step_chunk.token_ids) == 1:
+            if end <= first:
                 continue
             for index, chunk in enumerate(self._device.of(seq, end * size)[first:], first):
-                if (save := saves.get(chunk.key)) is not None:
-                    save.owners.append(seq)
-                    continue
-                if len(saves) >= _WHILE_COMPUTED or self._refusal() is not None:
+                if len(saves) == _WHILE_COMPUTED or self._refusal() is not None:
                     return saves
                 if self._is_saved(chunk) or chunk.key in self._host:
                     continue
                 blocks = self._device.blocks_of(step_chunk.blocks, index)
                 event = self._event(seq, chunk, index)
-                saves[chunk.key] = save = _Save(chunk, event, blocks, layers, [seq])
-                self._start(save)
+                saves.append(_Save(chunk, event, blocks, layers, seq))
+                self._start(saves[-1])
         return saves
 
     def _is_saved(self, chunk: Chunk) -> bool:
@@ -190,14 +198,13 @@ class TierSaves:
         return chunk.key in self._stored or (self._client is None and chunk.key in self._host)
 
     def _start(self, save: _Save) -> None:
-        key = save.chunk.key
-        self._stored.add_saving(key)
-        if self._client is not None:
-            self.unwritten[key] = asyncio.get_running_loop().create_future()
+        self._stored.add_saving(save.chunk.key)
+        self.unwritten[save.chunk.key] = save.ended
         self._used_bytes += self._device.memory.chunk_bytes
         if save.copy is None:
             # Now, while the sequence still has them.
-            self._blocks.pin(key, save.blocks)
+            save.pin = next(self._pins)
+            self._blocks.pin(save.pin, save.blocks)
         task = asyncio.create_task(self._save(save))
         self._tasks.add(task)
         task.add_done_callback(self._end)
@@ -216,11 +223,7 @@ class TierSaves:
                 # Of a dropped step, or of an engine that stops: no manifest any more.
                 await end_tasks([write])
             self._used_bytes -= self._device.memory.chunk_bytes
-            if not is_stored:
-                # The next sequence that computes the chunk tries again.
-                self._stored.discard(key)
-            if (ended := self.unwritten.pop(key, None)) is not None:
-                ended.set_result(None)
+            self._set_ended(save, is_stored=is_stored)
         if is_stored:
             self._observer.record_tier_store(Tier.STORAGE, self._size)
             self._observer.record_kv_event(replace(save.event, medium=Tier.STORAGE.medium))
@@ -245,7 +248,7 @@ class TierSaves:
                 groups += copies
                 save.copies.add(copies)
         finally:
-            self._blocks.unpin(save.chunk.key)
+            self._blocks.unpin(save.pin)
             # A queued sequence may fit now.
             self._wake()
         if is_kept := await save.is_kept:
@@ -258,6 +261,14 @@ class TierSaves:
         # Without a limit of its own while the step runs: all its chunks are computed at once.
         async with self._writers if save.layers is None else nullcontext():
             return await client.store(save.chunk, save.copies)
+
+    def _set_ended(self, save: _Save, *, is_stored: bool) -> None:
+        if not save.ended.done():
+            save.ended.set_result(None)
+            del self.unwritten[save.chunk.key]
+            if not is_stored:
+                # The next sequence that computes the chunk tries again.
+                self._stored.discard(save.chunk.key)
 
     def _end(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

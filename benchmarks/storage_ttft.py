@@ -98,7 +98,9 @@ def paced(speed: int) -> Iterator[None]:
 class Bench:
     """Engines on one model, with and without storage."""
 
-    def __init__(self, directory: Path, url: str, name: str) -> None:
+    def __init__(self, directory: Path, url: str, name: str, step_tokens: int = 2048) -> None:
+        """`step_tokens`: most tokens in a step."""
+        self._step_tokens = step_tokens
         self.model = directory / f"model-{name}"
         make_tiny_model(self.model, layers=4, hidden=1024, heads=8, kv_heads=8, max_position=33_000)
         keys = directory / f"keys-{name}"
@@ -120,7 +122,7 @@ class Bench:
         """A started engine that has computed prompts before."""
         config = EngineConfig(
             model=self.model, dtype="bfloat16", device="cpu", num_blocks=2200,
-            kv_storage=self.storage if stores else None,
+            kv_storage=self.storage if stores else None, max_num_batched_tokens=self._step_tokens,
         )  # fmt: skip
         engine = Engine(config, tally or Tally())
         with mock.patch.object(client, "LoadGuard", guard):

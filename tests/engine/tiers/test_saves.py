@@ -21,6 +21,8 @@ from tandem_kvstore.format.tensors import Buffer
 from tandem_kvstore.stores.files import FileStore
 
 from ..engines import Tally, all_free, expected, finish, prompt, running, until
+from ..test_handoff import Pair
+from ..test_streams import LONG, decode, prefill
 from .asking import CHUNK, CHUNKS, LENGTH, ask, storage, submit
 
 _CHUNK_BYTES = 2 * 2 * CHUNK * 2 * 16 * 8
@@ -200,6 +202,16 @@ async def test_two_engines_write_one_chunk(tmp_path: Path, step: StepGate) -> No
         for generation in generations:
             assert (await finish(generation))[0] == expected(prompt(LENGTH), 8)
     await assert_stored(tmp_path, prompt(LENGTH), CHUNKS)
+
+
+async def test_a_decode_engine_reads_the_layers_of_a_step_that_is_saved(tmp_path: Path) -> None:
+    async with Pair(storage=storage(tmp_path)) as pair, asyncio.timeout(60):
+        reader, writer = decode(pair), prefill(pair)
+        assert (await finish(reader))[0] == expected(LONG, 8)
+        await finish(writer)
+        await until(lambda: all_free(pair.p))
+    assert pair.counts_p.counts["stored"] == len(LONG) // CHUNK
+    await assert_stored(tmp_path, LONG, len(LONG) // CHUNK)
 
 
 async def test_an_engine_stops_while_a_step_is_saved(tmp_path: Path, step: StepGate) -> None:

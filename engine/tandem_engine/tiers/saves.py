@@ -232,7 +232,7 @@ class TierSaves:
     async def _copy(self, save: _Save) -> bool:
         """Copy a chunk's layer groups out of its blocks, as they are computed, and keep them.
 
-        False: they do not count, because the step failed or its requests were aborted.
+        False: they do not count, because the step failed or the request was aborted.
         """
         if save.copy is not None:
             save.copies.add(save.copy.groups)
@@ -258,7 +258,7 @@ class TierSaves:
         return is_kept
 
     async def _write(self, client: StoreClient, save: _Save) -> bool:
-        # Without a limit of its own while the step runs: all its chunks are computed at once.
+        # While a step runs, the groups of all its chunks come at once: `_WHILE_COMPUTED` bounds them.
         async with self._writers if save.layers is None else nullcontext():
             return await client.store(save.chunk, save.copies)
 
@@ -288,10 +288,9 @@ class TierSaves:
 
     def _event(self, seq: EngineSequence, chunk: Chunk, index: int) -> BlocksStored:
         """The KV event of the chunk, for host memory."""
-        count = self._size // self._blocks.block_size
-        start = index * count
+        start, end = index * self._device.blocks, (index + 1) * self._device.blocks
         return BlocksStored(
-            hashes=tuple(seq.chain[start : start + count]),
+            hashes=tuple(seq.chain[start:end]),
             parent_hash=seq.chain[start - 1] if start else None,
             token_ids=tuple(seq.tokens[chunk.token_count - self._size : chunk.token_count]),
             block_size=self._blocks.block_size,

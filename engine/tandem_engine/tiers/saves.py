@@ -258,7 +258,7 @@ class TierSaves:
         return is_kept
 
     async def _write(self, client: StoreClient, save: _Save) -> bool:
-        # While a step runs, the groups of all its chunks come at once: `_WHILE_COMPUTED` bounds them.
+        # The groups of all chunks of a step come at once: `_WHILE_COMPUTED` bounds these.
         async with self._writers if save.layers is None else nullcontext():
             return await client.store(save.chunk, save.copies)
 

@@ -26,7 +26,7 @@ class StepLayers:
             self._loop.call_soon_threadsafe(self._groups[self._layers.index(layers)].set)
 
     def end(self) -> None:
-        """The step has ended, well or not: nobody waits any more."""
+        """The step has ended, well or not: all waits return."""
         self.is_running = False
         for group in self._groups:
             group.set()

@@ -43,16 +43,43 @@ class Turn:
     tokens: int
     seconds: Mapping[str, float]
     """Time to the first token, by the kind of the engine."""
+    computed: Mapping[str, float]
+    """Tokens of the prompt that the engine computed, by its kind."""
     loaded: float
     """Tokens that came from the store."""
+    load_seconds: float
     given_up: float
     """Chunks whose load its deadline ended."""
 
     def __str__(self) -> str:
         stored, plain = self.seconds["stored"], self.seconds["plain"]
         return (
-            f"{self.tokens} tokens, {self.loaded:.0f} loaded, {self.given_up:.0f} chunks given up: "
-            f"{stored:.3f} s, without storage {plain:.3f} s"
+            f"{self.tokens} tokens, {self.computed['stored']:.0f} computed, {self.loaded:.0f} "
+            f"loaded in {self.load_seconds:.3f} s, {self.given_up:.0f} chunks given up: "
+            f"{stored:.3f} s; without storage {self.computed['plain']:.0f} computed, {plain:.3f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """Counters of the engines; the fields are those of `Turn`."""
+
+    computed: Mapping[str, float]
+    loaded: float
+    load_seconds: float
+    given_up: float
+
+    @classmethod
+    async def of(cls, bench: Bench, running: Mapping[str, SingleVllm]) -> "_Totals":
+        stored = running["stored"]
+        return cls(
+            {
+                kind: await bench.value(engine, _BY_SOURCE, source="local_compute")
+                for kind, engine in running.items()
+            },
+            await bench.value(stored, LOADED),
+            await bench.value(stored, f"{names.LOAD_SECONDS}_sum"),
+            await bench.value(stored, _NOT_LOADED, reason=Reason.TIMEOUT),
         )
 
 
@@ -61,10 +88,8 @@ async def trace(
 ) -> list[Figure]:
     """Figures of the conversations. `pause`: as PAUSE. `busy`: processes that never rest."""
     async with bench.engines("stored", "plain") as running:
-        before = {kind: await _by_source(bench, running[kind]) for kind in running}
         with bench.busy(busy):
             turns = await _turns(bench, running, prompts, pause)
-        after = {kind: await _by_source(bench, running[kind]) for kind in running}
         await show_reasons(bench, running["stored"])
     times = {kind: [turn.seconds[kind] for turn in turns] for kind in running}
     for turn in sorted(turns, key=lambda turn: -turn.seconds["stored"])[:_SHOWN]:
@@ -74,10 +99,8 @@ async def trace(
     total = sum(map(len, prompts))
     figures = []
     for kind, label in (("stored", "with storage"), ("plain", "without")):
-        computed = after[kind]["local_compute"] - before[kind]["local_compute"]
-        figures.append(
-            without_target(f"trace: tokens computed {label}, of all", computed / total, "")
-        )
+        share = sum(turn.computed[kind] for turn in turns) / total
+        figures.append(without_target(f"trace: tokens computed {label}, of all", share, ""))
     means = statistics.mean(times["stored"]) / statistics.mean(times["plain"])
     figures.append(without_target("trace: mean TTFT with storage vs without", means, "x"))
     beside = f", beside {busy} busy processes" if busy else ""
@@ -91,7 +114,7 @@ async def _turns(
     pause: float,
 ) -> list[Turn]:
     turns = []
-    loaded, given_up = 0.0, 0.0
+    before = await _Totals.of(bench, running)
     for number, tokens in enumerate(prompts):
         if number % 20 == 0:
             progress(f"storage_trace: request {number} of {len(prompts)}")
@@ -100,17 +123,19 @@ async def _turns(
             with bench.alone(running, kind):
                 seconds[kind] = await bench.ttft(running[kind], tokens)
                 await asyncio.sleep(pause)
-        loaded_before, given_up_before = loaded, given_up
-        loaded = await bench.value(running["stored"], LOADED)
-        given_up = await bench.value(running["stored"], _NOT_LOADED, reason=Reason.TIMEOUT)
-        turns.append(Turn(len(tokens), seconds, loaded - loaded_before, given_up - given_up_before))
+        after = await _Totals.of(bench, running)
+        turns.append(
+            Turn(
+                len(tokens),
+                seconds,
+                {kind: after.computed[kind] - before.computed[kind] for kind in running},
+                after.loaded - before.loaded,
+                after.load_seconds - before.load_seconds,
+                after.given_up - before.given_up,
+            )
+        )
+        before = after
     return turns
-
-
-async def _by_source(bench: Bench, engine: SingleVllm) -> dict[str, float]:
-    """Prompt tokens, by where their KV came from."""
-    sources = ("local_compute", "local_cache_hit", "external_kv_transfer")
-    return {source: await bench.value(engine, _BY_SOURCE, source=source) for source in sources}
 
 
 def conversations(lines: bytes, requests: int) -> list[list[int]]:

@@ -10,7 +10,7 @@ Errors: `ListenError` when the server cannot listen at its address.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from time import time
@@ -34,9 +34,9 @@ from .access_log import BrokenAnswer, broken_answers
 from .body_deadlines import BODY_SECONDS, BodyDeadlines
 from .codec import read_message
 from .interface import ENVELOPE, SERVICE, ListenError, Preparer
-from .messages import Answer, Input
+from .messages import Answer, Continue, Input
 from .stream import ExtProcStream, RequestPicker
-from .wire_answers import encode_answer
+from .wire_answers import encode_answer, encode_head
 from .wire_bodies import head_size, read_body, read_large_body
 from .wire_headers import read_headers
 
@@ -220,11 +220,10 @@ class _Process:
     async def _send(self, answers: Iterable[Answer]) -> None:
         """Send the answers to a complete body, some at a time: they hold all of it."""
         size = 0
-        for answer in answers:
-            encoded = encode_answer(answer)
+        for encoded in _pieces(answers):
             self._call.send_framed(encoded)
             size += len(encoded)
-            if size > _PIECE:
+            if size >= _PIECE:
                 size = 0
                 self._call.flush()
                 await asyncio.sleep(0)
@@ -252,6 +251,18 @@ class _Process:
         self._task = None
         self._call.resume()
         self._call.flush()
+
+
+def _pieces(answers: Iterable[Answer]) -> Iterator[bytes]:
+    """The answers' messages, large ones cut."""
+    for answer in answers:
+        if type(answer) is Continue and answer.body is not None and len(answer.body) > _PIECE:
+            body = answer.body
+            yield encode_head(answer, len(body))
+            for at in range(0, len(body), _PIECE):
+                yield body[at : at + _PIECE]
+        else:
+            yield encode_answer(answer)
 
 
 def _read(message: bytes) -> Input:

@@ -43,6 +43,28 @@ def encode_answer(answer: Answer) -> bytes:
     return framed(write_answer(answer).SerializeToString())
 
 
+def encode_head(answer: Continue, size: int) -> bytes:
+    """What precedes the body, of `size` bytes, in the answer with gRPC's prefix; it ends with the
+    body. So a large one is sent without copies of it."""
+    before = metadata = b""
+    if (mutation := answer.mutation) is not None:
+        before = _header_changes(mutation)
+        if mutation.destination is not None:
+            before += _CLEAR_ROUTE_CACHE
+            metadata = _metadata(mutation.destination)
+    # From the inside out: body, body_mutation, response, and the part's own field.
+    head = _open(b"\x0a", size)
+    head = before + _open(b"\x1a", len(head) + size) + head
+    for tag in (b"\x0a", _PART_TAGS[answer.part]):
+        head = _open(tag, len(head) + size) + head
+    return prefix(len(metadata) + len(head) + size) + metadata + head
+
+
+def _open(tag: bytes, size: int) -> bytes:
+    """The beginning of a field with `size` bytes."""
+    return tag + _varint(size)
+
+
 def _chunk(part: Part, body: bytes, end: bool) -> bytes:
     """CommonResponse.body_mutation.streamed_response with `body`."""
     size = len(body)
@@ -74,16 +96,21 @@ def _chunk_head(part: Part, size: int, end: bool) -> bytes:
 
 def _mutated(part: Part, mutation: HeaderMutation) -> bytes:
     """CommonResponse.header_mutation, and with a destination the metadata that names it."""
+    response = _header_changes(mutation)
+    if mutation.destination is None:
+        return _field(_PART_TAGS[part], _field(b"\x0a", response))
+    answer = _field(_PART_TAGS[part], _field(b"\x0a", response + _CLEAR_ROUTE_CACHE))
+    return answer + _metadata(mutation.destination)
+
+
+def _header_changes(mutation: HeaderMutation) -> bytes:
+    """CommonResponse.header_mutation."""
     changes = [
         _set_known_header(name, value) if name in _RECURRING else _set_header(name, value)
         for name, value in mutation.set
     ]
     changes.append(_removals(mutation.remove))
-    response = _field(b"\x12", b"".join(changes))
-    if mutation.destination is None:
-        return _field(_PART_TAGS[part], _field(b"\x0a", response))
-    answer = _field(_PART_TAGS[part], _field(b"\x0a", response + _CLEAR_ROUTE_CACHE))
-    return answer + _metadata(mutation.destination)
+    return _field(b"\x12", b"".join(changes))
 
 
 @lru_cache(256)

@@ -2,13 +2,14 @@
 
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
 from tandem_contract.commandline import HostPort
 from tandem_epp.ext_proc import ext_proc_pb2 as pb
 from tandem_epp.ext_proc.http2_server import Http2Server
-from tandem_epp.ext_proc.messages import BodyMode
+from tandem_epp.ext_proc.messages import BodyMode, HttpRequest
 from tandem_epp.http2 import frames
 from tandem_epp.http2.connection import Connection
 from tandem_epp.http2.frames import Setting
@@ -18,22 +19,35 @@ from tandem_epp.http2.limits import Limits
 from tandem_epp.http2.session import GrpcSession
 
 from ..http2.client import data, headers, parse
+from ..real import until
 from .test_differential import BLOCK
 from .test_servers import body, head
-from .test_stream import Placer
+from .test_stream import Placement, Placer
 
 LIMIT = 8 << 20
 BODY = b"0123456789" * 400_000
+CHANGED = b"9876543210" * 400_000
 FRAME = 16_384
 FIRST = head("/v1/completions", end=False, mode=BodyMode.BUFFERED)
+
+
+class Changing(Placer):
+    """Changes every body to `CHANGED`."""
+
+    def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
+        placement = super().place(request, body, now)
+        placement.body = CHANGED
+        return placement
 
 
 class Session:
     """The calls of a connection to a server, with one open stream."""
 
-    def __init__(self) -> None:
-        self.placer = Placer()
-        server = Http2Server(self.placer, HostPort("127.0.0.1", 0), LIMIT)
+    def __init__(self, placer: Placer | None = None) -> None:
+        self.placer = placer or Placer()
+        self.written: list[bytes] = []
+        """What was written while no bytes were received."""
+        self.server = server = Http2Server(self.placer, HostPort("127.0.0.1", 0), LIMIT)
         limits = Limits(message=LIMIT, stream_window=2 * LIMIT, connection_window=2 * LIMIT)
         self.held = server.held
         self.session = GrpcSession(
@@ -41,8 +55,10 @@ class Session:
             server.server.services,
             lambda _: None,
             on_error=lambda _: None,
+            on_flush=lambda: self.written.append(self.session.connection.take()),
         )
         self.receive(frames.PREFACE, frames.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
+        self.receive(frames.window_update(0, 1 << 30))
         self.receive(headers(1, BLOCK))
         self.idle = self.held.size
 
@@ -116,3 +132,22 @@ async def test_a_large_message_that_breaks_off(session: Session) -> None:
     session.receive(frames.rst_stream(1, 8))
     assert session.held.size < session.idle
     assert not session.placer.placements
+
+
+async def test_a_changed_body_is_sent_a_part_at_a_time() -> None:
+    session = Session(Changing())
+    session.server.prepare = lambda *_: nullcontext()
+    assert session.upload(FIRST, body(BODY, end=True)) == ["request_headers"]
+
+    async def is_sent() -> bool:
+        return sum(map(len, session.written)) > len(CHANGED)
+
+    await until(is_sent)
+    # Others have their turn between two parts.
+    assert max(map(len, session.written)) < len(CHANGED) / 4
+    sent = parse(b"".join(session.written))
+    content = b"".join(f.payload for f in sent if f.kind is frames.FrameType.DATA)
+    (answer,) = MessageReader(LIMIT).feed(content)
+    response = pb.ProcessingResponse.FromString(answer).request_body.response
+    assert response.body_mutation.body == CHANGED
+    assert response.header_mutation.set_headers[0].header.key == "picked"

@@ -15,7 +15,7 @@ from tandem_epp.ext_proc.messages import (
     Part,
     StreamedChunk,
 )
-from tandem_epp.ext_proc.wire_answers import encode_answer
+from tandem_epp.ext_proc.wire_answers import encode_answer, encode_head
 from tandem_epp.http2.grpc import MessageReader
 
 NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=200)
@@ -56,3 +56,9 @@ def test_the_bytes_mean_what_protobuf_would_write(answer: Answer) -> None:
 def test_chunks_of_every_length_of_length(size: int, end: bool) -> None:
     answer = StreamedChunk(Part.RESPONSE_BODY, b"x" * size, end)
     assert decoded(encode_answer(answer)) == write_answer(answer)
+
+
+@given(st.sampled_from([Part.REQUEST_BODY, Part.RESPONSE_BODY]), st.none() | MUTATIONS, BODIES)
+def test_a_body_behind_its_head(part: Part, mutation: HeaderMutation | None, body: bytes) -> None:
+    answer = Continue(part, mutation, body)
+    assert decoded(encode_head(answer, len(body)) + body) == write_answer(answer)

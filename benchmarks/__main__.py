@@ -38,6 +38,7 @@ SUPPORT = {
     "programs",
     "proxies",
     "rawcopy",
+    "relay",
     "router_stacks",
     "stall_probe",
 }

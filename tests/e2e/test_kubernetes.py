@@ -6,7 +6,6 @@ which removes it.
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ import pytest
 from tandem_contract import labels, ports
 from tandem_contract.paths import RoutingPath
 from tandem_contract.vllm_storage import PACKAGES_PATH
-from tests.cluster.fixtures import LEFT_OUT
 from tests.cluster.node import Node
 from tests.operator.fake_hub import COMMIT, REPOSITORY
 
@@ -221,13 +219,6 @@ def test_policies_open_ucxs_ports_inside_a_set_only(site: Site) -> None:
         until(lambda: not reachable_from(site.node, (other, TEAM), places), "no other port open")
 
 
-# With these pools on the node, deleting all pools at the end has taken three minutes.
-on_request = pytest.mark.skipif(
-    "TANDEM_STORAGE_ON_NODE" not in os.environ,
-    reason=f"{LEFT_OUT}STORAGE ON THE NODE. TO RUN THEM: TANDEM_STORAGE_ON_NODE=1 make e2e",
-)
-
-
 @pytest.fixture(scope="module")
 def store(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A store, a set of pools whose KV moves through it, and a vLLM pool."""
@@ -238,7 +229,6 @@ def store(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         stored.remove(site)
 
 
-@on_request
 @pytest.mark.usefixtures("store")
 def test_an_init_container_brings_the_storage_connector_to_an_image_without_it(site: Site) -> None:
     files: list[str] = []
@@ -255,7 +245,6 @@ def test_an_init_container_brings_the_storage_connector_to_an_image_without_it(s
     assert [file for file in files if not file.startswith(f"{PACKAGES_PATH}/")] == []
 
 
-@on_request
 @pytest.mark.usefixtures("store", "kube_router_program")
 def test_kv_moves_through_a_store_between_engines_that_cannot_connect(site: Site) -> None:
     prefill, decode = stored.ready_pods(site)
@@ -279,7 +268,6 @@ def test_kv_moves_through_a_store_between_engines_that_cannot_connect(site: Site
     assert stored.loaded_tokens(decode) > 0
 
 
-@on_request
 @pytest.mark.usefixtures("store")
 def test_the_status_says_whether_the_store_answers_and_bounds_change_live(site: Site) -> None:
     before, address = site.engines, site.envoy(stored.DECODE)

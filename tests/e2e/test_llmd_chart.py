@@ -20,11 +20,13 @@ import pytest
 
 from tandem_contract import ports
 from tandem_contract.paths import RoutingPath
+from tandem_epp.http2.health import SERVING
 from tests.cluster import node_images
 from tests.cluster.node import Node
 
 from .client import chat
-from .llmd.router import HTTP, router
+from .llmd.picker import answer_in_clear, chosen_protocol, envoy_counted, health_of_ext_proc
+from .llmd.router import CLUSTER, HTTP, router
 from .site import prompt
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
@@ -57,6 +59,8 @@ VALUES = {
     }
 }
 _WAIT = "--timeout=180s"
+_TLS_ALERT = b"\x15"
+"""The first byte of a record of TLS that refuses a handshake (RFC 8446, 5.1)."""
 
 
 class Deployment:
@@ -148,6 +152,18 @@ def test_requests_are_split_and_answered_as_by_one_engine(deployment: Deployment
         assert answer.path == RoutingPath.PREFILL_THEN_DECODE
         alone = chat(f"{prefill['status']['podIP']}:{ports.SIDECAR}", question)
         assert answer.text == alone.text
+
+
+def test_envoy_calls_the_picker_by_tls_and_nobody_can_without(deployment: Deployment) -> None:
+    host = deployment.epp_pod()["status"]["podIP"]
+    assert chosen_protocol(host) == "h2"
+    assert health_of_ext_proc(host) == SERVING, "Envoy's health check asks the same"
+    # Nothing, or an alert of TLS.
+    assert answer_in_clear(host)[:1] in (b"", _TLS_ALERT)
+    answer = chat(deployment.address, prompt())
+    assert (answer.status, answer.path) == (200, RoutingPath.PREFILL_THEN_DECODE)
+    for counter in ("ssl_handshake_total", "upstream_cx_http2_total", "upstream_rq_total"):
+        assert envoy_counted(host, f"envoy_cluster_{counter}", CLUSTER) > 0, counter
 
 
 def test_a_prompt_that_is_cached_is_not_split(deployment: Deployment) -> None:

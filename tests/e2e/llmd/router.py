@@ -6,12 +6,17 @@ import json
 from typing import Any
 
 from tandem_contract import ports
-from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
-from tandem_operator.routing.envoy.clusters import EPP, TYPE
+from tandem_operator.routing.envoy.bootstrap import READY, EnvoySettings, envoy_bootstrap
+from tandem_operator.routing.envoy.clusters import EPP
+from tests.epp.llmd.chart_envoy import call_as_the_chart_does
 
 Object = dict[str, Any]
 
 HTTP = 8081
+STATISTICS = 19001
+"""Port of Envoy's readiness and of its statistics, in Prometheus' format."""
+CLUSTER = "ext_proc"
+"""Envoy's name for the endpoint picker."""
 CONFIGURATION = """\
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -107,8 +112,11 @@ def _envoy(image: str) -> Object:
         "image": image,
         "command": ["envoy"],
         "args": ["--log-level", "warn", "--concurrency", "1", "-c", "/etc/envoy/envoy.yaml"],
-        "ports": [{"name": "http", "containerPort": HTTP}],
-        "readinessProbe": {"tcpSocket": {"port": HTTP}, "periodSeconds": 1},
+        "ports": [
+            {"name": "http", "containerPort": HTTP},
+            {"name": "metrics", "containerPort": STATISTICS},
+        ],
+        "readinessProbe": {"httpGet": {"path": READY, "port": STATISTICS}, "periodSeconds": 5},
         "volumeMounts": [{"name": "envoy", "mountPath": "/etc/envoy"}],
     }
 
@@ -121,19 +129,17 @@ def _bootstrap() -> Object:
             # Serves while no picker answers; here nothing does, so that a test would notice.
             fallback=("127.0.0.1:1",),
             listen_port=HTTP,
+            health_port=STATISTICS,
             body_mode="FULL_DUPLEX_STREAMED",
             response_bodies=True,
             reports_broken_answers=False,
         )
     )
     clusters = {each["name"]: each for each in bootstrap["static_resources"]["clusters"]}
-    clusters[EPP]["transport_socket"] = {
-        "name": "envoy.transport_sockets.tls",
-        "typed_config": {
-            "@type": TYPE + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
-            "common_tls_context": {"validation_context": {}},
-        },
-    }
+    cluster = clusters[EPP]
+    # Statistics have the chart's name of the cluster.
+    cluster["alt_stat_name"] = CLUSTER
+    call_as_the_chart_does(cluster)
     return bootstrap
 
 

@@ -34,27 +34,55 @@ def test_keys_are_the_same_on_every_machine() -> None:
 EXPECTED = ("c0fa6a279bcdc350", "3509f5baf010998f")
 
 
-@pytest.mark.parametrize("field", list(KvIdentity.__struct_fields__))
-def test_each_field_of_the_identity_changes_all_keys(field: str) -> None:
-    value = getattr(IDENTITY, field)
-    if field == "chunk_tokens":
-        return
-    other: object = value + 1 if isinstance(value, int) else f"{value}x"
-    if isinstance(value, tuple):
-        other = (1, 2)
-    changed = msgspec.structs.replace(IDENTITY, **{field: other})
-    mine, others = (chunk_keys(i, Prompt(TOKENS)) for i in (IDENTITY, changed))
-    assert not set(mine) & set(others)
+PROMPT = Prompt(TOKENS, cache_salt="salt", adapter="adapter", media=((3, "image"),))
+PARTS: list[tuple[str, str, object]] = [
+    ("weights: another commit, or other bytes", "weights", "c0ffef"),
+    ("data type of the cache", "dtype", "fp8_e4m3"),
+    ("number of layers", "layers", 5),
+    ("heads", "kv_heads", 4),
+    ("width of a head", "head_dim", 16),
+    ("block size", "block_size", 32),
+    ("chunk size", "chunk_tokens", 16),
+    ("physical layout", "layout", "block,token,kv,head,dim"),
+    ("rank of tensor parallelism", "tensor_parallel", (1, 2)),
+    ("size of tensor parallelism", "tensor_parallel", (0, 4)),
+    ("rank of pipeline parallelism", "pipeline_parallel", (1, 2)),
+    ("size of pipeline parallelism", "pipeline_parallel", (0, 4)),
+    ("quantization", "quantization", "fp8"),
+    ("scales of an fp8 cache", "kv_scales", "other scales"),
+    ("settings that replace the model's own", "overrides", '{"rope_theta": 2.0}'),
+    ("engine", "engine", "other"),
+    ("format version", "format", "tandem-kv/0"),
+    ("token", "token_ids", (TOKENS[0] + 1, *TOKENS[1:])),
+    ("cache_salt", "cache_salt", "other"),
+    ("LoRA adapter", "adapter", "other"),
+    ("LoRA adapter against none", "adapter", ""),
+    ("image", "media", ((3, "other"),)),
+    ("place of an image", "media", ((4, "image"),)),
+    ("one more image, or prompt embedding", "media", ((3, "image"), (9, "embedding"))),
+    ("no image", "media", ()),
+]
+"""What KV depends on, the field that has it, and another value."""
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [Prompt(TOKENS, cache_salt="a"), Prompt(TOKENS, adapter="a"),
-     Prompt(TOKENS, media=((3, "hash"),)), Prompt(TOKENS, media=((4, "hash"),))],
-)  # fmt: skip
-def test_salt_adapter_and_media_change_the_keys(prompt: Prompt) -> None:
-    plain = chunk_keys(IDENTITY, Prompt(TOKENS))
-    assert not set(plain) & set(chunk_keys(IDENTITY, prompt))
+@pytest.mark.parametrize(("field", "value"), [p[1:] for p in PARTS], ids=[p[0] for p in PARTS])
+def test_each_part_alone_changes_all_keys(field: str, value: object) -> None:
+    base = msgspec.structs.replace(
+        IDENTITY, tensor_parallel=(0, 2), pipeline_parallel=(0, 2), overrides='{"rope_theta": 1.0}'
+    )
+    identity, prompt = base, PROMPT
+    if field in KvIdentity.__struct_fields__:
+        identity = msgspec.structs.replace(base, **{field: value})
+    else:
+        prompt = msgspec.structs.replace(PROMPT, **{field: value})
+    changed = chunk_keys(identity, prompt)
+    assert not set(chunk_keys(base, PROMPT)) & set(changed)
+    assert len(set(changed)) == len(TOKENS) // identity.chunk_tokens
+
+
+def test_each_field_is_a_part_of_the_keys() -> None:
+    fields = {field for _, field, _ in PARTS}
+    assert fields == {*KvIdentity.__struct_fields__, *Prompt.__struct_fields__}
 
 
 def test_media_change_the_keys_from_their_chunk_on() -> None:

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from tandem_kvstore.weights import weights_hash
 
 
@@ -27,10 +29,34 @@ def test_a_digest_is_read_from_the_cache_while_the_file_is_the_same(tmp_path: Pa
     first = weights_hash([file], cache)
     (entry,) = cache.iterdir()
     entry.write_text("ab" * 32)
-    assert weights_hash([file], cache) != first
+    cached = weights_hash([file], cache)
+    assert cached != first
+    assert weights_hash([file], cache) == cached
     # Written again, with the same size and content: another time, so the digest is computed again.
     os.utime(file, ns=(1, 1))
     assert weights_hash([file], cache) == first
+
+
+@pytest.mark.parametrize(
+    ("content", "is_new_file", "time"),
+    [
+        pytest.param(b"weights+", False, 1, id="size"),
+        pytest.param(b"WEIGHTS", False, 2, id="time"),
+        pytest.param(b"WEIGHTS", True, 1, id="inode"),
+    ],
+)
+def test_a_file_that_differs_in_one_way_is_read_again(
+    tmp_path: Path, content: bytes, is_new_file: bool, time: int
+) -> None:
+    file, cache = tmp_path / "a.safetensors", tmp_path / "cache"
+    file.write_bytes(b"weights")
+    os.utime(file, ns=(1, 1))
+    first = weights_hash([file], cache)
+    target = tmp_path / "fresh" if is_new_file else file
+    target.write_bytes(content)
+    os.utime(target, ns=(time, time))
+    target.replace(file)
+    assert weights_hash([file], cache) != first
 
 
 def test_a_cache_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,6 +85,24 @@ def weight_files(directory: Path) -> Sequence[Path]:
         f"{directory} has no weights in files: name their commit or digest in weights of "
         "kv_connector_extra_config"
     )
+
+
+def adapter_hash(directory: Path) -> str:
+    """Hash of a LoRA adapter by its content. Raises OSError, StorageConfigError."""
+    # The configuration has the scale, with which equal weights make other KV.
+    files = [*weight_files(directory), *directory.glob("adapter_config.json")]
+    return _files_hash(tuple((file, _version(file)) for file in files))
+
+
+def _version(file: Path) -> tuple[int, ...]:
+    """Not the time alone: tools that unpack an adapter may give each version the same."""
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
+
+
+@lru_cache(maxsize=1024)
+def _files_hash(files: tuple[tuple[Path, tuple[int, ...]], ...]) -> str:
+    return weights_hash([file for file, _ in files])
 
 
 def identities(

@@ -1,15 +1,13 @@
 """Reads vLLM's requests for the scheduler's side: what keys depend on, and KV events."""
 
 import logging
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tandem_kvstore.format.identity import Prompt
-from tandem_kvstore.weights import weights_hash
 
 from .events import chunk_blocks
-from .identity import weight_files
+from .identity import adapter_hash
 from .plan import storable_prompt
 from .stored_chunks import BlocksStored
 
@@ -26,7 +24,8 @@ class RequestReader:
     def prompt(self, request: Any) -> Prompt | None:
         """What the request's keys depend on; None: nothing of it may be stored."""
         try:
-            adapter = _adapter_hash(request.lora_request)
+            lora = request.lora_request
+            adapter = adapter_hash(Path(lora.lora_path)) if lora is not None else ""
         except (OSError, ValueError) as err:
             text = "KV with a LoRA adapter is not stored, its weights are not readable: %s"
             _log.warning(text, err)
@@ -42,16 +41,3 @@ class RequestReader:
     def blocks(self, request: Any, start: int, end: int) -> BlocksStored | None:
         """The KV event of its tokens from `start` to `end`; None: there is none."""
         return chunk_blocks(request, start, end, self._block) if self._has_events else None
-
-
-def _adapter_hash(lora: Any) -> str:
-    """Hash of the adapter's weights; empty without one. Raises OSError, StorageConfigError."""
-    if lora is None:
-        return ""
-    files = weight_files(Path(lora.lora_path))
-    return _files_hash(tuple((file, file.stat().st_mtime_ns) for file in files))
-
-
-@lru_cache(maxsize=1024)
-def _files_hash(files: tuple[tuple[Path, int], ...]) -> str:
-    return weights_hash([file for file, _ in files])

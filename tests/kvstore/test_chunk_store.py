@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,9 +11,11 @@ import safetensors
 from tandem_kvstore.chunk_store import Outcome
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.manifest import MAX_INLINE, manifest_keys
+from tandem_kvstore.stores.base import StoredObject
+from tandem_kvstore.stores.files import FileStore
 
 from .kv import IDENTITY, chain, engine, group_specs, layer_groups
-from .servers import Server
+from .servers import Server, file_store
 
 pytestmark = pytest.mark.component
 
@@ -152,3 +155,33 @@ async def test_an_engine_of_another_identity_finds_nothing(server: Server) -> No
     assert await reader.chunks.find(chain(1, 2, other)) == ([], Outcome(0, Reason.MISSING))
     await writer.chunks.close()
     await reader.chunks.close()
+
+
+async def test_manifests_are_looked_up_in_batches_after_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks, client, get = chain(1, 40), engine(file_store(tmp_path).location), FileStore.get
+    await client.put_all(chunks)
+    asked: list[str] = []
+    batches: list[int] = []
+
+    async def gated_get(
+        store: FileStore, name: str, limit: int, *, is_cut: bool = False
+    ) -> StoredObject:
+        asked.append(name)
+        # All that is asked for at once is asked for before the first answer.
+        for _ in range(100):
+            await asyncio.sleep(0)
+        if asked:
+            batches.append(len(asked))
+            asked.clear()
+        return await get(store, name, limit, is_cut=is_cut)
+
+    monkeypatch.setattr(FileStore, "get", gated_get)
+    assert (await client.chunks.find(chunks))[1] == Outcome(40)
+    assert batches == [1, 32, 7]
+    batches.clear()
+    # A prompt that is not stored costs one request.
+    assert (await client.chunks.find(chain(2, 40)))[1] == Outcome(0, Reason.MISSING)
+    assert batches == [1]
+    await client.chunks.close()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_kvstore.collector import Collector, Touches
@@ -128,3 +128,91 @@ async def test_one_collector_is_elected_and_replaced_when_it_stops(server: Serve
     assert await second.collect(now=125.0) is not None
     assert await first.collect(now=126.0) is None
     await client.chunks.close()
+
+
+WRITE_SECONDS, LOAD_SECONDS = 120.0, 250.0
+"""The longest write and load, within the I/O deadline of 300 seconds."""
+DEADLINE = Bounds(capacity=1, max_age=1e9)
+
+
+class Simulation:
+    """A namespace in which nothing may stay, two collectors that take turns, writers and readers,
+    on one clock."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.objects: dict[str, float] = {}
+        self.manifests_to_come: list[tuple[float, str]] = []
+        self.readers: list[tuple[float, tuple[str, ...]]] = []
+        self.collector = 0
+        self.seen: Mapping[str, float] = {}
+
+    def data_of(self, key: str) -> tuple[str, ...]:
+        return f"{key}-00-aa", f"{key}-01-bb"
+
+    def wait(self, seconds: float) -> None:
+        end = self.now + seconds
+        for at, key in sorted(self.manifests_to_come):
+            if at <= end:
+                self.objects[key] = at
+                self.manifests_to_come.remove((at, key))
+        self.now = end
+
+    def write(self, key: str, seconds: float) -> None:
+        """Data now, their manifest after at most WRITE_SECONDS."""
+        self.objects |= dict.fromkeys(self.data_of(key), self.now)
+        self.manifests_to_come.append((self.now + min(seconds, WRITE_SECONDS), key))
+
+    def read(self, key: str) -> None:
+        """Start a load if there is a manifest."""
+        if key in self.objects:
+            self.readers.append((self.now + LOAD_SECONDS, self.data_of(key)))
+
+    def collect(self, collector: int) -> None:
+        # As `Collector` does when it takes the lease of another one.
+        if collector != self.collector:
+            self.collector, self.seen = collector, {}
+        objects = [ObjectInfo(name, 10, modified) for name, modified in self.objects.items()]
+        plan = plan_collection(objects, {}, self.seen, DEADLINE, self.now)
+        for name in (*plan.manifests, *plan.data):
+            del self.objects[name]
+        self.seen = plan.unreferenced
+
+
+_actions = st.lists(
+    st.tuples(
+        st.sampled_from(["write", "read", "collect"]),
+        st.integers(0, 1),
+        st.sampled_from([0.0, 60.0, 110.0, 301.0]),
+    ),
+    min_size=10,
+    max_size=40,
+)
+
+
+@settings(max_examples=150)
+@given(_actions)
+def test_no_reader_loses_what_it_reads_whatever_writers_and_collectors_do(
+    actions: list[tuple[str, int, float]],
+) -> None:
+    simulation = Simulation()
+    for action, number, seconds in actions:
+        match action:
+            case "write":
+                simulation.write(KEYS[0], seconds)
+            case "read":
+                simulation.read(KEYS[0])
+            case _:
+                simulation.collect(number)
+        simulation.wait(seconds)
+        for end, names in simulation.readers:
+            if end >= simulation.now:
+                assert all(name in simulation.objects for name in names)
+        for _, key in simulation.manifests_to_come:
+            assert all(name in simulation.objects for name in simulation.data_of(key))
+    # And everything leaves.
+    simulation.wait(WRITE_SECONDS)
+    for _ in range(3):
+        simulation.collect(0)
+        simulation.wait(301.0)
+    assert simulation.objects == {}

@@ -1,5 +1,7 @@
 """`tandem store` over HTTP: what plain clients see, and its bounds."""
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
+from tandem_kvstore.server import capacity
 from tandem_kvstore.server.app import StoreServer, StoreSettings
 
 pytestmark = pytest.mark.component
@@ -20,7 +23,7 @@ async def http(tmp_path: Path) -> AsyncIterator[TestClient]:  # type: ignore[typ
         yield client
 
 
-async def put(http: TestClient, path: str, data: bytes, **headers: str) -> int:  # type: ignore[type-arg]
+async def put(http: TestClient, path: str, data: object, **headers: str) -> int:  # type: ignore[type-arg]
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with http.put(path, data=data, headers=named) as answer:
         return answer.status
@@ -91,3 +94,61 @@ async def test_a_body_that_breaks_off_leaves_nothing(http: TestClient, tmp_path:
         assert answer.status == 404
     async with http.get("/ns/?list") as answer:
         assert await answer.read() == b""
+
+
+async def test_uploads_that_run_count_against_the_capacity(http: TestClient) -> None:  # type: ignore[type-arg]
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield bytes(300)
+        begun.set()
+        await goes_on.wait()
+        yield bytes(300)
+
+    upload = asyncio.create_task(put(http, "/ns/a", slow(), Content_Length="600"))
+    await begun.wait()
+    # The first piece may still be on its way.
+    while (await put(http, "/ns/b", bytes(500))) != 507:
+        await asyncio.sleep(0)
+    assert await put(http, "/ns/c", bytes(400)) == 201
+    goes_on.set()
+    assert await upload == 201
+    assert await put(http, "/ns/b", bytes(500)) == 201
+
+
+async def test_a_body_of_unknown_length_is_refused(http: TestClient) -> None:  # type: ignore[type-arg]
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"data"
+
+    assert await put(http, "/ns/a", endless()) == 411
+
+
+async def test_limits_hold_for_what_a_server_before_has_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By the test alone, whose objects are years old.
+    monkeypatch.setattr(capacity, "_SWEEP_SECONDS", 1e6)
+
+    async def server(**limits: float) -> tuple[StoreServer, TestClient]:  # type: ignore[type-arg]
+        store = StoreServer(StoreSettings(tmp_path / "objects", **limits))  # type: ignore[arg-type]
+        client = TestClient(TestServer(store.app()))
+        await client.start_server()
+        return store, client
+
+    keys = [f"{i:064x}" for i in range(3)]
+    _, first = await server()
+    for key in keys:
+        assert await put(first, f"/ns/{key}-00-aa", bytes(300)) == 201
+        assert await put(first, f"/ns/{key}", bytes(100)) == 201
+    await first.close()
+    for age, key in enumerate(reversed(keys), 1):
+        for file in (tmp_path / "objects/ns").glob(f"{key}*"):
+            os.utime(file, (1e9 - age, 1e9 - age))
+    store, second = await server(capacity=1300, max_age=10.0)
+    # The oldest chunk leaves as a whole for a new object.
+    assert await put(second, "/ns/new", bytes(200)) == 201
+    assert {file.name[:64] for file in (tmp_path / "objects/ns").iterdir()} == {*keys[1:], "new"}
+    # Then those that were not used for the longest time.
+    await store.capacity.remove_old(1e9 + 8.5)
+    assert {file.name[:64] for file in (tmp_path / "objects/ns").iterdir()} == {keys[2], "new"}
+    await second.close()

@@ -50,12 +50,15 @@ class Operator:
     def _ports(self) -> tuple[str, str]:
         return (f"--health=127.0.0.1:{self._health}", f"--metrics=127.0.0.1:{self._metrics}")
 
+    async def metrics_page(self) -> str:
+        async with aiohttp.request("GET", f"http://127.0.0.1:{self._metrics}/metrics") as page:
+            return await page.text()
+
     async def figure(self, name: str, label: str = "") -> float:
         """The sum of a metric over its labels, or over those series that have `label`; 0 while it
         is missing or there is no answer."""
         try:
-            async with aiohttp.request("GET", f"http://127.0.0.1:{self._metrics}/metrics") as page:
-                lines = (await page.text()).splitlines()
+            lines = (await self.metrics_page()).splitlines()
         except aiohttp.ClientError:
             return 0.0
         return sum(

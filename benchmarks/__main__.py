@@ -41,6 +41,8 @@ SUPPORT = {
     "relay",
     "router_stacks",
     "stall_probe",
+    "storage_engines",
+    "storage_trace",
 }
 """Modules that are no benchmark of their own."""
 OPT_IN = {"gpu", "loadtest", "routing_live", "storage_roles", "storage_vllm"}

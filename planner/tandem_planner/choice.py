@@ -111,7 +111,7 @@ def choose(
     costs = unified_costs(request, pods, cached, which, prefills)
     unified = min(costs)
     # A prompt that is cached on the pod which alone is the cheapest is not split. Nor is one that
-    # this pod loads from storage, unless a prefill pod need not: one that has it on its GPU.
+    # this pod loads from storage, unless a prefill pod need not load it.
     row = which[costs.index(unified)]
     is_cached = request.prompt - cached[row] <= candidates.max_unsplit_tokens
     groups = candidates.groups
@@ -139,7 +139,7 @@ def choose(
 
 
 def _saves_load(candidates: Candidates) -> bool:
-    """Whether a split may save a load from storage."""
+    """Whether some prefill pod would load nothing from storage."""
     pods = candidates.pods.pods
     return any(not pods[i].load for group in candidates.groups for i in group.prefills)
 

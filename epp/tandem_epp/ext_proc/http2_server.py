@@ -180,7 +180,8 @@ class _Process:
 
     def stop(self) -> None:
         """The server stops: end the stream if its request is placed."""
-        if self._stream.is_placed:
+        # A task ends it behind its last answer, of which a part may have been sent.
+        if self._task is None and self._stream.is_placed:
             self._call.finish()
 
     def _refuse(self, answers: Sequence[Answer]) -> None:

@@ -1,5 +1,6 @@
 """Messages of megabytes: no step of the event loop copies one as a whole."""
 
+import asyncio
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -47,6 +48,7 @@ class Session:
         self.placer = placer or Placer()
         self.written: list[bytes] = []
         """What was written while no bytes were received."""
+        self.has_written = asyncio.Event()
         self.server = server = Http2Server(self.placer, HostPort("127.0.0.1", 0), LIMIT)
         limits = Limits(message=LIMIT, stream_window=2 * LIMIT, connection_window=2 * LIMIT)
         self.held = server.held
@@ -55,12 +57,16 @@ class Session:
             server.server.services,
             lambda _: None,
             on_error=lambda _: None,
-            on_flush=lambda: self.written.append(self.session.connection.take()),
+            on_flush=self._flush,
         )
         self.receive(frames.PREFACE, frames.settings({Setting.INITIAL_WINDOW_SIZE: 1 << 30}))
         self.receive(frames.window_update(0, 1 << 30))
         self.receive(headers(1, BLOCK))
         self.idle = self.held.size
+
+    def _flush(self) -> None:
+        self.written.append(self.session.connection.take())
+        self.has_written.set()
 
     def receive(self, *parts: bytes) -> list[str | None]:
         """The kinds of answers to `parts`."""
@@ -134,10 +140,15 @@ async def test_a_large_message_that_breaks_off(session: Session) -> None:
     assert not session.placer.placements
 
 
-async def test_a_changed_body_is_sent_a_part_at_a_time() -> None:
+@pytest.mark.parametrize("stops", [False, True], ids=["serving", "stopping meanwhile"])
+async def test_a_changed_body_is_sent_a_part_at_a_time(stops: bool) -> None:
     session = Session(Changing())
     session.server.prepare = lambda *_: nullcontext()
     assert session.upload(FIRST, body(BODY, end=True)) == ["request_headers"]
+    if stops:
+        await session.has_written.wait()
+        assert sum(map(len, session.written)) < len(CHANGED)
+        await session.server.stop(0)
 
     async def is_sent() -> bool:
         return sum(map(len, session.written)) > len(CHANGED)

@@ -153,7 +153,7 @@ def _tls_for_clients(given: Given) -> Flags:
     try:
         minimum = go_tls.tls_version(given.get("tls-min-version") or _MINIMUM_TLS)
     except ValueError as err:
-        raise Refused(f"--tls-min-version: {err}") from err
+        raise Refused("--tls-min-version: write VersionTLS12 or VersionTLS13") from err
     if minimum < ssl.TLSVersion.TLSv1_2:
         raise Refused("--tls-min-version: write VersionTLS12 or VersionTLS13: older are unsafe")
     names = [name for part in given.get("tls-cipher-suites", ()) for name in part]
@@ -161,6 +161,9 @@ def _tls_for_clients(given: Given) -> Flags:
         ciphers = go_tls.openssl_ciphers(names, go_tls.WITH_CBC)
     except ValueError as err:
         raise Refused(f"--tls-cipher-suites: {err}") from err
+    if names and not ciphers:
+        # Only ciphers of TLS 1.3 are allowed, so TLS 1.2 has none.
+        minimum = ssl.TLSVersion.TLSv1_3
     return {
         "secure_serving": _is_serving_secure(given),
         "cert_path": Path(given.get("cert-path")) if given.get("cert-path") else None,

@@ -122,19 +122,23 @@ async def test_the_kernel_probes_the_server_of_a_silent_watch(api: Api, namespac
     listed = await api.list(CONFIG_MAPS, namespace)
     async with api.watch(CONFIG_MAPS, namespace, resource_version=listed.resource_version):
         port = int(api.configuration.host.rsplit(":", 1)[1])
-        assert 1 in _connections(port, socket.SO_KEEPALIVE)
+        # Probed after 15 seconds, then every 5 seconds; ended after 3 probes without an answer.
+        assert (1, 15, 5, 3) in _keepalives(port)
 
 
-def _connections(port: int, option: int) -> list[int]:
-    """A socket option of each of this process's connections to a port of 127.0.0.1."""
+def _keepalives(port: int) -> list[tuple[int, ...]]:
+    """Of each of this process's connections to a port of 127.0.0.1, what the kernel's probes do."""
     values = []
+    tcp = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
     for descriptor in os.listdir("/dev/fd"):
         with (
             contextlib.suppress(OSError),
             socket.socket(fileno=os.dup(int(descriptor))) as connection,
         ):
             if connection.getpeername() == ("127.0.0.1", port):
-                values.append(connection.getsockopt(socket.SOL_SOCKET, option))
+                is_on = connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                options = (connection.getsockopt(socket.IPPROTO_TCP, option) for option in tcp)
+                values.append((is_on, *options))
     return values
 
 

@@ -80,7 +80,7 @@ async def test_nothing_of_a_deleted_pool_comes_back(
             return not [child for kind in _CHILDREN for child in await _of(api, kind, namespace)]
 
         await until(is_collected, operator)
-        # By the time that the operator has made another pool's pods, it has seen the deletions.
+        # While the operator makes another pool's pods, it has time to make the deleted pool's anew.
         await api.create(resources[other["kind"]], other)
         await until(_has_pods(api, namespace, other["metadata"]["name"]), operator)
         of_deleted = (f'"{labels.POOL}": "{name}"', f'"{labels.ENDPOINT}": "{name}"')

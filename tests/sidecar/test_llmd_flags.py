@@ -210,7 +210,7 @@ def test_a_flag_without_effect_says_so_in_one_line() -> None:
         (("--data-parallel-size=0",), "--data-parallel-size"),
         (("--secure-proxy=maybe",), "not true or false"),
         (("--secure-serving", "--secure-proxy=false"), "set the same: give one"),
-        (("--tls-min-version=1.2",), "'1.2' is none of VersionTLS10"),
+        (("--tls-min-version=1.2",), "--tls-min-version: write VersionTLS12 or VersionTLS13"),
         (("--tls-min-version=VersionTLS11",), "VersionTLS12 or VersionTLS13"),
         (("--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA",), "RC4_128_SHA is not allowed: use"),
         (("--metrics-cert-dir=/certs",), "--metrics-cert-dir: the admin port.*NetworkPolicy"),
@@ -245,7 +245,9 @@ def test_a_file_of_flags_may_hold_them_and_the_command_line_wins(tmp_path: Path)
 def test_the_older_name_in_a_file_yields_to_the_newer_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "sidecar.yaml"
     file.write_text("secure-proxy: false\ntls-cipher-suites: [TLS_AES_128_GCM_SHA256]")
-    assert settings(f"--configuration-file={file}", "--secure-serving").listen_tls == ListenTls()
+    tls = settings(f"--configuration-file={file}", "--secure-serving").listen_tls
+    # With no cipher of TLS 1.2 in the list, only TLS 1.3 is left.
+    assert tls == ListenTls(minimum=ssl.TLSVersion.TLSv1_3)
 
 
 @component

@@ -144,10 +144,14 @@ def _tls(settings: Settings, values: Values) -> TlsSettings | None:
             raise ValueError(f"--tls-min-version: {err}") from err
         # RFC 9113, 9.2: HTTP/2 needs 1.2.
         tls = replace(tls, minimum=max(version, ssl.TLSVersion.TLSv1_2))
+    names = values.get("tls-cipher-suites", ())
     try:
-        ciphers = go_tls.openssl_ciphers(values.get("tls-cipher-suites", ()), go_tls.AEAD)
+        ciphers = go_tls.openssl_ciphers(names, go_tls.AEAD)
     except ValueError as err:
         raise ValueError(f"--tls-cipher-suites, with HTTP/2: {err}") from err
+    if names and not ciphers:
+        # Only ciphers of TLS 1.3 are allowed, so TLS 1.2 has none.
+        tls = replace(tls, minimum=ssl.TLSVersion.TLSv1_3)
     return replace(tls, ciphers=ciphers)
 
 

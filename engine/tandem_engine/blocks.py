@@ -95,7 +95,7 @@ class BlockManager:
         # By request id. An id is in one of the two: `hold` moves its blocks from table to hold.
         self._tables: dict[str, _Table] = {}
         self._holds: dict[str, list[int]] = {}
-        # By key of a chunk: blocks that are being copied to another tier.
+        # By name of a save: blocks that are being copied to another tier.
         self._pins: dict[str, Sequence[int]] = {}
 
     @property
@@ -213,15 +213,15 @@ class BlockManager:
         if (ids := self._holds.pop(request_id, None)) is not None:
             self._release(ids)
 
-    def pin(self, key: str, ids: Sequence[int]) -> None:
-        """Keep blocks that a sequence uses until `unpin(key)`, whatever the sequence does."""
-        self._pins[key] = ids
+    def pin(self, name: str, ids: Sequence[int]) -> None:
+        """Keep blocks that a sequence uses until `unpin(name)`, whatever the sequence does."""
+        self._pins[name] = ids
         for block in ids:
             self._refs[block] += 1
 
-    def unpin(self, key: str) -> None:
+    def unpin(self, name: str) -> None:
         """End a pin."""
-        self._release(self._pins.pop(key))
+        self._release(self._pins.pop(name))
 
     def is_held(self, request_id: str) -> bool:
         """Whether blocks are held under `request_id`."""

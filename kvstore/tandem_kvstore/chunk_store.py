@@ -61,9 +61,9 @@ class ChunkStore:
         in_flight: int = 8,
         max_inline: int = MAX_INLINE,
     ) -> None:
-        """`in_flight`: layer groups in memory at once, over all loads and writes. More: faster on
-        stores with long delays. Fewer: less memory. `max_inline`: at most MAX_INLINE; 0: data are
-        never written behind their manifest."""
+        """`in_flight`: layer groups that are loaded at once, over all loads, and as many that are
+        written. More: faster on stores with long delays. Fewer: less memory. `max_inline`: at most
+        MAX_INLINE; 0: data are never written behind their manifest."""
         self._objects = objects
         self._location = location
         self._identity = identity.digest()
@@ -72,7 +72,9 @@ class ChunkStore:
         # Over all loads: the data that came with a manifest are in memory until they are delivered.
         self._bodies = asyncio.Semaphore(2 * LOOKUPS)
         self._broken = BrokenKeys()
-        self._writer = ChunkWriter(objects, self._identity, self._slots, self._broken, max_inline)
+        # Of their own: a load does not wait for the many writes of a step.
+        writes = asyncio.Semaphore(in_flight)
+        self._writer = ChunkWriter(objects, self._identity, writes, self._broken, max_inline)
 
     def reference(self, chunk: Chunk) -> KvReference:
         """The reference of a prompt's prefix that ends with `chunk`."""

@@ -111,7 +111,7 @@ def choose(
     costs = unified_costs(request, pods, cached, which, prefills)
     unified = min(costs)
     # A prompt that is cached on the pod which alone is the cheapest is not split. Nor is one that
-    # this pod loads from storage, unless a prefill pod need not load it.
+    # this pod loads from storage, unless a prefill pod loads nothing.
     row = which[costs.index(unified)]
     is_cached = request.prompt - cached[row] <= candidates.max_unsplit_tokens
     groups = candidates.groups

@@ -18,7 +18,8 @@ T = TypeVar("T")
 
 
 class DeviceChunks:
-    """Chunks of one engine's cache; copies are made in two threads, in order."""
+    """Chunks of one engine's cache; a thread copies into it, and another out of it,
+    each in the order of the calls."""
 
     def __init__(self, memory: ChunkMemory, identity: KvIdentity, block_size: int) -> None:
         self.memory = memory

@@ -37,8 +37,9 @@ _log = logging.getLogger(__name__)
 _WRITERS: Final = 4
 """Chunks that are written at once after their step."""
 _WHILE_COMPUTED: Final = 32
-"""Chunks that are saved at once while a step computes them. More: requests of manifests at its
-end. Fewer: of a long step, chunks that are saved after it."""
+"""Chunks that are saved at once of those that a running step computes, those of earlier steps
+included. More: more manifests are written at once when the step ends. Fewer: more chunks of a long
+step are saved only after it."""
 _FLUSH_SECONDS: Final = 10.0
 """Seconds that a stopping engine waits for its writes."""
 
@@ -113,6 +114,8 @@ class TierSaves:
         self._host, self._client, self._stored, self._wake = host, client, stored, wake
         self._size, self._pending_bytes = device.tokens, pending_bytes
         self._used_bytes = 0
+        self._while_computed = 0
+        """Saves that began in a step and have not ended."""
         self._writers = asyncio.Semaphore(_WRITERS)
         self._tasks: set[asyncio.Task[None]] = set()
         self.unwritten: dict[str, asyncio.Future[None]] = {}
@@ -150,8 +153,9 @@ class TierSaves:
             yield None
             return
         layers = StepLayers(self._device.memory.layers_to)
-        saves, is_computed = self._start_saves(prefills, layers), False
+        saves, is_computed = list[_Save](), False
         try:
+            self._start_saves(prefills, layers, saves)
             yield layers.on_layer if saves else None
             is_computed = True
         finally:
@@ -166,32 +170,39 @@ class TierSaves:
 
     async def close(self) -> None:
         """Write what is queued for at most ten seconds."""
-        try:
-            async with asyncio.timeout(_FLUSH_SECONDS):
-                while self._tasks:
-                    await asyncio.gather(*self._tasks, return_exceptions=True)
-        except TimeoutError:
-            _log.warning("%d chunks were not written before the stop", len(self._tasks))
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self._tasks:
+            return
+        _, unwritten = await asyncio.wait(list(self._tasks), timeout=_FLUSH_SECONDS)
+        if unwritten:
+            _log.warning("%d chunks were not written before the stop", len(unwritten))
+            await end_tasks(list(unwritten))
 
-    def _start_saves(self, chunks: Sequence[StepChunk], layers: StepLayers) -> list[_Save]:
-        """Start saves of the chunks that a step completes; the others are saved after it."""
-        saves: list[_Save] = []
+    def _start_saves(
+        self, chunks: Sequence[StepChunk], layers: StepLayers, saves: list[_Save]
+    ) -> None:
+        """Start saves of the chunks that a step completes, and add them to `saves`; the others are
+        saved after it."""
+        if self._is_full():
+            # Before the keys of a long prompt are computed.
+            return
         for step_chunk in chunks:
             seq, size = step_chunk.sequence, self._size
             first, end = step_chunk.start // size, step_chunk.end // size
             if end <= first:
                 continue
             for index, chunk in enumerate(self._device.of(seq, end * size)[first:], first):
-                if len(saves) == _WHILE_COMPUTED or self._refusal() is not None:
-                    return saves
+                if self._is_full():
+                    return
                 if self._is_saved(chunk) or chunk.key in self._host:
                     continue
                 blocks = self._device.blocks_of(step_chunk.blocks, index)
                 event = self._event(seq, chunk, index)
                 saves.append(_Save(chunk, event, blocks, layers, seq))
                 self._start(saves[-1])
-        return saves
+
+    def _is_full(self) -> bool:
+        """Whether a running step can save no chunk now."""
+        return self._while_computed >= _WHILE_COMPUTED or self._refusal() is not None
 
     def _is_saved(self, chunk: Chunk) -> bool:
         """Whether nothing is left to do for a chunk."""
@@ -201,6 +212,7 @@ class TierSaves:
         self._stored.add_saving(save.chunk.key)
         self.unwritten[save.chunk.key] = save.ended
         self._used_bytes += self._device.memory.chunk_bytes
+        self._while_computed += save.layers is not None
         if save.copy is None:
             # Now, while the sequence still has them.
             save.pin = next(self._pins)
@@ -223,6 +235,7 @@ class TierSaves:
                 # Of a dropped step, or of an engine that stops: no manifest any more.
                 await end_tasks([write])
             self._used_bytes -= self._device.memory.chunk_bytes
+            self._while_computed -= save.layers is not None
             self._set_ended(save, is_stored=is_stored)
         if is_stored:
             self._observer.record_tier_store(Tier.STORAGE, self._size)
@@ -241,7 +254,10 @@ class TierSaves:
         try:
             while (first := len(groups)) < (end := len(memory.groups)):
                 if save.layers is not None:
-                    end = await save.layers.wait(first)
+                    await save.layers.wait(first)
+                    if save.layers.is_running:
+                        # The step's thread may be further, but a device not yet.
+                        end = first + 1
                 if save.is_kept.done() and not save.is_kept.result():
                     return False
                 copies = await self._device.read(save.blocks, first, end, save.layers)
@@ -265,6 +281,9 @@ class TierSaves:
     def _set_ended(self, save: _Save, *, is_stored: bool) -> None:
         if not save.ended.done():
             save.ended.set_result(None)
+            if self.unwritten.get(save.chunk.key) is not save.ended:
+                # A later save of the chunk, which the store had and then deleted.
+                return
             del self.unwritten[save.chunk.key]
             if not is_stored:
                 # The next sequence that computes the chunk tries again.

@@ -17,7 +17,8 @@ class StepLayers:
         self._layers = layers
         self._groups = [asyncio.Event() for _ in layers]
         self.is_running = True
-        """Whether a device may still have to compute what `on_layer` has told."""
+        """Whether the step goes on: layers that `on_layer` named may be queued on a device and not
+        computed."""
 
     def on_layer(self, layers: int) -> None:
         """See `Llama.forward`."""
@@ -31,7 +32,6 @@ class StepLayers:
         for group in self._groups:
             group.set()
 
-    async def wait(self, groups: int) -> int:
-        """Return when more than `groups` groups are computed, or the step has ended: how many."""
-        await self._groups[groups].wait()
-        return sum(group.is_set() for group in self._groups)
+    async def wait(self, group: int) -> None:
+        """Return when the step's thread is past the group with this index, or the step's end."""
+        await self._groups[group].wait()

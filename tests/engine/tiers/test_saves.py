@@ -225,13 +225,17 @@ async def test_an_engine_stops_while_a_step_is_saved(tmp_path: Path, step: StepG
 
 
 async def test_a_stop_does_not_wait_for_a_stalled_store(
-    tmp_path: Path, store: StoreGate, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    store: StoreGate,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(saves, "_FLUSH_SECONDS", 0.01)
     async with running(kv_storage=storage(tmp_path)) as engine, asyncio.timeout(60):
         await ask(engine, prompt(LENGTH))
         await until(lambda: bool(store.asked))
     assert manifests(tmp_path) == 0
+    assert f"{CHUNKS} chunks were not written before the stop" in caplog.text
 
 
 async def test_a_stalled_store_delays_no_request_and_keeps_no_block(
@@ -288,6 +292,40 @@ async def test_copies_keep_their_blocks(
         assert (await finish(waiting))[0] == expected(other, 8)
     await assert_stored(tmp_path, prompt(LENGTH), CHUNKS)
     await assert_stored(tmp_path, other, CHUNKS)
+
+
+async def test_no_copy_waits_for_layers_behind_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device, which the step's thread is ahead of: it has passed all layers at once."""
+    passed, on_layer, read = threading.Event(), StepLayers.on_layer, ChunkMemory.read
+    parts: list[tuple[int, int | None]] = []
+
+    def held(layers: StepLayers, count: int) -> None:
+        on_layer(layers, count)
+        if count == 2:
+            passed.set()
+            assert copied.wait(60)
+
+    def noted_read(
+        memory: ChunkMemory,
+        blocks: Sequence[int],
+        first: int = 0,
+        end: int | None = None,
+        is_running: Callable[[], bool] | None = None,
+    ) -> object:
+        assert passed.wait(60)
+        parts.append((first, end))
+        if len(parts) == 2 * CHUNKS:
+            copied.set()
+        return read(memory, blocks, first, end, is_running)
+
+    copied = threading.Event()
+    monkeypatch.setattr(StepLayers, "on_layer", held)
+    monkeypatch.setattr(ChunkMemory, "read", noted_read)
+    async with running(kv_storage=storage(tmp_path)) as engine, asyncio.timeout(60):
+        await ask(engine, prompt(LENGTH))
+    assert sorted(parts) == [(0, 1)] * CHUNKS + [(1, 2)] * CHUNKS
 
 
 async def test_copies_are_bounded(tmp_path: Path, step: StepGate) -> None:

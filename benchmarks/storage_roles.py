@@ -1,6 +1,6 @@
 """What saving and looking up cost prompts that are not stored, each alone, under real vLLM.
 
-    python -m benchmarks.storage_roles
+    python -m benchmarks.storage_roles [--tokens N]
 
 Four engines run on one model: without storage, one that only saves, one that only looks up, and one
 that does both. Each new prompt goes to all of them, one at a time, in an order that rotates.
@@ -32,7 +32,6 @@ _ENGINES: Final = {
     "looking": "looks up",
     "stored": "does both",
 }
-_TOKENS: Final = 512
 _CHUNK: Final = 256
 _PAUSE: Final = 1.3
 """Seconds."""
@@ -43,8 +42,9 @@ def missing_programs() -> list[str]:
     return programs.missing([lambda: tools.path("versitygw")])
 
 
-async def measure(prompts: int) -> list[Figure]:
-    """TTFT of each kind of engine over that without storage: the median of the prompts' ratios."""
+async def measure(prompts: int, length: int) -> list[Figure]:
+    """TTFT of each kind of engine over that without storage: the median of the prompts' ratios.
+    `length`: tokens of each prompt."""
     timeout = aiohttp.ClientTimeout(total=600)
     times: dict[str, list[float]] = {kind: [] for kind in _ENGINES}
     kinds = list(_ENGINES)
@@ -55,28 +55,29 @@ async def measure(prompts: int) -> list[Figure]:
                 for number in range(prompts):
                     if number % 10 == 0:
                         progress(f"storage_roles: prompt {number} of {prompts}")
-                    tokens, first = prompt(_TOKENS), number % len(kinds)
+                    tokens, first = prompt(length), number % len(kinds)
                     for kind in kinds[first:] + kinds[:first]:
                         await asyncio.sleep(_PAUSE)
                         times[kind].append(await bench.ttft(running[kind], tokens))
-    return [_figure(kind, times) for kind in kinds[1:]]
+    return [_figure(kind, times, length) for kind in kinds[1:]]
 
 
-def _figure(kind: str, times: dict[str, list[float]]) -> Figure:
+def _figure(kind: str, times: dict[str, list[float]], length: int) -> Figure:
     ratios = [a / b for a, b in zip(times[kind], times["plain"], strict=True)]
     shown = " vs ".join(f"{statistics.median(times[k]) * 1e3:.0f} ms" for k in (kind, "plain"))
-    name = f"TTFT of new prompts of {_TOKENS} tokens, an engine that {_ENGINES[kind]} ({shown})"
+    name = f"TTFT of new prompts of {length} tokens, an engine that {_ENGINES[kind]} ({shown})"
     return at_most(name, ratios, "x", 1.1)
 
 
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 @click.option("--prompts", default=30, show_default=True, help="new prompts")
-def main(file: Path | None, prompts: int) -> None:
+@click.option("--tokens", default=512, show_default=True, help="tokens of each")
+def main(file: Path | None, prompts: int, tokens: int) -> None:
     """Measure what storage costs prompts that are not stored."""
     if not VENV.is_dir():
         raise MissingVllm
-    report(asyncio.run(measure(prompts)), file)
+    report(asyncio.run(measure(prompts, tokens)), file)
 
 
 if __name__ == "__main__":

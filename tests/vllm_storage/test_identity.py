@@ -155,14 +155,21 @@ def test_settings_are_checked(extra: dict[str, object], message: str) -> None:
     assert "pw" not in str(error.value)
 
 
-def test_media_without_a_hash_and_embeddings_are_not_stored() -> None:
+HASH = "0123456789abcdef" * 4
+
+
+def test_media_without_a_hash_of_their_content_and_embeddings_are_not_stored() -> None:
     def described(media: list[tuple[int, str | None]], has_embeddings: bool = False) -> object:
         return storable_prompt(
             [1], cache_salt=None, adapter="", media=media, has_embeddings=has_embeddings
         )
 
-    assert described([(0, "hash")]) is not None
+    assert described([(0, HASH)]) is not None
+    assert described([(0, f"adapter:{HASH}"), (8, 2 * HASH)]) is not None
     assert described([(0, None)]) is None
+    # What a client calls its image: another one may have the same name.
+    assert described([(0, HASH), (8, "logo")]) is None
+    assert described([(0, "123e4567-e89b-12d3-a456-426614174000")]) is None
     assert described([], has_embeddings=True) is None
 
 

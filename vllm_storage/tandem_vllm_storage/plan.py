@@ -5,6 +5,7 @@ scheduler and final: those of the prompt, and of the answer all but the newest, 
 step computes. With speculative decoding, tokens that were not verified are not among them.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,6 +16,9 @@ from tandem_kvstore.format.identity import Prompt
 
 from .messages import RankChunks
 
+_CONTENT_HASH: Final = re.compile(r"(?:.*:)?(?:[0-9a-f]{64}|[0-9a-f]{128})", re.DOTALL)
+"""vLLM's identifier of media by their content: a digest in hexadecimals, after the adapter's name
+where an adapter changes how media are encoded. A client may have sent a name of its own instead."""
 REMOTE_PREFILL: Final = "do_remote_prefill"
 """Key of kv_transfer_params: another connector brings this prompt's KV."""
 
@@ -93,11 +97,17 @@ def storable_prompt(
     media: Sequence[tuple[int, str | None]],
     has_embeddings: bool,
 ) -> Prompt | None:
-    """What the keys of a prompt depend on; None: KV of this prompt must not be stored."""
-    if has_embeddings or any(not content for _, content in media):
+    """What the keys of a prompt depend on; None: KV of this prompt must not be stored.
+
+    `media`: positions and vLLM's identifiers. Under a name that a client chose, another prompt may
+    have another image.
+    """
+    known = [(position, content) for position, content in media if content]
+    if has_embeddings or len(known) < len(media):
         return None
-    known = tuple((position, str(content)) for position, content in media)
-    return Prompt(token_ids, cache_salt or "", adapter, known)
+    if not all(_CONTENT_HASH.fullmatch(content) for _, content in known):
+        return None
+    return Prompt(token_ids, cache_salt or "", adapter, tuple(known))
 
 
 def is_handed_over(params: Mapping[str, Any] | None) -> bool:

@@ -44,8 +44,9 @@ class ServerTls:
         minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2,
         ciphers: str = "",
     ) -> None:
-        """`protocols`: names for ALPN, preferred first. `ciphers`: OpenSSL's names of those of
-        TLS 1.2, with colons between them; empty: its default. Raises BadServerCertificate."""
+        """`protocols`: names for ALPN, preferred first. `ciphers`: allowed ciphers of TLS 1.2, by
+        OpenSSL's names, with colons between them; empty: its default. Raises
+        BadServerCertificate."""
         self._directory = directory
         self._protocols = list(protocols)
         self._minimum, self._ciphers = minimum, ciphers

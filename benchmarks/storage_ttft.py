@@ -50,7 +50,7 @@ _SECONDS_PER_PAIR: Final = 1e-9
 """Paced seconds for a token's attention to another one."""
 _OVERLAP_SPEED: Final = 2_000
 _LONGEST_WARM_UP: Final = 8192
-_DOWN: Final = 100
+_DOWN: Final = 400
 _CHUNK: Final = 256
 _TOKEN_BYTES: Final = 4 * 2 * 8 * 128 * 2
 """KV of a token: layers, keys and values, heads, their width, bytes of bfloat16."""
@@ -127,6 +127,10 @@ class Bench:
         engine = Engine(config, tally or Tally())
         with mock.patch.object(client, "LoadGuard", guard):
             await engine.start()
+        # A GPU's memory is there from the start. The kernel gives host memory when it is first
+        # written, which takes longer than the loads that are measured.
+        for layer in engine._steps._runner.cache.layers:
+            layer.zero_()
         try:
             # Teaches the cost model how fast this machine computes.
             for length in (300, 1200, 2400):
@@ -254,9 +258,9 @@ async def down(bench: Bench, label: str) -> Figure:
         for number in range(_DOWN):
             for is_broken in (True, False) if number % 2 else (False, True):
                 times[is_broken].append(await ttft(broken if is_broken else plain, 1024))
-    ratio = sorted(times[True])[-2] / sorted(times[False])[-2]
+    p99 = {key: statistics.quantiles(values, n=100)[-1] for key, values in times.items()}
     name = f"{label}: p99 TTFT of 1,024 tokens with the store down vs without storage"
-    return at_most(name, ratio, "x", 1.05)
+    return at_most(name, p99[True] / p99[False], "x", 1.05)
 
 
 async def overlap(url: str, directory: Path) -> Figure:

@@ -214,12 +214,12 @@ class ChunkStore:
         """A chunk's manifest, and the data that follow it; not these, with `is_cut`."""
         limit = MAX_MANIFEST if is_cut else MAX_MANIFEST + MAX_INLINE
         async with self._look_ups:
-            found = await self._objects.get(chunk.key, limit, is_cut=is_cut)
+            data = await self._objects.get(chunk.key, limit, is_cut=is_cut)
         try:
             place = (chunk.key, self._identity, chunk.previous, chunk.token_count)
-            manifest = decode_manifest(found.data, *place)
+            manifest = decode_manifest(data, *place)
             has_body = manifest.is_inline and not is_cut
-            return manifest, inline_data(found.data, manifest) if has_body else None
+            return manifest, inline_data(data, manifest) if has_body else None
         except KvRejected:
             self.mark_broken(chunk.key)
             raise
@@ -276,7 +276,7 @@ class ChunkStore:
                 start = sum(other.size for other in manifest.data[: manifest.data.index(item)])
                 data: Buffer = body[start : start + size]
             else:
-                data = (await self._objects.get(manifest.name_of(item), size)).data
+                data = await self._objects.get(manifest.name_of(item), size)
             if memoryview(data).nbytes < size:
                 raise KvRejected(Reason.TRUNCATED, f"data object {group} of {key} is truncated")
             if await hashed((data,)) != item.content:

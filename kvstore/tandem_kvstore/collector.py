@@ -124,7 +124,7 @@ class Collector:
     async def _take_lease(self, now: float) -> bool:
         body = (msgspec.json.encode({"holder": self._holder, "renewal": uuid.uuid4().hex}),)
         try:
-            found = await self._objects.get(LEASE, 1 << 12)
+            found = await self._objects.get_tagged(LEASE, 1 << 12)
         except ObjectMissing:
             return await self._write_lease(body, None, is_ours=False)
         lease = bytes(found.data)
@@ -157,8 +157,8 @@ class Collector:
         records = {i.name: i.modified for i in objects if i.name.startswith(TOUCH_PREFIX)}
         for name in records.keys() - self._records_read:
             try:
-                found = await self._objects.get(name, _MAX_RECORD)
-                keys = msgspec.json.decode(found.data, type=list[str])
+                record = await self._objects.get(name, _MAX_RECORD)
+                keys = msgspec.json.decode(record, type=list[str])
             except (ObjectMissing, msgspec.MsgspecError):
                 # A damaged record costs precision only.
                 keys = []

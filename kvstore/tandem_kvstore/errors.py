@@ -4,6 +4,7 @@ KvStoreError
   LocationError         the endpoint, namespace or credentials cannot be used: a setting is wrong
   StoreError            one operation on the store failed
     ObjectMissing       404
+    ObjectEmpty         416: it has no bytes, of which a part was asked for
     ObjectExists        a conditional write found another object there
     ObjectTooLarge      longer than what this object may be
     StoreDenied         401 or 403: credentials or rights
@@ -69,6 +70,10 @@ class ObjectMissing(StoreError):
     """There is no such object."""
 
     reason = Reason.MISSING
+
+
+class ObjectEmpty(StoreError):
+    """The object has no bytes; stores say so when a part of it is asked for. `get` returns none."""
 
 
 class ObjectExists(StoreError):

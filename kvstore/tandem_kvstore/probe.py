@@ -74,7 +74,7 @@ async def _exercise(objects: ObjectStore, location: StoreLocation) -> ProbeResul
     lacks, fixes = [], []
     await objects.put(name, (_PAYLOAD,))
     try:
-        if bytes((await objects.get(name, 1 << 10)).data) != _PAYLOAD:
+        if bytes(await objects.get(name, 1 << 10)) != _PAYLOAD:
             return ProbeResult(
                 False,
                 "the store returned other bytes than were written",

@@ -9,7 +9,7 @@ from tandem_kvstore.chain import Chunk, Outcome, Progress
 from tandem_kvstore.chunk_store import LOOKUPS
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.manifest import MAX_INLINE
-from tandem_kvstore.stores.base import StoredObject
+from tandem_kvstore.format.tensors import Buffer
 from tandem_kvstore.stores.files import FileStore
 
 from .kv import Engine, chain, engine, group_specs
@@ -51,7 +51,7 @@ async def test_small_chunks_of_many_loads_do_not_pile_up_before_the_engine(
 
     async def counted_get(
         store: FileStore, name: str, limit: int, *, is_cut: bool = False
-    ) -> StoredObject:
+    ) -> Buffer:
         nonlocal in_memory, most
         found = await get(store, name, limit, is_cut=is_cut)
         in_memory += not is_cut

@@ -26,7 +26,7 @@ def test_a_port_a_duration_and_a_key_are_no_status(text: str) -> None:
 @pytest.mark.component
 @pytest.mark.parametrize(
     ("status", "error"),
-    [(507, StoreFull), (416, ObjectMissing), (404, ObjectMissing), (500, StoreUnavailable)],
+    [(507, StoreFull), (404, ObjectMissing), (500, StoreUnavailable)],
 )
 async def test_each_status_is_its_error(status: int, error: type[StoreError]) -> None:
     async def answer(request: web.Request) -> web.Response:
@@ -40,3 +40,16 @@ async def test_each_status_is_its_error(status: int, error: type[StoreError]) ->
             await store.get("x", 8, is_cut=True)
         await store.close()
     assert type(raised.value) is error
+
+
+@pytest.mark.component
+async def test_an_object_of_which_no_range_can_be_sent_has_no_bytes() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=416)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        store = open_store(s3_location(str(server.make_url("")).rstrip("/")))
+        assert await store.get("x", 8) == b""
+        await store.close()

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from tandem_kvstore.format.tensors import LayerGroup, TensorSpec
 
@@ -103,7 +104,7 @@ class ChunkMemory:
         cache = self._rows[0]
         word = str(cache.dtype).removeprefix("torch.")
         # By DLPack, which takes buffers that must not be written. They are only read.
-        rows = torch.from_dlpack(np.frombuffer(tensor, word)).view(count, -1)[first:]
+        rows = from_dlpack(np.frombuffer(tensor, word)).view(count, -1)[first:]
         if self._device.type == "cpu" or rows.is_pinned():
             return rows
         return host_rows(count - first, cache).copy_(rows)

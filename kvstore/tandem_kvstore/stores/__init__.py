@@ -4,11 +4,11 @@
 """
 
 from ..location import Protocol, StoreLocation
-from .base import ObjectInfo, ObjectStore, StoredObject
+from .base import ObjectInfo, ObjectStore, TaggedObject
 from .files import FileStore
 from .http import HttpStore
 
-__all__ = ["FileStore", "HttpStore", "ObjectInfo", "ObjectStore", "StoredObject", "open_store"]
+__all__ = ["FileStore", "HttpStore", "ObjectInfo", "ObjectStore", "TaggedObject", "open_store"]
 
 
 def open_store(location: StoreLocation) -> ObjectStore:

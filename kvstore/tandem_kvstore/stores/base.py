@@ -8,7 +8,7 @@ from ..format.tensors import Buffer
 
 
 @dataclass(frozen=True, slots=True)
-class StoredObject:
+class TaggedObject:
     """An object's bytes and the tag that conditional writes compare."""
 
     data: Buffer
@@ -29,11 +29,14 @@ class ObjectInfo:
 class ObjectStore(Protocol):
     """Objects of one namespace. Names have no slash. All methods raise StoreError."""
 
-    async def get(self, name: str, limit: int, *, is_cut: bool = False) -> StoredObject:
-        """The object. Raises ObjectMissing, and ObjectTooLarge above `limit` bytes.
+    async def get(self, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
+        """The object's bytes. Raises ObjectMissing, and ObjectTooLarge above `limit` bytes.
 
         `is_cut`: of an object above `limit` bytes, the first `limit` bytes instead of the error.
         """
+
+    async def get_tagged(self, name: str, limit: int) -> TaggedObject:
+        """As `get`, with the object's tag. An S3 store takes longer for it."""
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
         """Write the object as a whole, replacing any other: readers see all of it or nothing."""

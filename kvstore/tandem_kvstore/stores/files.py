@@ -25,7 +25,7 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..format.tensors import Buffer
-from .base import ObjectInfo, StoredObject
+from .base import ObjectInfo, TaggedObject
 
 TEMPORARY: Final = ".tmp-"
 """Start of the names of files that are being written."""
@@ -40,8 +40,11 @@ class FileStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    async def get(self, name: str, limit: int, *, is_cut: bool = False) -> StoredObject:
-        return await asyncio.to_thread(self.read, name, limit, is_cut)
+    async def get(self, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
+        return (await asyncio.to_thread(self.read, name, limit, is_cut)).data
+
+    async def get_tagged(self, name: str, limit: int) -> TaggedObject:
+        return await asyncio.to_thread(self.read, name, limit)
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
         await asyncio.to_thread(self.write, name, parts)
@@ -59,16 +62,16 @@ class FileStore:
     async def close(self) -> None:
         """Nothing is open between calls."""
 
-    def read(self, name: str, limit: int, is_cut: bool = False) -> StoredObject:
+    def read(self, name: str, limit: int, is_cut: bool = False) -> TaggedObject:
         """`get`, blocking."""
         with _store_errors(name), (self.directory / name).open("rb", buffering=0) as file:
             # From one open file: a replaced object keeps its old bytes until it is closed.
             status = os.fstat(file.fileno())
             if status.st_size > limit:
                 if is_cut:
-                    return StoredObject(file.read(limit), tag_of(status))
+                    return TaggedObject(file.read(limit), tag_of(status))
                 raise ObjectTooLarge(f"{name} has {status.st_size} bytes, at most {limit} expected")
-            return StoredObject(file.readall(), tag_of(status))
+            return TaggedObject(file.readall(), tag_of(status))
 
     def write(self, name: str, parts: Sequence[Buffer]) -> None:
         """`put`, blocking."""

@@ -17,6 +17,7 @@ from yarl import URL
 
 from ..errors import (
     LocationError,
+    ObjectEmpty,
     ObjectExists,
     ObjectMissing,
     ObjectTooLarge,
@@ -29,7 +30,7 @@ from ..errors import (
 )
 from ..format.tensors import Buffer
 from ..location import StoreLocation
-from .base import ObjectInfo, StoredObject
+from .base import ObjectInfo, TaggedObject
 
 _ERRORS: Final[dict[int, type[StoreError]]] = {
     401: StoreDenied,
@@ -39,8 +40,7 @@ _ERRORS: Final[dict[int, type[StoreError]]] = {
     409: ObjectExists,
     412: ObjectExists,
     413: StoreFull,
-    # A range of an empty object: it has been damaged.
-    416: ObjectMissing,
+    416: ObjectEmpty,
     501: StoreUnsupported,
     507: StoreFull,
 }
@@ -70,24 +70,14 @@ class HttpStore:
             raise LocationError(f"ca_file {location.ca_file}: {err.strerror or err}") from err
         self._session: aiohttp.ClientSession | None = None
 
-    async def get(self, name: str, limit: int, *, is_cut: bool = False) -> StoredObject:
-        headers = {"Range": f"bytes=0-{limit - 1}"} if is_cut else None
-        async with self._request("GET", name, headers=headers) as answer:
-            size = answer.content_length
-            # A server may ignore the range.
-            if size is not None and is_cut:
-                size = min(size, limit)
-            if size is None or size > limit:
-                raise ObjectTooLarge(f"{name} has {size} bytes, at most {limit} expected")
-            data = bytearray(size)
-            filled = 0
-            # Into one buffer: joining the pieces at the end would take the memory twice.
-            async for piece in answer.content.iter_any():
-                data[filled : filled + len(piece)] = piece[: size - filled]
-                filled += len(piece)
-                if filled >= size:
-                    break
-            return StoredObject(data, answer.headers.get("ETag"))
+    async def get(self, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
+        try:
+            return (await self._get(name, limit, is_cut=is_cut)).data
+        except ObjectEmpty:
+            return b""
+
+    async def get_tagged(self, name: str, limit: int) -> TaggedObject:
+        return await self._get(name, limit, is_cut=False)
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
         await self._put(name, parts, {})
@@ -114,6 +104,25 @@ class HttpStore:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+    async def _get(self, name: str, limit: int, *, is_cut: bool) -> TaggedObject:
+        headers = {"Range": f"bytes=0-{limit - 1}"} if is_cut else None
+        async with self._request("GET", name, headers=headers) as answer:
+            size = answer.content_length
+            # A server may ignore the range.
+            if size is not None and is_cut:
+                size = min(size, limit)
+            if size is None or size > limit:
+                raise ObjectTooLarge(f"{name} has {size} bytes, at most {limit} expected")
+            data = bytearray(size)
+            filled = 0
+            # Into one buffer: joining the pieces at the end would take the memory twice.
+            async for piece in answer.content.iter_any():
+                data[filled : filled + len(piece)] = piece[: size - filled]
+                filled += len(piece)
+                if filled >= size:
+                    break
+            return TaggedObject(data, answer.headers.get("ETag"))
 
     async def _put(self, name: str, parts: Sequence[Buffer], headers: dict[str, str]) -> None:
         size = sum(memoryview(part).nbytes for part in parts)

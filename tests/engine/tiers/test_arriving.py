@@ -15,8 +15,8 @@ from tandem_engine.tiers import chunk_memory
 from tandem_engine.tiers.arriving import ArrivingKv, LayersCut
 from tandem_kvstore import client
 from tandem_kvstore.format import manifest
+from tandem_kvstore.format.tensors import Buffer
 from tandem_kvstore.guard.load_guard import Decision, Hit, Way
-from tandem_kvstore.stores.base import StoredObject
 from tandem_kvstore.stores.files import FileStore
 
 from ..engines import Tally, expected, finish, prompt, running, until
@@ -74,9 +74,7 @@ async def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate, loop = Gate(), asyncio.get_running_loop()
     get, wait = FileStore.get, ArrivingKv.wait
 
-    async def gated_get(
-        store: FileStore, name: str, limit: int, *, is_cut: bool = False
-    ) -> StoredObject:
+    async def gated_get(store: FileStore, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
         if _LAST_GROUP in name:
             await gate.opened.wait()
         return await get(store, name, limit, is_cut=is_cut)

@@ -13,8 +13,8 @@ import pytest
 from tandem_contract.timing import Timing
 from tandem_engine.tiers.rear import RearLoad
 from tandem_kvstore import client
+from tandem_kvstore.format.tensors import Buffer
 from tandem_kvstore.guard.load_guard import Hit
-from tandem_kvstore.stores.base import StoredObject
 from tandem_kvstore.stores.files import FileStore
 
 from ..engines import Tally, expected, finish, prompt, running
@@ -44,9 +44,7 @@ class Gate:
 async def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate, get, set_awaited = Gate(), FileStore.get, RearLoad.set_awaited
 
-    async def gated_get(
-        store: FileStore, name: str, limit: int, *, is_cut: bool = False
-    ) -> StoredObject:
+    async def gated_get(store: FileStore, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
         # The data of a small chunk follow its manifest, and a look-up asks without them.
         if gate.look_ups or not is_cut:
             await gate.opened.wait()

@@ -16,8 +16,8 @@ from tandem_engine.step_runner import StepRunner
 from tandem_engine.tiers.rear import Prefix, RearLoad
 from tandem_kvstore import client
 from tandem_kvstore.chain import Chunk as Place
+from tandem_kvstore.format.tensors import Buffer
 from tandem_kvstore.guard.load_guard import Decision, Hit, Way
-from tandem_kvstore.stores.base import StoredObject
 from tandem_kvstore.stores.files import FileStore
 
 from ..engines import Tally, expected, finish, prompt, running, until
@@ -44,9 +44,7 @@ class Gate:
 async def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate, get = Gate(), FileStore.get
 
-    async def gated_get(
-        store: FileStore, name: str, limit: int, *, is_cut: bool = False
-    ) -> StoredObject:
+    async def gated_get(store: FileStore, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
         # The data of a small chunk follow its manifest, and a look-up asks without them.
         if not is_cut:
             gate.asked.append(name)
@@ -262,9 +260,7 @@ async def test_every_interleaving_gives_right_answers(
         for _ in range(source.randrange(most)):
             await asyncio.sleep(0)
 
-    async def slow_get(
-        store: FileStore, name: str, limit: int, *, is_cut: bool = False
-    ) -> StoredObject:
+    async def slow_get(store: FileStore, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
         await turns(source.choice((1, 30, 1000)))
         return await get(store, name, limit, is_cut=is_cut)
 

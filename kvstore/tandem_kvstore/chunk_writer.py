@@ -26,9 +26,10 @@ LayerGroups = Sequence[LayerGroup] | AsyncIterator[LayerGroup]
 
 
 class GroupSource:
-    """Layer groups as an async iterator."""
+    """Layer groups as an async iterator, which remembers those that it gave."""
 
     def __init__(self, groups: LayerGroups) -> None:
+        self._given: list[LayerGroup] = []
         self._coming = groups if isinstance(groups, AsyncIterator) else None
         self._present = iter(()) if isinstance(groups, AsyncIterator) else iter(groups)
         self.is_awaited = False
@@ -47,7 +48,14 @@ class GroupSource:
             self.is_awaited = False
         if group is None:
             raise StopAsyncIteration
+        self._given.append(group)
         return group
+
+    async def all(self) -> Sequence[LayerGroup]:
+        """All groups, also those given before; returns when the last one has come."""
+        async for _ in self:
+            pass
+        return self._given
 
 
 class BrokenKeys:

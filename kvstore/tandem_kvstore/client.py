@@ -207,7 +207,8 @@ class StoreClient:
         return LoadResult(progress.chunks, reason, progress.bytes, seconds)
 
     async def store(self, chunk: Chunk, groups: LayerGroups) -> bool:
-        """Write one chunk, whose `groups` may come meanwhile. Returns whether it is stored now."""
+        """Write one chunk, whose `groups` may come meanwhile; again, as a whole, if they take
+        longer than WRITE_SECONDS. Returns whether it is stored now."""
         if not self.guard.breaker.allows:
             self._observer.record_not_stored(Reason.BREAKER_OPEN)
             return False
@@ -217,13 +218,16 @@ class StoreClient:
                 # Before sending its data: after a restart, most chunks are there already.
                 is_new = not await self._store.has(chunk) and await self._store.put(chunk, source)
         except TimeoutError:
-            if not source.is_awaited:  # A group that does not come is no fault of the store.
-                self._health.record_failure(NO_ANSWER)
+            if source.is_awaited:  # A group that has not come is no fault of the store.
+                return await self.store(chunk, await source.all())
+            self._health.record_failure(NO_ANSWER)
             self._observer.record_not_stored(Reason.TIMEOUT)
             return False
         except StoreError as err:
             _log.warning("KV not stored: %s", err)
-            self._count_failure(err)
+            # A full store can still be read.
+            if isinstance(err, StoreUnavailable | StoreDenied):
+                self._health.record_failure(words_of(err))
             self._observer.record_not_stored(err.reason)
             return False
         except Exception:  # noqa: BLE001 - a defect here must not end the engine's writer
@@ -321,11 +325,6 @@ class StoreClient:
         if outcome.reason is not None:
             # Also a chunk that must not be used: asking again would bring the same answer.
             self._missing.add(chunks[outcome.chunks].key, _now())
-
-    def _count_failure(self, err: StoreError) -> None:
-        # A full store can still be read.
-        if isinstance(err, StoreUnavailable | StoreDenied):
-            self._health.record_failure(words_of(err))
 
     def _result(
         self,

@@ -14,7 +14,7 @@ from tandem_engine.engine import Engine, Generation
 from tandem_engine.tiers import chunk_memory, saves
 from tandem_engine.tiers.chunk_memory import ChunkMemory
 from tandem_engine.tiers.step_layers import StepLayers
-from tandem_kvstore.client import StoreClient
+from tandem_kvstore.client import WRITE_SECONDS, StoreClient
 from tandem_kvstore.errors import StoreUnavailable
 from tandem_kvstore.format import manifest
 from tandem_kvstore.format.tensors import Buffer
@@ -117,6 +117,33 @@ async def test_layers_are_written_while_the_step_computes_later_ones(
         answer, _ = await finish(generation)
         assert answer == expected(prompt(LENGTH), 8)
     assert tally.counts["storage_stored"] == tally.counts["host_stored"] == CHUNKS * CHUNK
+    await assert_stored(tmp_path, prompt(LENGTH), CHUNKS)
+
+
+async def test_a_step_that_lasts_longer_than_a_write_may_take_is_stored(
+    tmp_path: Path, step: StepGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeout, writes = asyncio.timeout, list[asyncio.Timeout]()
+
+    def recorded_timeout(seconds: float | None) -> asyncio.Timeout:
+        deadline = timeout(seconds)
+        if seconds == WRITE_SECONDS:
+            writes.append(deadline)
+        return deadline
+
+    monkeypatch.setattr(asyncio, "timeout", recorded_timeout)
+    tally = Tally()
+    async with running(tally, kv_storage=storage(tmp_path)) as engine, timeout(60):
+        generation = await first_layers_written(engine, tmp_path, step)
+        for write in writes:
+            write.reschedule(asyncio.get_running_loop().time())
+        await until(lambda: all(write.expired() for write in writes))
+        assert manifests(tmp_path) == 0
+        step.opened.set()
+        await finish(generation)
+    assert len(writes) == 2 * CHUNKS
+    assert tally.counts["storage_stored"] == CHUNKS * CHUNK
+    assert not tally.failures
     await assert_stored(tmp_path, prompt(LENGTH), CHUNKS)
 
 

@@ -1,8 +1,8 @@
-"""Bounds of a namespace in a file that changes while the engine runs.
+"""Bounds of a namespace in a JSON file that may change while the engine runs.
 
     {"capacity_bytes": 2000000000000, "max_age_seconds": 604800.0}
 
-Both may be left out; without both, the engine keeps no bounds.
+Each field may be left out. A file without fields means that nothing is deleted.
 """
 
 import logging
@@ -17,45 +17,44 @@ from .format.collection import Bounds
 _log = logging.getLogger(__name__)
 
 BoundsReader = Callable[[], Bounds | None]
-"""The bounds that hold now; None: none, so nothing is deleted."""
+"""Returns the bounds that hold now. None: nothing is deleted."""
 
 
-class _Stated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capacity_bytes: int = 0
     max_age_seconds: float | None = None
 
 
 class BoundsFile:
-    """Reads the file in each call, which is once in a round of the collector.
+    """The bounds in a file. While the file cannot be read or parsed, those of the last successful
+    read hold."""
 
-    While it cannot be read, or is no such JSON, what was read last holds.
-    """
-
-    def __init__(self, path: Path, stated: Bounds | None, default_age: float) -> None:
-        """`stated`: holds until the file was read. `default_age`: seconds, where a file has only a
-        capacity."""
+    def __init__(self, path: Path, initial: Bounds | None, default_age: float) -> None:
+        """`initial`: bounds until the file has been read. `default_age`: seconds, for a file that
+        has only a capacity."""
         self._path, self._default_age = path, default_age
-        self._bounds = stated
+        self._bounds = initial
         self._text: bytes | None = None
 
     def read(self) -> Bounds | None:
-        """The present bounds."""
+        """Read the file and return its bounds. The collector calls this once in each round."""
         try:
             text = self._path.read_bytes()
         except OSError as err:
+            # Compared below like a content, so that one failure is logged once.
             text = str(err).encode()
         if text == self._text:
             return self._bounds
         self._text = text
         try:
-            stated = msgspec.json.decode(text, type=_Stated)
+            content = msgspec.json.decode(text, type=_Content)
         except msgspec.MsgspecError as err:
             _log.warning(
-                "bounds file %s cannot be used: %s; the engine keeps the bounds it had: %s",
+                "bounds file %s cannot be used: %s; the bounds stay as they were: %s",
                 *(self._path, err, self._bounds or "none"),
             )
             return self._bounds
-        self._bounds = self._bounds_of(stated)
+        self._bounds = self._bounds_of(content)
         _log.info(
             "bounds file %s was read; the bounds of the store are: %s",
             self._path,
@@ -63,8 +62,8 @@ class BoundsFile:
         )
         return self._bounds
 
-    def _bounds_of(self, stated: _Stated) -> Bounds | None:
-        age = stated.max_age_seconds
-        if stated.capacity_bytes > 0:
-            return Bounds(stated.capacity_bytes, self._default_age if age is None else age)
+    def _bounds_of(self, content: _Content) -> Bounds | None:
+        age = content.max_age_seconds
+        if content.capacity_bytes > 0:
+            return Bounds(content.capacity_bytes, self._default_age if age is None else age)
         return Bounds(sys.maxsize, age) if age is not None else None

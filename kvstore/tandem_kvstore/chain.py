@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, Protocol
 
-from .errors import KvRejected, Reason, StoreError, words_of
+from .errors import KvRejected, Reason, StoreError, message_of
 from .format.manifest import Manifest
 from .format.tensors import TensorSpec
 
@@ -47,8 +47,8 @@ class Outcome:
     """Why it ended before the last chunk; None: it did not."""
     bytes: int = 0
     """Bytes of verified tensors."""
-    words: str = field(default="", compare=False)
-    """The store's own words for `reason`."""
+    message: str = field(default="", compare=False)
+    """The store's own message for `reason`."""
 
 
 def chunks_of(keys: Sequence[str], chunk_tokens: int) -> list[Chunk]:
@@ -109,7 +109,7 @@ async def load_in_order(loads: Sequence[Coroutine[Any, Any, None]], progress: Pr
             progress.chunks += 1
     except (StoreError, KvRejected) as err:
         log_rejected(err)
-        return Outcome(progress.chunks, err.reason, progress.bytes, words_of(err))
+        return Outcome(progress.chunks, err.reason, progress.bytes, message_of(err))
     finally:
         await end_tasks(tasks)
     return Outcome(progress.chunks, None, progress.bytes)
@@ -131,7 +131,7 @@ async def load_by_layers(
         [asyncio.ensure_future(load(chunk, group)) for chunk in range(chunks)]
         for group in range(groups)
     ]
-    end, reason, words = chunks, None, ""
+    end, reason, message = chunks, None, ""
     try:
         for index, row in enumerate(rows):
             for chunk, task in enumerate(row[:end]):
@@ -139,7 +139,7 @@ async def load_by_layers(
                     await task
                 except (StoreError, KvRejected) as err:
                     log_rejected(err)
-                    end, reason, words = chunk, err.reason, words_of(err)
+                    end, reason, message = chunk, err.reason, message_of(err)
                     watch.on_cut()
                     await end_tasks([task for other in rows for task in other[end:]])
                     break
@@ -148,7 +148,7 @@ async def load_by_layers(
     finally:
         progress.chunks = _complete(rows, end)
         await end_tasks([task for row in rows for task in row])
-    return Outcome(progress.chunks, reason, progress.bytes, words)
+    return Outcome(progress.chunks, reason, progress.bytes, message)
 
 
 async def load_rear(
@@ -177,7 +177,7 @@ async def load_rear(
             progress.chunks += 1
     except (StoreError, KvRejected) as err:
         log_rejected(err)
-        return Outcome(chunks - progress.chunks - 1, err.reason, progress.bytes, words_of(err))
+        return Outcome(chunks - progress.chunks - 1, err.reason, progress.bytes, message_of(err))
     finally:
         await end_tasks(pending)
 

@@ -35,7 +35,7 @@ from .chain import (
 )
 from .checksums import hashed
 from .chunk_writer import BrokenKeys, ChunkWriter, LayerGroups
-from .errors import KvRejected, ObjectMissing, Reason, StoreError, words_of
+from .errors import KvRejected, ObjectMissing, Reason, StoreError, message_of
 from .format.identity import KvIdentity
 from .format.manifest import MAX_INLINE, MAX_MANIFEST, Manifest, decode_manifest, inline_data
 from .format.tensors import Buffer, TensorSpec, header_bytes, tensor_views
@@ -112,7 +112,7 @@ class ChunkStore:
                     manifests.append((await task)[0])
             except (StoreError, KvRejected) as err:
                 log_rejected(err)
-                return manifests, Outcome(len(manifests), err.reason, words=words_of(err))
+                return manifests, Outcome(len(manifests), err.reason, message=message_of(err))
             finally:
                 await end_tasks(tasks)
         return manifests, Outcome(len(manifests))
@@ -191,7 +191,7 @@ class ChunkStore:
             first = await self._manifest(chunks[0])
         except (StoreError, KvRejected) as err:
             log_rejected(err)
-            return Outcome(0, err.reason, words=words_of(err))
+            return Outcome(0, err.reason, message=message_of(err))
 
         async def load(index: int, chunk: Chunk) -> None:
             async with window, self._bodies:

@@ -1,13 +1,13 @@
 """An engine's access to a store: `chunk_store` behind `guard`, with a deadline for each load.
 
-    result = await client.load(chunks, groups, deliver, context=0)    never raises StoreError
-    result = await client.load_rear(…)                                never raises StoreError
-    found, reason = await client.find(chunks)                         never raises StoreError
-    span = await client.look_up(chunks, context=0)                    what another process may load
-    stored = await client.store(chunk, groups)                        never raises StoreError
+    result = await client.load(chunks, groups, deliver, context=0)    the leading chunks
+    result = await client.load_rear(…)                                the last chunks
+    count, reason = await client.find(chunks)                         how many are stored
+    decision = await client.look_up(chunks, context=0)                what another process may load
+    is_stored = await client.store(chunk, groups)                     write one chunk
 
-A load that the deadline ends keeps the chunks that were delivered as a whole. While the circuit
-breaker is open, a background task probes the store: no request waits for a probe.
+None of these raises a StoreError: the engine computes what it does not get. A load that ends at its
+deadline keeps the chunks that were delivered as a whole.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tandem_contract.kv_reference import KvReference
 from .chain import LayerWatch, RearWatch
 from .chunk_store import Chunk, ChunkStore, Deliver, Groups, Outcome, Progress
 from .chunk_writer import GroupSource, LayerGroups
-from .errors import Reason, StoreDenied, StoreError, StoreUnavailable, words_of
+from .errors import Reason, StoreDenied, StoreError, StoreUnavailable, message_of
 from .guard.load_guard import Decision, Hit, LoadGuard
 from .guard.missing_keys import MissingKeys
 from .health import NO_ANSWER, StoreHealth
@@ -34,23 +34,23 @@ __all__ = ["Groups", "LoadResult", "Observer", "StoreClient"]
 _log = logging.getLogger(__name__)
 
 WRITE_SECONDS: Final = 120.0
-"""Longest time from a chunk's first data object to its manifest; the collector leaves unreferenced
-data alone for longer than that."""
+"""Longest time from a chunk's first data object to its manifest. The collector deletes data without
+a manifest only after a longer time, see `Bounds.io_deadline`."""
 
 STALL_SECONDS: Final = 0.25
-"""A load without a byte for so long is a failure of the store. Shorter: short prompts, whose
-deadlines are short, open the circuit breaker of a store that is only far away."""
+"""A load or look-up that brings nothing for so long is a failure of the store. Shorter: short
+prompts, whose deadlines are short, open the circuit breaker of a store with a long delay."""
 _FAILURES: Final = (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.DENIED)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a load brought."""
+    """How a load ended."""
 
     chunks: int
-    """Chunks that were delivered as a whole: the leading ones, or of a rear the last ones."""
+    """Chunks that were delivered as a whole: the leading ones, for `load_rear` the last ones."""
     reason: Reason | None
-    """Why not all were."""
+    """Why not all of them were delivered; None: all were."""
     bytes: int = 0
     seconds: float = 0.0
 
@@ -77,7 +77,7 @@ class StoreClient:
         self._health = StoreHealth(self.guard.breaker, objects, observer)
 
     def may_have(self, chunk: Chunk) -> bool:
-        """Whether it makes sense to ask for `chunk`; answers at once."""
+        """Whether the store may have `chunk`, without asking it."""
         return self.guard.breaker.allows and not self._missing.has(chunk.key, _now())
 
     def reference(self, chunk: Chunk) -> KvReference:
@@ -85,18 +85,18 @@ class StoreClient:
         return self._store.reference(chunk)
 
     async def find(self, chunks: Sequence[Chunk]) -> tuple[int, Reason | None]:
-        """How many leading chunks are in the store now, and why not all are."""
+        """How many leading chunks the store has, and why not more."""
         if not self.guard.breaker.allows:
             return 0, Reason.BREAKER_OPEN
-        if not chunks:  # Nothing is asked: this says nothing of the store's health.
+        if not chunks:
             return 0, None
         _, outcome = await self._store.find(chunks)
         self._judge(chunks, outcome)
         return outcome.chunks, outcome.reason
 
     async def look_up(self, chunks: Sequence[Chunk], context: int, cached: int = 0) -> Decision:
-        """How many leading chunks another process should load now, and in how many seconds; the
-        rest: see `Hit`."""
+        """How many leading chunks another process should load now, and within how many seconds;
+        `context` and `cached`: as in `Hit`."""
         start = _now()
         decision = self.decide(self.hit(len(chunks), context, cached=cached))
         if decision.chunks == 0 or not self.may_have(chunks[0]):
@@ -119,7 +119,7 @@ class StoreClient:
         return Decision(outcome.chunks, decision.deadline - (_now() - start), outcome.reason)
 
     def observe_load(self, keys: Sequence[str], result: LoadResult) -> None:
-        """Learn from a load of another process; `keys` of the chunks that it loaded."""
+        """Learn from the load of another process, which was to load the chunks `keys`."""
         if result.chunks and result.reason is not Reason.TIMEOUT:
             self.guard.observe_load(result.bytes, result.seconds, _now())
         if result.reason is Reason.TIMEOUT:
@@ -130,7 +130,7 @@ class StoreClient:
             self._maintenance.touches.add(keys[: result.chunks])
 
     def note_stored(self, key: str) -> None:
-        """Another process of this engine has stored the chunk `key`: do not believe it missing."""
+        """Another process of this engine has stored the chunk `key`: forget an earlier miss."""
         self._missing.discard(key)
 
     def hit(
@@ -143,12 +143,12 @@ class StoreClient:
         tail: int = 0,
         can_do_both: bool = False,
     ) -> Hit:
-        """Chunks of this store's size; see `Hit`."""
+        """A `Hit` with this store's sizes of a chunk."""
         size = self._chunk_bytes
         return Hit(chunks, self._chunk_tokens, size, context, cached, groups, tail, can_do_both)
 
     def decide(self, hit: Hit, limit: float | None = None) -> Decision:
-        """What a request does about chunks that may be stored; `limit`: see `load`."""
+        """Whether a request loads or computes the chunks of `hit`; `limit`: see `load`."""
         if limit is not None:
             return self.guard.decide_hand_off(hit, limit)
         return self.guard.decide(hit, _now())
@@ -166,13 +166,13 @@ class StoreClient:
     ) -> LoadResult:
         """Load the longest stored prefix of `chunks`, after `context` cached tokens.
 
-        `limit`: seconds for KV that another engine has just stored for this request. It is loaded
-        whatever the cost model predicts, and whatever was missing a moment ago.
+        `limit`: seconds, for KV that another engine has just stored for this request. It is loaded
+        whatever the cost model predicts, even if a chunk was missing a moment ago.
 
-        `decision`: what `decide` said, unless it is to be asked here.
+        `decision`: the result of `decide`; None: `load` calls it.
 
-        `watch`: load layer group by layer group, and tell it. The first groups come sooner; when
-        the deadline ends such a load, few chunks have come as a whole.
+        `watch`: load layer group by layer group, and report the progress to it. The first groups
+        come sooner; if the deadline ends the load, fewer chunks have come as a whole.
         """
         decision = decision or self.decide(self.hit(len(chunks), context), limit)
         if decision.chunks == 0 or (limit is None and not self.may_have(chunks[0])):
@@ -180,7 +180,7 @@ class StoreClient:
         start, progress = _now(), Progress()
         work = self._load(chunks[: decision.chunks], groups, deliver, progress, watch)
         deadline = asyncio.timeout(decision.deadline)
-        reason = await self._observed(work, progress, start, deadline)
+        reason = await self._run_load(work, progress, start, deadline)
         return self._result(chunks, progress.chunks, reason, progress.bytes, _now() - start)
 
     async def load_rear(
@@ -191,14 +191,14 @@ class StoreClient:
         watch: RearWatch,
         deadline: asyncio.Timeout,
     ) -> LoadResult:
-        """Load stored chunks from the last one towards the first, as far as `watch` claims them.
+        """Load stored chunks from the last one towards the first, until `watch` claims no more.
 
-        The result's `chunks` count from the end of what `watch.on_chain` was told. `deadline` may
-        be moved while the load goes on.
+        The result's `chunks` are the last ones of the stored prefix that `watch.on_chain` was told.
+        The caller may move `deadline` while the load runs.
         """
         start, progress = _now(), Progress()
         work = self._load_rear(chunks, groups, deliver, watch, progress)
-        reason = await self._observed(work, progress, start, deadline)
+        reason = await self._run_load(work, progress, start, deadline)
         seconds = _now() - start
         if progress.chunks:
             self._observer.record_load(progress.chunks, progress.bytes, seconds)
@@ -207,27 +207,28 @@ class StoreClient:
         return LoadResult(progress.chunks, reason, progress.bytes, seconds)
 
     async def store(self, chunk: Chunk, groups: LayerGroups) -> bool:
-        """Write one chunk, whose `groups` may come meanwhile; again, as a whole, if they take
-        longer than WRITE_SECONDS. Returns whether it is stored now."""
+        """Write one chunk; its `groups` may come one after another. If they take longer than
+        WRITE_SECONDS, it is written again as a whole. Returns whether it is stored."""
         if not self.guard.breaker.allows:
             self._observer.record_not_stored(Reason.BREAKER_OPEN)
             return False
         start, source = _now(), GroupSource(groups)
         try:
             async with asyncio.timeout(WRITE_SECONDS):
-                # Before sending its data: after a restart, most chunks are there already.
+                # `has` before the data are sent: after a restart, most chunks are there already.
                 is_new = not await self._store.has(chunk) and await self._store.put(chunk, source)
         except TimeoutError:
-            if source.is_awaited:  # A group that has not come is no fault of the store.
+            # A layer group that the engine has not delivered is no failure of the store.
+            if source.is_awaited:
                 return await self.store(chunk, await source.all())
             self._health.record_failure(NO_ANSWER)
             self._observer.record_not_stored(Reason.TIMEOUT)
             return False
         except StoreError as err:
             _log.warning("KV not stored: %s", err)
-            # A full store can still be read.
+            # Not for a full store, which can still be read.
             if isinstance(err, StoreUnavailable | StoreDenied):
-                self._health.record_failure(words_of(err))
+                self._health.record_failure(message_of(err))
             self._observer.record_not_stored(err.reason)
             return False
         except Exception:  # noqa: BLE001 - a defect here must not end the engine's writer
@@ -240,13 +241,13 @@ class StoreClient:
         return True
 
     async def close(self) -> None:
-        """End the probe and the connections."""
+        """End the probes, write the last touch record, and close the connections."""
         await self._health.close()
         if self._maintenance is not None:
             await self._maintenance.close()
         await self._store.close()
 
-    async def _observed(
+    async def _run_load(
         self,
         work: Coroutine[Any, Any, Reason | None],
         progress: Progress,
@@ -259,7 +260,7 @@ class StoreClient:
                 reason = await work
         except TimeoutError:
             self.guard.observe_slow_load(progress.bytes, _now() - start, _now())
-            # With some bytes, or soon over, the store is slow, which the cost model handles.
+            # After some bytes, or a short time, the store counts as slow: see the cost model.
             if not progress.bytes and _now() - start >= STALL_SECONDS:
                 self._health.record_failure(NO_ANSWER)
             return Reason.TIMEOUT
@@ -298,14 +299,14 @@ class StoreClient:
         watch: RearWatch,
         progress: Progress,
     ) -> Reason | None:
-        manifests, found = await self._store.find(chunks)
-        self._judge(chunks, found)
-        if found.reason is not None:
-            watch.on_lost(chunks[found.chunks :], found.reason)
-            self._observer.record_not_loaded(len(chunks) - found.chunks, found.reason)
+        manifests, prefix = await self._store.find(chunks)
+        self._judge(chunks, prefix)
+        if prefix.reason is not None:
+            watch.on_lost(chunks[prefix.chunks :], prefix.reason)
+            self._observer.record_not_loaded(len(chunks) - prefix.chunks, prefix.reason)
         if not manifests:
-            return found.reason
-        # The front is used, too: a chain whose first chunks leave the store is lost.
+            return prefix.reason
+        # The front counts as used, too: without its first chunks the rest cannot be found.
         if self._maintenance is not None:
             self._maintenance.touches.add([chunk.key for chunk in chunks[: len(manifests)]])
         watch.on_chain(len(manifests))
@@ -314,16 +315,17 @@ class StoreClient:
             self._judge(chunks, data)
             watch.on_lost(chunks[data.chunks : data.chunks + 1], data.reason)
             self._observer.record_not_loaded(1, data.reason)
-        return data.reason or found.reason
+        return data.reason or prefix.reason
 
     def _judge(self, chunks: Sequence[Chunk], outcome: Outcome) -> None:
+        """Record the store's health, and the chunk at which a look-up or load ended as missing."""
         if outcome.reason in _FAILURES:
-            self._health.record_failure(outcome.words or NO_ANSWER)
+            self._health.record_failure(outcome.message or NO_ANSWER)
             return
-        # Any answer, a wrong one too, shows that the store is reachable.
+        # Any answer shows that the store is reachable, even wrong bytes.
         self._health.record_success()
         if outcome.reason is not None:
-            # Also a chunk that must not be used: asking again would bring the same answer.
+            # Also for a chunk that must not be used: asking again would bring the same bytes.
             self._missing.add(chunks[outcome.chunks].key, _now())
 
     def _result(
@@ -334,13 +336,12 @@ class StoreClient:
         size: int = 0,
         seconds: float = 0.0,
     ) -> LoadResult:
-        wanted = len(chunks)
         if loaded:
             if self._maintenance is not None:
                 self._maintenance.touches.add([chunk.key for chunk in chunks[:loaded]])
             self._observer.record_load(loaded, size, seconds)
-        if wanted > loaded and reason is not None:
-            self._observer.record_not_loaded(wanted - loaded, reason)
+        if (missing := len(chunks) - loaded) and reason is not None:
+            self._observer.record_not_loaded(missing, reason)
         return LoadResult(loaded, reason, size, seconds)
 
 

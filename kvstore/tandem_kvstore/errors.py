@@ -1,19 +1,19 @@
-"""Errors of this package, and the reasons by which engines count what was not loaded.
+"""Errors of this package, and the reasons by which engines count chunks that were not loaded.
 
 KvStoreError
   LocationError         the endpoint, namespace or credentials cannot be used: a setting is wrong
   StoreError            one operation on the store failed
     ObjectMissing       404
-    ObjectEmpty         416: it has no bytes, of which a part was asked for
+    ObjectEmpty         416: a part of an object without bytes was asked for
     ObjectExists        a conditional write found another object there
-    ObjectTooLarge      longer than what this object may be
+    ObjectTooLarge      longer than the caller's limit
     StoreDenied         401 or 403: credentials or rights
       StoreExpired      the credentials were valid and have expired
     StoreFull           the store takes no more bytes: no space, or a quota
-    StoreUnavailable    no answer, a broken connection, 5xx: the circuit breaker counts it
+    StoreUnavailable    no answer, a broken connection, 5xx: try later
       StoreTimeout      no answer in time
     StoreUnsupported    this kind of store has no such operation
-  KvRejected            the object is there, and must not be used; has a `reason`
+  KvRejected            the object exists and must not be used; has a `reason`
 """
 
 from enum import StrEnum
@@ -23,7 +23,7 @@ class Reason(StrEnum):
     """Why KV was not loaded, or not stored: the label `reason` of the engine's metrics."""
 
     MISSING = "missing"
-    """No such chunk, or a data object that its manifest names is gone."""
+    """No such chunk, or a data object that its manifest names does not exist."""
     TRUNCATED = "truncated"
     """An object is shorter than its manifest says."""
     CORRUPT = "corrupt"
@@ -31,11 +31,11 @@ class Reason(StrEnum):
     SWAPPED = "swapped"
     """The manifest at this key describes another prefix."""
     FOREIGN = "foreign"
-    """Written by an engine whose model, layout or settings differ."""
+    """Written by an engine with another model, layout or settings."""
     FORMAT = "format"
     """Written in a format that this release does not read."""
     TIMEOUT = "timeout"
-    """The deadline of the load ended first."""
+    """The deadline ended before the load or the write."""
     UNAVAILABLE = "unavailable"
     """The store did not answer, or broke the connection."""
     DENIED = "denied"
@@ -73,7 +73,7 @@ class ObjectMissing(StoreError):
 
 
 class ObjectEmpty(StoreError):
-    """The object has no bytes; stores say so when a part of it is asked for. `get` returns none."""
+    """A part of an object without bytes was asked for. `get` returns no bytes instead."""
 
 
 class ObjectExists(StoreError):
@@ -81,7 +81,7 @@ class ObjectExists(StoreError):
 
 
 class ObjectTooLarge(StoreError):
-    """The object is longer than it may be; it was not read."""
+    """The object is longer than the caller's limit; it was not read."""
 
     reason = Reason.CORRUPT
 
@@ -124,8 +124,8 @@ class KvRejected(KvStoreError):
         self.reason = reason
 
 
-def words_of(err: KvStoreError) -> str:
-    """What went wrong, without the operation and the object that the message begins with: the same
-    words for each object, as the label of a metric needs them."""
+def message_of(err: KvStoreError) -> str:
+    """The error's message without the operation and the object that it begins with: equal for all
+    objects, because it becomes the label of a metric."""
     text = str(err)
     return text.partition(": ")[2] or text

@@ -1,29 +1,30 @@
-"""What a client knows of its store's health: the circuit breaker, and the probes that close it."""
+"""The circuit breaker of a store, and the background probes that close it."""
 
 import asyncio
 from typing import Final, Protocol
 
-from .errors import ObjectMissing, StoreError, words_of
+from .errors import ObjectMissing, StoreError, message_of
 from .guard.breaker import Breaker, BreakerState
 from .stores import ObjectStore
 
 PROBE_NAME: Final = "probe"
-"""Name that the breaker's probes ask for. It does not exist: 404 shows that the store answers."""
+"""Object that the probes ask for. It does not exist: a 404 shows that the store answers."""
 NO_ANSWER: Final = "no answer in time"
 
 
 class HealthObserver(Protocol):
-    """Is told of failures, and of the breaker's state."""
+    """Receives failures of the store and the state of its circuit breaker."""
 
     def record_breaker(self, state: BreakerState) -> None:
-        """The state of the circuit breaker now."""
+        """The circuit breaker is in `state` now."""
 
-    def record_failure(self, words: str) -> None:
-        """The store failed, in its own words or the client's."""
+    def record_failure(self, message: str) -> None:
+        """The store failed; `message` says how, without the object's name."""
 
 
 class StoreHealth:
-    """The circuit breaker of one store. While it is open, a background task probes the store."""
+    """Records how requests to one store ended. While the breaker is open, a background task probes
+    the store."""
 
     def __init__(self, breaker: Breaker, objects: ObjectStore, observer: HealthObserver) -> None:
         self._breaker, self._objects, self._observer = breaker, objects, observer
@@ -34,16 +35,16 @@ class StoreHealth:
         self._breaker.record_success()
         self._observer.record_breaker(self._breaker.state)
 
-    def record_failure(self, words: str) -> None:
-        """The store failed, in its own words or the client's."""
-        self._observer.record_failure(words)
+    def record_failure(self, message: str) -> None:
+        """The store failed; see `HealthObserver`."""
+        self._observer.record_failure(message)
         self._breaker.record_failure(_now())
         self._observer.record_breaker(self._breaker.state)
         if not self._breaker.allows and (self._probe is None or self._probe.done()):
             self._probe = asyncio.create_task(self._probe_until_closed())
 
     async def close(self) -> None:
-        """End the probe."""
+        """End the probes."""
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.gather(self._probe, return_exceptions=True)
@@ -62,7 +63,7 @@ class StoreHealth:
             except TimeoutError:
                 self.record_failure(NO_ANSWER)
             except StoreError as err:
-                self.record_failure(words_of(err))
+                self.record_failure(message_of(err))
 
 
 def _now() -> float:

@@ -1,10 +1,10 @@
-"""Where KV lies: the settings of one store, checked. Pure.
+"""The address of a store and how to access it: settings, checked. Pure.
 
     {endpoint}/{kv_namespace}/{prefix_hash}
 
-The protocol follows from the settings: `file://` is a directory; an HTTP URL is S3 with credentials
-and a plain HTTP store without. `protocol` overrides that, for an S3 store whose credentials come
-from the environment. For S3 the first segment of the namespace is the bucket.
+The settings select the protocol: `file://` is a directory; an HTTP URL with credentials is S3, and
+one without is a plain HTTP store. `protocol` overrides this, for instance for an S3 store whose
+credentials come from the environment. For S3 the first segment of the namespace is the bucket.
 
 Errors: `LocationError`.
 """
@@ -23,7 +23,7 @@ _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-
 
 
 class Protocol(StrEnum):
-    """How a store is spoken to."""
+    """The protocol of a store."""
 
     S3 = "s3"
     HTTP = "http"
@@ -54,18 +54,18 @@ _NO_SECRET: Final = Secret("")
 
 @dataclass(frozen=True, slots=True)
 class StoreCredentials:
-    """Access to an S3 store, by one of three ways."""
+    """Access to an S3 store: keys in the settings, in files, or found as AWS's tools do."""
 
     access_key: Secret = _NO_SECRET
     secret_key: Secret = _NO_SECRET
     directory: Path | None = None
-    """A mounted Secret with the files access_key and secret_key (optional: session_token), read
-    again when they change. None: the keys above, or the default chain where these are empty."""
+    """A mounted Secret with the files access_key, secret_key and optionally session_token, read
+    again when they change. None: the keys above; where these are empty, AWS's default chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """One store and a namespace in it."""
+    """A namespace in a store."""
 
     endpoint: str
     namespace: str = DEFAULT_NAMESPACE
@@ -74,14 +74,14 @@ class StoreLocation:
     """None for S3: AWS's default chain, see `stores.s3_keys`."""
     region: str = "us-east-1"
     virtual_host_style: bool = False
-    """Whether the bucket is a part of the host's name instead of the path."""
+    """Whether the bucket is a part of the host name, and not of the path."""
     ca_file: Path | None = None
-    """PEM file with the authority of the store's certificate, beside the system's."""
+    """PEM file with the authority of the store's certificate, trusted besides the system's."""
     timeout: float = 30.0
-    """Seconds for one operation. Too low: large objects on a slow network fail. Too high: a stalled
-    store keeps writes in memory. Loads have their own, shorter deadline."""
+    """Seconds for one operation. Too low: large objects on a slow network fail. Too high: data wait
+    longer in memory while the store stalls. Loads have their own, shorter deadline."""
     connect_timeout: float = 2.0
-    """Seconds to connect. Too high: a store that is down delays its discovery."""
+    """Seconds to connect. Too high: the client finds out later that the store is down."""
 
     @property
     def bucket(self) -> str:
@@ -90,7 +90,7 @@ class StoreLocation:
 
     @property
     def host_url(self) -> str:
-        """The endpoint that requests go to: with the bucket in its host's name, if set so."""
+        """The URL that requests go to; with virtual_host_style the bucket is in its host name."""
         scheme, _, host = self.endpoint.partition("://")
         return f"{scheme}://{self.bucket}.{host}" if self.virtual_host_style else self.endpoint
 
@@ -120,16 +120,17 @@ def store_location(
     ca_file: Path | None = None,
     timeout: float = 30.0,
 ) -> StoreLocation:
-    """The settings as a checked value. Raises LocationError, whose message shows no credential."""
+    """Check the settings. Raises LocationError, whose message shows no credential."""
     try:
         parts = urlsplit(endpoint)
         port_is_valid = parts.port != 0
     except ValueError:
-        raise LocationError("the store's endpoint is no URL") from None
-    # Before any error that quotes the endpoint; without its scheme, a URL has no parsed user.
+        raise LocationError("the store's endpoint is not a URL") from None
+    # Checked before any error that quotes the endpoint. Not by `parts.username`: a URL without a
+    # scheme has none.
     if parts.query or parts.fragment or ("@" in endpoint and not endpoint.startswith("file:///")):
         raise LocationError(
-            "the store's endpoint has a user, a password or a query: keys belong into a Secret"
+            "the store's endpoint has a user, a password or a query: put keys into a Secret"
         )
     if not _NAMESPACE.fullmatch(namespace) or len(namespace) > 512:
         raise LocationError(
@@ -161,7 +162,7 @@ def _protocol(scheme: str, override: str | None, has_credentials: bool, endpoint
     try:
         kind = Protocol(override) if override is not None else None
     except ValueError:
-        raise LocationError(f"protocol {override!r}: it is one of s3, http and file") from None
+        raise LocationError(f"protocol {override!r}: write s3, http or file") from None
     if scheme == "file":
         kind = kind or Protocol.FILE
     elif kind is None:

@@ -1,4 +1,4 @@
-"""What a client reports to its engine."""
+"""What a client of a store reports to its engine, for the engine's metrics."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from .health import HealthObserver
 
 
 class Observer(HealthObserver, Protocol):
-    """Counts what a client does."""
+    """Receives the results of loads and writes."""
 
     def record_load(self, chunks: int, size: int, seconds: float) -> None:
         """A load brought `chunks` chunks of `size` bytes."""
@@ -16,7 +16,8 @@ class Observer(HealthObserver, Protocol):
         """`chunks` chunks were not loaded, for `reason`."""
 
     def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None:
-        """A chunk of `size` bytes was written; not `is_new`: another writer was first."""
+        """A chunk of `size` bytes is stored. `is_new`: this client wrote it; else another writer
+        was first."""
 
     def record_not_stored(self, reason: Reason) -> None:
         """A chunk was not stored, for `reason`."""

@@ -1,7 +1,7 @@
 """Whether a decode engine may use the KvReference of a hand-off. Pure.
 
-A decode engine derives every object's name from the prompt and from its own settings. A reference
-therefore never chooses what is read: it must equal the one that this engine would write itself.
+A decode engine derives the names of all objects from the prompt and its own settings, and uses a
+reference only if it would write the same one. So a reference never chooses what is read.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +14,10 @@ from .chain import Chunk
 def refusal(
     reference: KvReference, chunks: Sequence[Chunk], own: Callable[[Chunk], KvReference]
 ) -> str | None:
-    """Why a decode engine does not use `reference`; None: it does.
+    """Why this engine does not use `reference`; None if it does.
 
-    `chunks`: the full chunks of the prompt; `own`: the reference that this engine would write.
+    `chunks`: the full chunks of the prompt. `own`: the reference that this engine would write for
+    the prefix that ends with a chunk.
     """
     mine = next((own(c) for c in chunks if c.token_count == reference.token_count), None)
     if mine is None or mine.prefix_hash != reference.prefix_hash:

@@ -1,4 +1,4 @@
-"""What every engine is told of its store: the common fields of the engines' settings."""
+"""Settings of a store that the torch engine and vLLM's connector have in common."""
 
 from pathlib import Path
 
@@ -10,30 +10,32 @@ from .location import DEFAULT_NAMESPACE, StoreCredentials, StoreLocation, store_
 
 
 class EngineStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Read from JSON. Keys of a store are never in it: every user of the machine can read a command
+    """Read from JSON. It never has the store's keys: every user of the machine can read a command
     line."""
 
     kv_namespace: str = DEFAULT_NAMESPACE
     protocol: str | None = None
-    """s3, http or file, where the endpoint and the credentials do not tell."""
+    """s3, http or file. None: by the endpoint and the credentials, see `location`."""
     credentials_dir: str | None = None
-    """Directory with the files access_key and secret_key; None: none, or AWS's default chain."""
+    """Directory with the files access_key and secret_key. None: no keys, or with protocol s3
+    those of AWS's default chain."""
     region: str = "us-east-1"
     virtual_host_style: bool = False
     ca_file: str | None = None
     chunk_tokens: int = 256
-    """Tokens of a chunk, a multiple of the block size. Smaller: more of a prompt's end is found,
-    with more requests to the store. All engines that share KV need the same."""
+    """Tokens of a chunk, a multiple of the block size, the same on all engines that share KV.
+    Smaller: fewer tokens at a prompt's end are not stored, but the store gets more requests."""
     pending_bytes: int = 1 << 29
     """Bytes of chunks that may wait to be written, for each process that writes. Too low: chunks
-    are not stored under load. Too high: host memory."""
+    are not stored under load. Too high: they fill the host's memory while the store is slow."""
     capacity_bytes: int = 0
-    """Bytes of the namespace, above which the least recently used chunks are deleted; 0: the store
-    bounds itself."""
+    """Bytes of the namespace above which the least recently used chunks are deleted. 0: engines
+    delete nothing, the store bounds itself."""
     max_age_seconds: float = 7 * 86400.0
-    """Age since the last use at which chunks are deleted; only with capacity_bytes."""
+    """Seconds since its last use after which a chunk is deleted; only with capacity_bytes."""
     bounds_file: str | None = None
-    """JSON file with these two, which is read again while the engine runs and wins over them."""
+    """JSON file with these two fields, which overrides them and is read again while the engine
+    runs; see `bounds_file`."""
 
     def location_of(self, endpoint: str) -> StoreLocation:
         """The store at `endpoint`. Raises LocationError."""
@@ -49,15 +51,15 @@ class EngineStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         )
 
     def bounds_reader(self) -> BoundsReader | None:
-        """Reads the bounds of the namespace; None: the engines keep none, now or later."""
-        stated = Bounds(self.capacity_bytes, self.max_age_seconds) if self.capacity_bytes else None
+        """Returns the namespace's bounds when it is called. None: this engine never has any."""
+        bounds = Bounds(self.capacity_bytes, self.max_age_seconds) if self.capacity_bytes else None
         if self.bounds_file is not None:
-            return BoundsFile(Path(self.bounds_file), stated, self.max_age_seconds).read
-        return (lambda: stated) if stated is not None else None
+            return BoundsFile(Path(self.bounds_file), bounds, self.max_age_seconds).read
+        return (lambda: bounds) if bounds is not None else None
 
     def fault(self, block_size: int) -> str | None:
-        """What is wrong with the numbers, for an engine with blocks of `block_size` tokens; None:
-        nothing."""
+        """What is wrong with these settings for an engine with blocks of `block_size` tokens; None
+        if they are right."""
         if self.chunk_tokens < 1 or self.chunk_tokens % block_size:
             return (
                 f"chunk_tokens {self.chunk_tokens} must be a multiple of --block-size {block_size}"

@@ -1,7 +1,7 @@
-"""The hash of a model's weights: every byte, so that no two models share keys.
+"""The hash of a model's weights. It covers every byte, so no two models share keys.
 
-Hashing takes about a second per gigabyte, so the digest of each file is cached by path, size,
-modification time and inode. A file that is written again gets another digest.
+Hashing takes about a second per gigabyte, so the digest of each file is cached, by path, size,
+modification time and inode: a file that is written again is hashed again.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ _SCHEME = "sha256"
 def weights_hash(files: Sequence[Path], cache: Path | None = None) -> str:
     """SHA-256 over the contents of `files`, in the order of their names, 64 hexadecimal digits.
 
-    `cache`: directory of the cached digests; None: `~/.cache/tandem/weights`. Blocks for as long as
-    the files take to read. Raises OSError when one cannot be read.
+    `cache`: directory of the cached digests; None: `~/.cache/tandem/weights`. Blocks while it reads
+    the files. Raises OSError when one cannot be read.
     """
     cache = cache or _default_cache()
     total = hashlib.sha256()
@@ -28,17 +28,17 @@ def weights_hash(files: Sequence[Path], cache: Path | None = None) -> str:
 
 def _file_digest(file: Path, cache: Path | None) -> bytes:
     status = file.stat()
-    what = (str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
-    name = hashlib.sha256(repr((_SCHEME, what)).encode()).hexdigest()
+    state = (str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
+    name = hashlib.sha256(repr((_SCHEME, state)).encode()).hexdigest()
     if cache is not None:
         with suppress(OSError, ValueError):
             if len(digest := bytes.fromhex((cache / name).read_text())) == 32:
                 return digest
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, _SCHEME).digest()
-    # A file that changes while it is read must not leave a digest.
+    # The digest of a file that changed while it was read must not be cached.
     if cache is not None and file.stat().st_mtime_ns == status.st_mtime_ns:
-        # A cache that cannot be written costs time at the next start, no more.
+        # A cache that cannot be written only costs time at the next start.
         with suppress(OSError):
             cache.mkdir(parents=True, exist_ok=True)
             temporary = cache / f"{name}.{os.getpid()}"
@@ -51,6 +51,6 @@ def _default_cache() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "tandem" / "weights"
-    # A user without a home, as in many containers: digests are computed at each start.
     except RuntimeError:
+        # A user without a home directory, as in many containers: nothing is cached.
         return None

@@ -108,8 +108,8 @@ class Counts:
     def record_breaker(self, state: BreakerState) -> None:
         self.breaker = state
 
-    def record_failure(self, words: str) -> None:
-        self.failures.append(words)
+    def record_failure(self, message: str) -> None:
+        self.failures.append(message)
 
     def record_not_stored(self, reason: Reason) -> None:
         self.not_stored[reason] = self.not_stored.get(reason, 0) + 1

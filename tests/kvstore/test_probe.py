@@ -14,7 +14,7 @@ from tandem_contract.commandline import HostPort
 from tandem_doctor.findings import Severity
 from tandem_doctor.storage import storage_finding
 from tandem_kvstore import probe
-from tandem_kvstore.errors import StoreFull, StoreUnavailable, words_of
+from tandem_kvstore.errors import StoreFull, StoreUnavailable, message_of
 from tandem_kvstore.location import store_location
 from tandem_kvstore.probe import probe_store
 from tandem_kvstore.stores import open_store
@@ -64,19 +64,19 @@ async def test_nothing_listens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "words"),
+    ("host", "message"),
     [
         ("127.0.0.1", "no connection to the store: Connection refused"),
         # Top-level domain that no name server knows (RFC 2606).
         ("store.invalid", "the host name of the store is not known"),
     ],
 )
-async def test_a_request_says_why_the_store_cannot_be_reached(host: str, words: str) -> None:
+async def test_a_request_says_why_the_store_cannot_be_reached(host: str, message: str) -> None:
     objects = open_store(store_location(f"http://{host}:{free_port('127.0.0.1')}"))
     with pytest.raises(StoreUnavailable) as failed:
         await objects.get("name", 1)
     await objects.close()
-    assert words_of(failed.value) == words
+    assert message_of(failed.value) == message
 
 
 async def test_tls_that_the_store_does_not_speak(server: Server) -> None:

@@ -145,7 +145,7 @@ def test_weights_are_a_commit_or_all_bytes(tmp_path: Path, monkeypatch: pytest.M
         ({}, "endpoint"),
         ({"endpoint": "http://s:1", "chunk": 1}, "chunk"),
         ({"endpoint": "http://s:1", "chunk_tokens": 100}, "multiple of --block-size 16"),
-        ({"endpoint": "http://user:pw@s:1"}, "keys belong into a Secret"),
+        ({"endpoint": "http://user:pw@s:1"}, "put keys into a Secret"),
         ({"endpoint": "http://s:1", "weights": ""}, "weights is empty"),
     ],
 )

@@ -16,7 +16,7 @@ class Figures(Protocol):
     def add_transfer(self, seconds: float) -> None: ...
     def add_failed_transfer(self) -> None: ...
     def set_breaker(self, state: BreakerState) -> None: ...
-    def set_failure(self, words: str) -> None: ...
+    def set_failure(self, message: str) -> None: ...
 
 
 class LookUpObserver:
@@ -35,5 +35,5 @@ class LookUpObserver:
     def record_breaker(self, state: BreakerState) -> None:
         self._figures.set_breaker(state)
 
-    def record_failure(self, words: str) -> None:
-        self._figures.set_failure(words)
+    def record_failure(self, message: str) -> None:
+        self._figures.set_failure(message)

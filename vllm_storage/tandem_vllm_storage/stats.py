@@ -72,10 +72,10 @@ class Counts:
             self._is_empty = False
             self._data["breaker"] = _BREAKER[state]
 
-    def set_failure(self, words: str) -> None:
+    def set_failure(self, message: str) -> None:
         with self._lock:
             self._is_empty = False
-            self._data["failure"] = words
+            self._data["failure"] = message
 
     def take(self) -> dict[str, Any] | None:
         """The figures since the last call; None: nothing happened."""
@@ -186,7 +186,7 @@ class StoragePromMetrics(KVConnectorPromMetrics):
             labelnames=[*labelnames, "message"],
             multiprocess_mode="mostrecent",
         )
-        self._failure_words: dict[int, str] = {}
+        self._failure_message: dict[int, str] = {}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]
@@ -204,9 +204,9 @@ class StoragePromMetrics(KVConnectorPromMetrics):
         self._failed.labels(*labels).inc(transfer_stats_data["failed_transfers"])
         if transfer_stats_data["breaker"] is not None:
             self._breaker.labels(*labels).set(transfer_stats_data["breaker"])
-        if (words := transfer_stats_data["failure"]) is not None:
-            before = self._failure_words.get(engine_idx)
-            if before is not None and before != words:
+        if (message := transfer_stats_data["failure"]) is not None:
+            before = self._failure_message.get(engine_idx)
+            if before is not None and before != message:
                 self._failure.labels(*labels, before).set(0)
-            self._failure.labels(*labels, words).set(1)
-            self._failure_words[engine_idx] = words
+            self._failure.labels(*labels, message).set(1)
+            self._failure_message[engine_idx] = message

@@ -1,8 +1,9 @@
-"""KV to and from an S3 store, beside obstore alone with the same bytes: speed, checksums, memory.
+"""KV to and from a store, beside obstore alone with the same bytes: speed, checksums, memory.
 
-Runs versitygw over a directory in memory. `write` is from blocks of the engine's cache to a visible
-manifest, `read` from the look-up to verified blocks in the cache; obstore puts or gets one object
-of the same bytes. Rounds alternate, so that both see the same machine.
+Runs versitygw, and for the speeds `tandem store`, over a directory in memory. `write` is from
+blocks of the engine's cache to a visible manifest, `read` from the look-up to verified blocks in
+the cache; obstore puts or gets one object of the same bytes. Rounds alternate, so that both see the
+same machine.
 """
 
 import asyncio
@@ -23,7 +24,9 @@ import aiohttp
 import click
 import obstore
 import torch
+from obstore.store import HTTPStore
 from tests.cluster import tools
+from tests.kvstore.servers import tandem_store
 
 from tandem_engine.tiers.chunk_memory import LAYOUT, ChunkMemory
 from tandem_engine.types import KvLayout
@@ -33,7 +36,8 @@ from tandem_kvstore.chunk_store import Chunk, ChunkStore, chunks_of
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.identity import KvIdentity, Prompt, chunk_keys
 from tandem_kvstore.format.tensors import content_hash
-from tandem_kvstore.location import Secret, StoreCredentials, StoreLocation, store_location
+from tandem_kvstore.location import Secret, StoreCredentials, store_location
+from tandem_kvstore.stores import open_store
 from tandem_kvstore.stores.s3 import S3Store
 from tandem_local.ports import free_port
 
@@ -78,11 +82,12 @@ async def s3_server() -> AsyncIterator[str]:
             await process.wait()
 
 
-def location(url: str) -> StoreLocation:
-    """The store's namespace."""
-    return store_location(
-        url, "bucket/kv", credentials=StoreCredentials(Secret(KEYS[0]), Secret(KEYS[1]))
-    )
+@asynccontextmanager
+async def http_server() -> AsyncIterator[str]:
+    """`tandem store` over a directory in memory; yields its URL."""
+    with tempfile.TemporaryDirectory(dir=_SHARED if _SHARED.is_dir() else None) as directory:
+        async with tandem_store(Path(directory)) as server:
+            yield server.location.endpoint
 
 
 @dataclass
@@ -94,6 +99,8 @@ class Bench:
     """Bytes of KV."""
     chunk_tokens: int = 1024
     """At most."""
+    is_s3: bool = True
+    """Or plain HTTP."""
 
     def __post_init__(self) -> None:
         tokens = self.size // _TOKEN_BYTES
@@ -109,8 +116,15 @@ class Bench:
             block_size=_BLOCK, chunk_tokens=chunk_tokens, layout=LAYOUT,
         )  # fmt: skip
         self.per_chunk = chunk_tokens // _BLOCK
-        self.objects = S3Store(location(self.url))
-        self.store = ChunkStore(self.objects, location(self.url), self.identity)
+        keys = StoreCredentials(Secret(KEYS[0]), Secret(KEYS[1])) if self.is_s3 else None
+        location = store_location(self.url, "bucket/kv", credentials=keys)
+        self.objects = open_store(location)
+        self.store = ChunkStore(self.objects, location, self.identity)
+        if isinstance(self.objects, S3Store):
+            self.plain_store = self.objects._store()
+        else:
+            url = f"{self.url}/bucket/kv"
+            self.plain_store = HTTPStore(url, client_options={"allow_http": True})
         self.plain = layers[0].view(torch.uint8).view(-1).numpy().tobytes() * _LAYERS
 
     def chunks(self, number: int) -> list[Chunk]:
@@ -152,10 +166,15 @@ class Bench:
         await asyncio.to_thread(self.target.write, group, tensors, self.blocks(index), 0)
 
     async def plain_write(self, number: int) -> None:
-        await obstore.put_async(self.objects._store(), f"plain-{number}", self.plain)
+        await obstore.put_async(
+            self.plain_store,
+            f"plain-{number}",
+            self.plain,
+            use_multipart=None if self.is_s3 else False,
+        )
 
     async def plain_read(self, number: int) -> None:
-        answer = await obstore.get_async(self.objects._store(), f"plain-{number}")
+        answer = await obstore.get_async(self.plain_store, f"plain-{number}")
         assert len(await answer.bytes_async()) == len(self.plain)
 
 
@@ -182,9 +201,10 @@ async def timed(work: Awaitable[Any]) -> float:
     return time.perf_counter() - begin
 
 
-async def speeds(url: str, mib: int, rounds: int) -> list[Figure]:
+async def speeds(url: str, mib: int, rounds: int, *, is_s3: bool) -> list[Figure]:
     """Speed of writing and reading, as shares of obstore's alone."""
-    bench = Bench(url, mib * MIB)
+    bench = Bench(url, mib * MIB, is_s3=is_s3)
+    name = "storage" if is_s3 else "tandem store"
     ratios: dict[str, list[float]] = {"write": [], "read": []}
     rates: dict[str, list[float]] = {"write": [], "read": []}
     # Two rounds to connect and to fill caches.
@@ -202,9 +222,10 @@ async def speeds(url: str, mib: int, rounds: int) -> list[Figure]:
             ratios["read"].append(plain_read / read)
             rates["write"].append(mib / write)
             rates["read"].append(mib / read)
+    await bench.store.close()
     return [
         at_least(
-            f"storage {way} {mib} MiB ({statistics.median(rates[way]):.0f} MiB/s) vs obstore",
+            f"{name} {way} {mib} MiB ({statistics.median(rates[way]):.0f} MiB/s) vs obstore",
             ratios[way], "x", 0.7,
         )
         for way in ("write", "read")
@@ -271,11 +292,15 @@ async def measure() -> list[Figure]:
     async with s3_server() as url:
         for mib, rounds in _SIZES.items():
             progress(f"storage: {mib} MiB")
-            figures += await speeds(url, mib, rounds)
+            figures += await speeds(url, mib, rounds, is_s3=True)
             figures.append(await checksum_cost(url, mib, 4 * rounds))
         progress("storage: memory of 64 loads")
         for chunk_tokens in _MEMORY_CHUNKS:
             figures += await memory(url, chunk_tokens)
+    async with http_server() as url:
+        for mib, rounds in _SIZES.items():
+            progress(f"storage: {mib} MiB, tandem store")
+            figures += await speeds(url, mib, rounds, is_s3=False)
     return figures
 
 

@@ -147,6 +147,7 @@ class HttpStore:
                 headers={"Accept-Encoding": "identity"},
                 connector=aiohttp.TCPConnector(limit=64, ssl=self._ssl),
                 auto_decompress=False,
+                read_bufsize=_PIECE,
             )
         url = self._base.with_query("list") if name == "?list" else self._base / name
         try:

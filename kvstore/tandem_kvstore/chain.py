@@ -1,4 +1,4 @@
-"""A prompt as a chain of chunks: the values that look-ups and loads pass, and how far they came."""
+"""A prompt as a chain of chunks, and the three orders in which the chunks of a chain are loaded."""
 
 import asyncio
 import logging
@@ -15,8 +15,8 @@ from .format.tensors import TensorSpec
 _log = logging.getLogger(__name__)
 
 _REAR_WINDOW: Final = 8
-"""Chunks of a rear that are loaded at once. More: computing comes to chunks that have just been
-asked for. Fewer: slower on stores with long delays."""
+"""Chunks of a rear that are loaded at once. More: computing reaches chunks whose load has just
+begun. Fewer: slower on stores with long delays."""
 
 Groups = Sequence[tuple[str, tuple[TensorSpec, ...]]]
 """Name and tensors of each layer group of a chunk."""
@@ -28,7 +28,7 @@ the order of the group's specs. The views are valid until it returns."""
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A place in a chain of chunks."""
+    """A chunk's place in a chain."""
 
     key: str
     previous: str
@@ -42,13 +42,13 @@ class Outcome:
     """How far a look-up or a load came."""
 
     chunks: int
-    """Leading chunks that are there, or that were delivered as a whole."""
+    """Leading chunks that are stored, or after a load that were delivered as a whole."""
     reason: Reason | None = None
-    """Why it ended before the last chunk; None: it did not."""
+    """Why it ended before the last chunk; None: it reached the last one."""
     bytes: int = 0
     """Bytes of verified tensors."""
     message: str = field(default="", compare=False)
-    """The store's own message for `reason`."""
+    """The error's message, without the object's name."""
 
 
 def chunks_of(keys: Sequence[str], chunk_tokens: int) -> list[Chunk]:
@@ -61,14 +61,14 @@ def chunks_of(keys: Sequence[str], chunk_tokens: int) -> list[Chunk]:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a load has come, also when it is cancelled."""
+    """How far a load has come; right at any time, so also after it was cancelled."""
 
     chunks: int = 0
     bytes: int = 0
 
 
 class LayerWatch(Protocol):
-    """Follows a load that goes layer group by layer group."""
+    """Receives the progress of a load that goes layer group by layer group."""
 
     def on_chain(self, chunks: int) -> None:
         """The look-up ended: the store has the first `chunks` chunks."""
@@ -77,31 +77,31 @@ class LayerWatch(Protocol):
         """Layer groups 0 to `index` of all these chunks are verified and delivered."""
 
     def on_cut(self) -> None:
-        """Not all of these chunks can be used. The load goes on with those that can."""
+        """A chunk cannot be used. The load goes on with those before it."""
 
 
 class RearWatch(Protocol):
-    """Follows the load of a rear: chunks from the last one towards the first, while an engine
-    computes those before it."""
+    """Receives the progress of the load of a rear, and decides how far it goes: the load takes
+    chunks from the last one towards the first, while the engine computes from the first."""
 
     def on_chain(self, chunks: int) -> None:
         """The look-up ended: the store has the first `chunks` chunks, at least one."""
 
     def claim(self, index: int, pending: int) -> bool:
-        """Whether to load chunk `index`, beside `pending` chunks that are being loaded. After a
-        yes, the engine must not compute it; after a no, none before it is asked for."""
+        """Whether to load chunk `index`, beside `pending` chunks that are being loaded. After True
+        the engine must not compute it; after False no chunk before it is claimed."""
 
     def on_lost(self, chunks: Sequence[Chunk], reason: Reason | None) -> None:
-        """The load ended at the first of these chunks; see `Outcome`."""
+        """The load ended at the first of `chunks`, for `reason`."""
 
 
 def chunk_of(manifest: Manifest) -> Chunk:
-    """The place that a manifest describes."""
+    """The place in a chain that a manifest describes."""
     return Chunk(manifest.prefix_hash, manifest.previous, manifest.token_count)
 
 
 async def load_in_order(loads: Sequence[Coroutine[Any, Any, None]], progress: Progress) -> Outcome:
-    """Run the loads of a chain's chunks at once; those behind a failure count for nothing."""
+    """Run the loads of a chain's chunks at once. After a failure, later chunks do not count."""
     tasks = [asyncio.ensure_future(load) for load in loads]
     try:
         for task in tasks:
@@ -124,8 +124,8 @@ async def load_by_layers(
 ) -> Outcome:
     """Run `load(chunk, group)` for all: the first group of each chunk, then the second, …
 
-    A chunk that cannot be used ends the chain before it. The groups of the chunks that are left
-    still come, but `watch` hears of no further group.
+    If a chunk cannot be used, the load goes on with the chunks before it, and calls `on_cut` of
+    `watch`, then no more `on_group`.
     """
     rows = [
         [asyncio.ensure_future(load(chunk, group)) for chunk in range(chunks)]
@@ -159,8 +159,9 @@ async def load_rear(
 ) -> Outcome:
     """Run `load(chunk)` from the last of `chunks` chunks to the first one that `watch` claims.
 
-    `progress` counts from the end; chunks before a failure count for nothing. Of the outcome,
-    `chunks` are those before the one that failed.
+    `progress` counts from the last chunk; after a failure, chunks before the one that failed do
+    not count. `Outcome.chunks` is the index of the first chunk that was loaded, or of the one that
+    failed.
     """
     pending: deque[asyncio.Future[None]] = deque()
     first = chunks
@@ -171,7 +172,7 @@ async def load_rear(
                 pending.append(asyncio.ensure_future(load(first)))
             if not pending:
                 return Outcome(first, None, progress.bytes)
-            # In order: a chunk counts if all behind it have come.
+            # In order: a chunk counts only if all chunks behind it have come.
             await pending[0]
             pending.popleft()
             progress.chunks += 1
@@ -183,7 +184,7 @@ async def load_rear(
 
 
 def _complete(rows: Sequence[Sequence[asyncio.Future[None]]], end: int) -> int:
-    """Leading chunks of the first `end` whose groups have all been delivered."""
+    """How many leading chunks, of the first `end`, have all their groups."""
     for chunk in range(end):
         for row in rows:
             task = row[chunk]
@@ -193,7 +194,8 @@ def _complete(rows: Sequence[Sequence[asyncio.Future[None]]], end: int) -> int:
 
 
 async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel what still runs and wait until it has ended: no task may write into blocks later."""
+    """Cancel the tasks that still run and wait until they have ended: no task may write into
+    blocks after its load. Raises an unexpected error of a task."""
     for task in tasks:
         task.cancel()
     is_cancelled = False
@@ -201,7 +203,8 @@ async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:
         try:
             await asyncio.wait(pending)
         except asyncio.CancelledError:
-            # The caller's own, such as a deadline, which cancels only once: it must not be lost.
+            # The caller itself is cancelled, for instance by its deadline, and only once: raise
+            # it again when the tasks have ended.
             is_cancelled = True
     for task in tasks:
         error = None if task.cancelled() else task.exception()
@@ -212,6 +215,6 @@ async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 def log_rejected(err: StoreError | KvRejected) -> None:
-    # A chunk that is missing is no event: most prompts are new.
+    # Not for missing chunks: most prompts are new.
     if err.reason is not Reason.MISSING:
         _log.warning("KV in storage not used: %s", err)

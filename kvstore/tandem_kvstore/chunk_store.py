@@ -3,11 +3,11 @@
     store = ChunkStore(open_store(location), location, identity)
     await store.put(chunk, groups)                      data objects, then the manifest
     await store.fetch(chunks, specs, deliver)           the longest stored prefix, verified
-    manifests = await store.find(chunks)                only the manifests of that prefix
-    await store.load(manifests, specs, deliver)         … and then its data
+    manifests, _ = await store.find(chunks)             only the manifests of that prefix
+    await store.load(manifests, specs, deliver)         the data of these manifests
 
-Errors: `StoreError` and `KvRejected`; `fetch`, `find` and `load` return what could be used and the
-reason for which they ended.
+`put` and `has` raise StoreError. `fetch`, `find` and the loads raise neither StoreError nor
+KvRejected: their Outcome says how many chunks can be used, and why not more.
 """
 
 import asyncio
@@ -45,8 +45,8 @@ from .stores import ObjectStore
 __all__ = ["Chunk", "ChunkStore", "Deliver", "Groups", "Outcome", "Progress", "chunks_of"]
 
 LOOKUPS: Final = 32
-"""Manifests that one look-up asks for at once. More: a prompt of few stored chunks wastes requests.
-Fewer: a long prompt takes more round trips."""
+"""Manifests that one look-up requests at once. More: wasted requests for a prompt with few stored
+chunks. Fewer: more round trips for a long prompt."""
 
 
 class ChunkStore:
@@ -61,18 +61,20 @@ class ChunkStore:
         in_flight: int = 8,
         max_inline: int = MAX_INLINE,
     ) -> None:
-        """`in_flight`: layer groups that are loaded at once, over all loads, and as many that are
-        written. More: faster on stores with long delays. Fewer: less memory. `max_inline`: at most
-        MAX_INLINE; 0: data are never written behind their manifest."""
+        """`in_flight`: layer groups that all loads together read at once, and that all writes
+        together write at once. More: faster on stores with long delays. Fewer: less memory.
+        `max_inline`: bytes up to which a chunk's data follow its manifest, at most MAX_INLINE; 0:
+        data always have objects of their own."""
         self._objects = objects
         self._location = location
         self._identity = identity.digest()
         self._slots = asyncio.Semaphore(in_flight)
         self._look_ups = asyncio.Semaphore(2 * LOOKUPS)
-        # Over all loads: the data that came with a manifest are in memory until they are delivered.
+        # Chunks of all loads whose data came with their manifest: they are in memory until they are
+        # delivered.
         self._bodies = asyncio.Semaphore(2 * LOOKUPS)
         self._broken = BrokenKeys()
-        # Of their own: a load does not wait for the many writes of a step.
+        # Apart from the slots of loads: a load does not wait for the many writes of a step.
         writes = asyncio.Semaphore(in_flight)
         self._writer = ChunkWriter(objects, self._identity, writes, self._broken, max_inline)
 
@@ -83,10 +85,11 @@ class ChunkStore:
         )
 
     async def put(self, chunk: Chunk, groups: LayerGroups) -> bool:
-        """Store one chunk. Returns False when another writer's is there already.
+        """Store one chunk. Returns False if the store has the chunk from another writer already.
 
-        `groups` may come while the write runs: each is written when it comes, and the manifest when
-        none is left. Data objects without a manifest are invisible; the collector removes them.
+        `groups` may come while the write runs: each is written when it comes, and the manifest
+        after the last one. Data objects without a manifest are invisible, and the collector deletes
+        them. Raises StoreError.
         """
         return await self._writer.put(chunk, groups)
 
@@ -101,9 +104,9 @@ class ChunkStore:
         return True
 
     async def find(self, chunks: Sequence[Chunk]) -> tuple[list[Manifest], Outcome]:
-        """Manifests of the longest stored prefix of `chunks`."""
+        """The manifests of the longest stored prefix of `chunks`, and why it is not longer."""
         manifests: list[Manifest] = []
-        # One first: most prompts that are not stored miss their first chunk.
+        # One manifest first: of a prompt that is not stored, this one is missing.
         starts = range(1, len(chunks), LOOKUPS)
         for batch in (chunks[:1], *(chunks[start : start + LOOKUPS] for start in starts)):
             tasks = [asyncio.ensure_future(self._manifest(chunk, is_cut=True)) for chunk in batch]
@@ -124,16 +127,16 @@ class ChunkStore:
         deliver: Deliver,
         progress: Progress | None = None,
     ) -> Outcome:
-        """Read, verify and deliver the chunks of `manifests`, whose tensors are `groups`.
+        """Read, verify and deliver the chunks of `manifests`; `groups` describe their tensors.
 
-        Cancelling is safe at any time: `progress` has the chunks that were delivered as a whole.
+        It may be cancelled at any time: `progress` then has the number of whole chunks.
         """
         progress = progress or Progress()
         window = asyncio.Semaphore(LOOKUPS)
 
         async def load(index: int, manifest: Manifest) -> None:
             async with window:
-                await self._load_found(manifest, groups, partial(deliver, index), progress)
+                await self._load_from_manifest(manifest, groups, partial(deliver, index), progress)
 
         return await load_in_order([load(i, item) for i, item in enumerate(manifests)], progress)
 
@@ -145,10 +148,13 @@ class ChunkStore:
         watch: RearWatch,
         progress: Progress,
     ) -> Outcome:
-        """As `load`, but from the last chunk to the first that `watch` claims; see `chain`."""
+        """As `load`, but from the last chunk to the first that `watch` claims; see
+        `chain.load_rear`."""
 
         def load(index: int) -> Coroutine[Any, Any, None]:
-            return self._load_found(manifests[index], groups, partial(deliver, index), progress)
+            return self._load_from_manifest(
+                manifests[index], groups, partial(deliver, index), progress
+            )
 
         return await load_rear(load, len(manifests), watch, progress)
 
@@ -161,7 +167,7 @@ class ChunkStore:
         progress: Progress,
     ) -> Outcome:
         """As `load`, but the first layer group of all chunks, then the second, …"""
-        # The groups of such a chunk come all at once: there is no order to keep.
+        # All groups of an inline chunk come with its manifest: there is no order to choose.
         if any(manifest.is_inline for manifest in manifests):
             return await self.load(manifests, groups, deliver, progress)
 
@@ -182,12 +188,12 @@ class ChunkStore:
         deliver: Deliver,
         progress: Progress | None = None,
     ) -> Outcome:
-        """`find` and `load` at once: data load while the next manifests are looked up, and the data
-        of small chunks come with their manifests."""
+        """`find` and `load` at once: data are read while the next manifests are looked up, and the
+        data of an inline chunk come with its manifest."""
         progress = progress or Progress()
         window = asyncio.Semaphore(LOOKUPS)
         try:
-            # One manifest first: most prompts that are not stored miss their first chunk.
+            # One manifest first: of a prompt that is not stored, this one is missing.
             first = await self._manifest(chunks[0])
         except (StoreError, KvRejected) as err:
             log_rejected(err)
@@ -201,17 +207,18 @@ class ChunkStore:
         return await load_in_order([load(i, chunk) for i, chunk in enumerate(chunks)], progress)
 
     def mark_broken(self, key: str) -> None:
-        """Have the next write of this chunk replace what is stored."""
+        """Let the next write of this chunk replace the stored one."""
         self._broken.add(key)
 
     async def close(self) -> None:
-        """End the store's connections."""
+        """Close the connections to the store."""
         await self._objects.close()
 
     async def _manifest(
         self, chunk: Chunk, *, is_cut: bool = False
     ) -> tuple[Manifest, memoryview | None]:
-        """A chunk's manifest, and the data that follow it; not these, with `is_cut`."""
+        """A chunk's manifest, and the data that follow it, unless `is_cut`. Raises StoreError and
+        KvRejected."""
         limit = MAX_MANIFEST if is_cut else MAX_MANIFEST + MAX_INLINE
         async with self._look_ups:
             data = await self._objects.get(chunk.key, limit, is_cut=is_cut)
@@ -224,18 +231,19 @@ class ChunkStore:
             self.mark_broken(chunk.key)
             raise
 
-    async def _load_found(
+    async def _load_from_manifest(
         self,
         manifest: Manifest,
         groups: Groups,
         deliver: Callable[[str, list[memoryview]], Awaitable[None]],
         progress: Progress,
     ) -> None:
-        """Load a chunk whose manifest was looked up without the data that may follow it."""
+        """Load a chunk whose manifest was looked up by `find`, without data that may follow it."""
         async with self._bodies:
-            is_inline, place = manifest.is_inline, chunk_of(manifest)
-            found = await self._manifest(place) if is_inline else (manifest, None)
-            await self._load_chunk(*found, groups, deliver, progress)
+            body = None
+            if manifest.is_inline:
+                manifest, body = await self._manifest(chunk_of(manifest))
+            await self._load_chunk(manifest, body, groups, deliver, progress)
 
     async def _load_chunk(
         self,

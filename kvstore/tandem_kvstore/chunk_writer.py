@@ -1,11 +1,10 @@
 """Writes chunks whose layer groups come one after another, for instance while they are computed.
 
-    async for group in groups ──► its data object, at once      invisible
-    no group is left ──► manifest                               visible, all or nothing
+    each group ──► its data object, at once        invisible
+    after the last group ──► manifest              the chunk becomes visible as a whole
 
-A writer that gives up cancels the write: without a manifest its data objects are invisible, and the
-collector removes them. They are not deleted at once: another writer of the same bytes has the same
-names.
+Cancelling a write leaves data objects without a manifest: they are invisible, and the collector
+deletes them. The writer does not, because another writer of the same bytes uses the same names.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from .format.tensors import Buffer, LayerGroup, header_bytes
 from .stores import ObjectStore
 
 LayerGroups = Sequence[LayerGroup] | AsyncIterator[LayerGroup]
-"""The layer groups of one chunk: all at once, or as they come."""
+"""The layer groups of one chunk: all of them, or an iterator that waits for the next one."""
 
 
 class GroupSource:
@@ -33,7 +32,7 @@ class GroupSource:
         self._coming = groups if isinstance(groups, AsyncIterator) else None
         self._present = iter(()) if isinstance(groups, AsyncIterator) else iter(groups)
         self.is_awaited = False
-        """Whether a write waits for a group that has not come."""
+        """Whether a write is waiting for a group, or was when it was cancelled."""
 
     def __aiter__(self) -> "GroupSource":
         return self
@@ -43,7 +42,7 @@ class GroupSource:
             group = next(self._present, None)
         else:
             self.is_awaited = True
-            # Without `finally`: a deadline that ends this wait leaves it true.
+            # No `finally`: the value stays True when a deadline ends this wait.
             group = await anext(self._coming, None)
             self.is_awaited = False
         if group is None:
@@ -59,7 +58,7 @@ class GroupSource:
 
 
 class BrokenKeys:
-    """Keys whose stored chunk was found unusable: the next write replaces it."""
+    """Keys of stored chunks that cannot be used, the newest 4,096: the next write replaces them."""
 
     def __init__(self) -> None:
         self._keys: dict[str, None] = {}
@@ -68,7 +67,7 @@ class BrokenKeys:
         return key in self._keys
 
     def add(self, key: str) -> None:
-        """Have the next write of this chunk replace what is stored."""
+        """Let the next write of this chunk replace the stored one."""
         self._keys[key] = None
         while len(self._keys) > 4096:
             del self._keys[next(iter(self._keys))]
@@ -89,24 +88,24 @@ class ChunkWriter:
         broken: BrokenKeys,
         max_inline: int,
     ) -> None:
-        """`identity`: its digest. `slots`: layer groups in memory at once. `max_inline`: as for
-        `ChunkStore`."""
+        """`identity`: digest of the KvIdentity. `slots`: layer groups that are written at once.
+        `max_inline`: as for `ChunkStore`."""
         self._objects, self._identity = objects, identity
         self._slots, self._broken, self._max_inline = slots, broken, max_inline
         self._id = uuid.uuid4().hex
 
     async def put(self, chunk: Chunk, groups: LayerGroups) -> bool:
         """See `ChunkStore.put`."""
-        # Groups that may still follow the manifest, and the writes of those that do not.
-        first: list[tuple[str, Sequence[Buffer]]] = []
+        # While the groups fit behind the manifest they wait in `buffered`; then each is written.
+        buffered: list[tuple[str, Sequence[Buffer]]] = []
         writes: list[asyncio.Task[DataObject]] = []
         try:
             async for group in GroupSource(groups):
-                first.append((group.name, self._object_of(chunk.key, group)))
-                if writes or not self._fits_inline(first):
-                    writes += [asyncio.create_task(self._put_data(chunk.key, *x)) for x in first]
-                    first = []
-                # A failed write ends all of them before the next group comes.
+                buffered.append((group.name, self._object_of(chunk.key, group)))
+                if writes or not self._fits_inline(buffered):
+                    writes += [asyncio.create_task(self._put_data(chunk.key, *x)) for x in buffered]
+                    buffered = []
+                # If a write has failed, do not wait for the next group.
                 for write in writes:
                     if write.done():
                         write.result()
@@ -114,7 +113,7 @@ class ChunkWriter:
         finally:
             # After a failure the others must not go on writing unseen.
             await end_tasks(writes)
-        data += [await data_object(name, parts) for name, parts in first]
+        data += [await data_object(name, parts) for name, parts in buffered]
         manifest = Manifest(
             format=TENSOR_FORMAT,
             identity=self._identity,
@@ -125,7 +124,7 @@ class ChunkWriter:
             data=tuple(data),
             is_inline=not writes,
         )
-        following = [part for _, parts in first for part in parts]
+        following = [part for _, parts in buffered for part in parts]
         return await self._put_manifest(chunk.key, (encode_manifest(manifest), *following))
 
     def _fits_inline(self, objects: Sequence[tuple[str, Sequence[Buffer]]]) -> bool:
@@ -149,8 +148,8 @@ class ChunkWriter:
         except ObjectExists:
             return False
         except StoreUnsupported:
-            # The last writer wins: its manifest names its own data objects, which are all there,
-            # or has its own data behind it.
+            # Without conditions the last writer wins. That is safe: its manifest names its own data
+            # objects, which are all stored, or its own data follow it.
             pass
         await self._objects.put(key, parts)
         self._broken.discard(key)

@@ -1,17 +1,18 @@
-"""Keeps a namespace within its bounds: touch records, an elected collector, and what it deletes.
+"""Keeps a namespace within its bounds: touch records, the election of a collector, and deletions.
 
     engines ──touch records──► namespace ──listing──► plan_collection ──► deletes
                                   ▲ lease: conditional PUT elects one collector
 
-Every engine may run a collector; the lease lets one of them act. No clock is compared with another
-machine's: a lease is stale when it did not change for its duration on the observer's own clock, and
-ages are differences of the store's times, whose present is the time of the lease's last write.
+Every engine may run a collector; the lease lets one of them act. Clocks of two machines are never
+compared: a process takes a lease over when it has not seen it change for the lease's duration, by
+its own clock; ages are differences of the store's times, and "now" is the time at which the store
+wrote the lease last.
 
-A store that refuses conditional writes keeps the lease of the last writer. A process acts there
-only in a round that finds its own lease, which it wrote in the round before. Two processes may act
-at once for the rest of one round: also on a store that ignores conditions without saying so. That
-costs deletes of what is gone already. No reader loses data, because each process deletes only data
-that it saw without a manifest for the I/O deadline itself.
+On a store that refuses or ignores conditional writes the lease is the last writer's. There a
+process acts only in a round that finds its own lease, written in the round before. Two processes
+may act at once for the rest of one round: some of their deletes are in vain. No reader loses data,
+because each process must itself have seen data without a manifest for the I/O deadline before it
+deletes them.
 """
 
 import asyncio
@@ -36,11 +37,11 @@ _MAX_RECORD: Final = 4 << 20
 _KEYS_PER_RECORD: Final = 50_000
 
 OnRemoved = Callable[[Sequence[str]], None]
-"""Gets the keys of chunks that left the namespace."""
+"""Called with the keys of chunks that the collector has deleted."""
 
 
 class Touches:
-    """Which chunks one engine used since its last touch record. For one event loop."""
+    """The chunks that one engine used since its last touch record. For one event loop."""
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -49,7 +50,7 @@ class Touches:
         self._keys: OrderedDict[str, None] = OrderedDict()
 
     def add(self, keys: Sequence[str]) -> None:
-        """These chunks were used. At most 50,000 are remembered, the newest."""
+        """These chunks were used. Only the newest 50,000 are kept."""
         for key in keys:
             self._keys[key] = None
             self._keys.move_to_end(key)
@@ -57,7 +58,7 @@ class Touches:
             self._keys.popitem(last=False)
 
     async def flush(self) -> None:
-        """Write a touch record, if any chunk was used. Raises StoreError, and keeps the keys."""
+        """Write a touch record if any chunk was used. Raises StoreError; the keys are then kept."""
         if not self._keys:
             return
         keys = list(self._keys)
@@ -79,21 +80,23 @@ class Collector:
         lease: float = 60.0,
         on_removed: OnRemoved = lambda _: None,
     ) -> None:
-        """`bounds` is asked in each round. `lease`: seconds without a change after which another
-        process takes over. `on_removed` gets the keys of the chunks that a round has deleted."""
+        """`bounds` is called in each round. `lease`: seconds without a change after which another
+        process takes the lease over. `on_removed` is called after a round with deletions."""
         self._objects, self._bounds, self._lease = objects, bounds, lease
         self._on_removed = on_removed
         self._holder = uuid.uuid4().hex
-        # The lease of another process: its content, and when it was first seen here.
+        # The lease of another process, and when this process first read this content.
         self._observed: tuple[bytes, float] | None = None
         self._unreferenced: dict[str, float] = {}
         self._uses: dict[str, float] = {}
         self._records_read: set[str] = set()
 
     async def collect(self, now: float | None = None) -> Collection | None:
-        """One round. Returns None without bounds, when this process is not the collector, or not
-        yet, or when the store has no listing. Raises StoreError. `now`: of this process, in
-        seconds."""
+        """Run one round and return what it deleted. Raises StoreError.
+
+        Returns None if there are no bounds, if this process is not the collector (yet), or if the
+        store has no listing. `now`: seconds by the clock of this process.
+        """
         now = time.monotonic() if now is None else now
         if (bounds := self._bounds()) is None:
             return None
@@ -124,26 +127,26 @@ class Collector:
     async def _take_lease(self, now: float) -> bool:
         body = (msgspec.json.encode({"holder": self._holder, "renewal": uuid.uuid4().hex}),)
         try:
-            found = await self._objects.get_tagged(LEASE, 1 << 12)
+            current = await self._objects.get_tagged(LEASE, 1 << 12)
         except ObjectMissing:
             return await self._write_lease(body, None, is_ours=False)
-        lease = bytes(found.data)
+        lease = bytes(current.data)
         is_ours = self._holder.encode() in lease
         if not is_ours:
             if self._observed is None or self._observed[0] != lease:
                 self._observed = (lease, now)
             if now - self._observed[1] < self._lease:
                 return False
-            # What the process before knew about unreferenced data is lost: they wait again.
+            # Taking over: since when data are unreferenced is not known, so they wait again.
             self._unreferenced = {}
-        if found.tag is None:
-            # Without a tag there is nothing to compare.
+        if current.tag is None:
+            # A store without tags has no conditional writes.
             await self._objects.put(LEASE, body)
             return is_ours
-        return await self._write_lease(body, found.tag, is_ours=is_ours)
+        return await self._write_lease(body, current.tag, is_ours=is_ours)
 
     async def _write_lease(self, body: tuple[bytes], tag: str | None, *, is_ours: bool) -> bool:
-        """Write the lease over the one with `tag`. Returns whether this process may act now."""
+        """Replace the lease that has `tag`. Returns whether this process may act in this round."""
         try:
             await self._objects.put_if(LEASE, body, tag)
         except (ObjectExists, ObjectMissing):
@@ -160,7 +163,7 @@ class Collector:
                 record = await self._objects.get(name, _MAX_RECORD)
                 keys = msgspec.json.decode(record, type=list[str])
             except (ObjectMissing, msgspec.MsgspecError):
-                # A damaged record costs precision only.
+                # Without it, chunks only look older than they are.
                 keys = []
             for key in keys:
                 self._uses[key] = max(self._uses.get(key, 0.0), records[name])
@@ -175,7 +178,7 @@ class Collector:
                 await self._objects.delete(name)
                 removed.append(name)
         finally:
-            # Also after a failure: those before it are gone.
+            # Also if a delete failed: the manifests before it are deleted.
             if removed:
                 self._on_removed(removed)
         for name in (*plan.data, *plan.records):

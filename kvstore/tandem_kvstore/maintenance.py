@@ -1,5 +1,5 @@
-"""An engine's part in keeping a namespace within its bounds: touch records and, if elected, the
-collector.
+"""An engine's background task that keeps a namespace within its bounds: it writes touch records
+and, if this engine is elected, collects.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from .stores import ObjectStore
 _log = logging.getLogger(__name__)
 
 TOUCH_SECONDS: Final = 600.0
-"""Seconds between two touch records of an engine. Longer: a chunk that is in use may leave before
-one that is not. Shorter: more small objects."""
+"""Seconds between two touch records of an engine. Longer: a chunk that is in use may be deleted
+before an unused one. Shorter: more small objects."""
 COLLECT_SECONDS: Final = 20.0
-"""Seconds between two rounds of a collector, and looks at the lease."""
+"""Seconds between two rounds of a collector; in each it reads the lease."""
 
 
 class Maintenance:
-    """Background task of one engine. For one event loop."""
+    """Touch records and collector of one engine. For one event loop."""
 
     def __init__(
         self, objects: ObjectStore, bounds: BoundsReader, on_removed: OnRemoved = lambda _: None
     ) -> None:
-        """`on_removed` gets the keys of the chunks that this engine's collector deletes."""
+        """`on_removed` is called with the keys of chunks that this engine's collector deletes."""
         self.touches = Touches(objects)
         self._bounds = bounds
         self._collector = Collector(objects, bounds, on_removed=on_removed)
@@ -55,7 +55,7 @@ class Maintenance:
             collecting.cancel()
 
     async def _flush(self) -> None:
-        # Without bounds no collector reads the records, nor deletes them.
+        # Without bounds no collector would read the records, or delete them.
         if self._bounds() is None:
             return
         try:

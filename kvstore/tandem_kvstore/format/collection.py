@@ -1,9 +1,10 @@
-"""What leaves a namespace, decided from a listing. Pure.
+"""Plans what to delete from a namespace, from a listing of it. Pure.
 
-A chunk leaves when it was not used for the longest allowed time, or as the least recently used
-while the namespace is above its capacity. Its manifest goes first: from then on no load starts.
-Data without a manifest is deleted once it was seen so for the I/O deadline, within which every load
-and every write has ended. So no reader loses what it reads, and no writer what it has written.
+A chunk is deleted when it was not used for the longest allowed time; and while the namespace is
+above its capacity, the least recently used chunk is. The manifest goes first: from then on no load
+of the chunk starts. Data are deleted when they have been without a manifest for the I/O deadline:
+by then every load and every write of the chunk has ended. So no reader loses what it reads, and no
+writer what it has written.
 """
 
 import sys
@@ -25,13 +26,14 @@ class Bounds:
     """Limits of one namespace."""
 
     capacity: int
-    """Bytes of all objects. Above it, chunks leave until 90 % are filled."""
+    """Bytes of all objects. Above it, chunks are deleted until `low_water` of it is filled."""
     max_age: float
-    """Seconds since a chunk was written or last used."""
+    """Seconds since a chunk was written or last used, after which it is deleted."""
     io_deadline: float = 300.0
-    """Seconds that a load or the write of a chunk can take. Shorter than these: a reader finds data
-    missing and computes."""
+    """Seconds that data stay after their manifest. Shorter than the longest load or write: a reader
+    finds data missing and computes."""
     low_water: float = 0.9
+    """Share of the capacity."""
 
     def __str__(self) -> str:
         size = "no limit of bytes" if self.capacity == sys.maxsize else f"{self.capacity} bytes"
@@ -40,16 +42,17 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What to delete now, in this order."""
+    """What to delete now: manifests, then data, then records."""
 
     manifests: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
-    """Touch records that are older than the longest allowed age."""
+    """Touch records older than the longest allowed age."""
     size: int = 0
     """Bytes of all objects before."""
     unreferenced: Mapping[str, float] = field(default_factory=dict)
-    """Data without a manifest, and when it was first seen so: input of the next plan."""
+    """Data without a manifest, by name, and when they were first seen without one: an input of the
+    next plan."""
 
 
 def plan_collection(
@@ -59,8 +62,11 @@ def plan_collection(
     bounds: Bounds,
     now: float,
 ) -> Collection:
-    """`uses`: last use by key. `unreferenced`: from the plan before. All times, also those of the
-    objects and `now`, are by the store's clock."""
+    """The plan for a listing.
+
+    `uses`: time of the last use, by key. `unreferenced`: from the last plan. All times are Unix
+    seconds by the store's clock.
+    """
     manifests: dict[str, ObjectInfo] = {}
     data: dict[str, list[ObjectInfo]] = {}
     records, size = [], 0
@@ -75,17 +81,17 @@ def plan_collection(
             data.setdefault(item.name[:_KEY_LENGTH], []).append(item)
     used = {key: max(item.modified, uses.get(key, 0.0)) for key, item in manifests.items()}
     excess = size - bounds.low_water * bounds.capacity if size > bounds.capacity else 0.0
-    # Data that is already without a manifest leaves in any case.
+    # Data without a manifest are deleted in any case.
     excess -= sum(i.size for key, items in data.items() if key not in manifests for i in items)
     leaving = _leaving(manifests, data, used, now - bounds.max_age, excess)
     first_seen, deleted = {}, []
     for key, items in data.items():
-        # A manifest that is deleted now counts as present: its data waits from the next plan on.
+        # A manifest that this plan deletes still counts: its data wait from the next plan on.
         if key in manifests:
             continue
         for item in items:
             first_seen[item.name] = unreferenced.get(item.name, now)
-            # Written again meanwhile: a writer of the same bytes is about to put its manifest.
+            # If the object was written again, its writer is about to write a manifest for it.
             since = max(first_seen[item.name], item.modified)
             if now - since > bounds.io_deadline:
                 deleted.append(item.name)
@@ -99,7 +105,8 @@ def _leaving(
     oldest: float,
     excess: float,
 ) -> list[str]:
-    """Least recently used chunks: those used before `oldest`, and more until `excess` bytes go."""
+    """Keys of the least recently used chunks: all used before `oldest`, and more until `excess`
+    bytes are deleted."""
     leaving = []
     for key in sorted(used, key=used.__getitem__):
         if used[key] >= oldest and excess <= 0:

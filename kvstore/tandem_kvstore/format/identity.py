@@ -3,9 +3,9 @@
     root  = sha256(identity, cache_salt, adapter)
     key_i = sha256(key_{i-1} + tokens of chunk i + hashes of media in chunk i)
 
-All integers are little-endian and all parts have their length before them, so that keys are equal
-on every machine and in every process, and no two inputs have the same bytes. A key covers all
-tokens before it: equal keys mean equal prefixes on engines whose KV is interchangeable.
+A key covers all tokens up to the end of its chunk: equal keys mean equal prefixes on engines whose
+KV is interchangeable. Integers are little-endian, so keys are equal on every machine. Each part has
+its length before it, so different inputs never give the same bytes.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ from tandem_contract.kv_reference import TENSOR_FORMAT
 
 
 class KvIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything besides the prompt that KV depends on. Two engines with equal values may read each
-    other's KV; one value that differs makes all keys differ."""
+    """Everything besides the prompt that KV depends on. Engines with equal values share KV; if one
+    value differs, all keys differ."""
 
     weights: str
     """Commit of the model's repository, or the hash of all bytes of its weights. Never a name: a
-    model that is fine-tuned under one name would be served another's KV."""
+    fine-tuned model may keep the name, and would then load KV of other weights."""
     dtype: str
     """Data type of the KV cache, `bfloat16` or `fp8_e4m3`."""
     layers: int
@@ -47,7 +47,7 @@ class KvIdentity(msgspec.Struct, frozen=True, kw_only=True):
     overrides: str = ""
     """Canonical JSON of settings that replace the model's own, such as rope scaling."""
     engine: str = ""
-    """Name of the engine, where its KV differs from that of others in the same layout."""
+    """Name of the engine, if its KV differs from other engines' KV in the same layout."""
     format: str = TENSOR_FORMAT
 
     def digest(self) -> str:
@@ -64,12 +64,12 @@ class Prompt(msgspec.Struct, frozen=True):
     adapter: str = ""
     """Hash of the LoRA adapter's weights, never its name; empty: none."""
     media: tuple[tuple[int, str], ...] = ()
-    """Position of the first token and content hash, of each image, audio, or prompt embedding. A
-    prompt with media whose hash is not known must not be stored."""
+    """Position of the first token and content hash of each image, audio or prompt embedding. If a
+    hash is not known, the prompt must not be stored."""
 
 
 def chunk_keys(identity: KvIdentity, prompt: Prompt, limit: int | None = None) -> list[str]:
-    """Keys of the full chunks among the prompt's first `limit` tokens, in their order."""
+    """The keys of the full chunks among the prompt's first `limit` tokens, in order; None: all."""
     size, tokens = identity.chunk_tokens, prompt.token_ids
     end = len(tokens) if limit is None else min(limit, len(tokens))
     previous = hashlib.sha256(

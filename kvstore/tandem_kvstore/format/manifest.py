@@ -3,10 +3,10 @@
     {"checksum": "<XXH3-128 of the bytes of manifest>", "manifest": {…}}
 
 A writer stores the data objects first and the manifest last. The manifest names each data object
-by its content hash, so it describes the bytes of one writer even when two write the same chunk.
+by its checksum, so it describes the bytes of one writer even when two write the same chunk.
 
-The data of a small chunk follow its manifest in the same object, after a line feed and in the order
-of `data`: such a chunk is read and written with one request. JSON has no line feed of its own.
+A small chunk is *inline*: its data follow the manifest in the same object, after a line feed and in
+the order of `data`, so one request reads or writes it. The JSON itself contains no line feed.
 """
 
 from collections.abc import Sequence
@@ -21,27 +21,27 @@ from ..errors import KvRejected, Reason
 from .tensors import Buffer
 
 MAX_MANIFEST: Final = 1 << 17
-"""Bytes of a manifest without data that a reader accepts, and that a look-up reads at most."""
+"""Most bytes of a manifest without data. A look-up reads no more of the object."""
 MAX_GROUPS: Final = 1024
 MAX_INLINE: Final = (1 << 20) + (1 << 14)
-"""Bytes of all data of a chunk, up to which they follow the manifest. More: look-ups without a load
-and refused conditional writes send more for nothing. Less: a small chunk takes two round trips."""
+"""Most bytes of the data of an inline chunk. More: refused conditional writes send more for
+nothing. Less: more small chunks take two round trips."""
 MAX_INLINE_GROUPS: Final = 64
-"""Layer groups of such a chunk, so that a look-up sees the whole manifest."""
+"""Most layer groups of an inline chunk: its manifest must fit into MAX_MANIFEST."""
 
 
 class DataObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One layer group's object."""
+    """The data object of one layer group."""
 
     group: str
     size: int
-    """Bytes, header included."""
+    """Bytes, including the header."""
     content: str
     """XXH3-128 of the bytes."""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One chunk of one writer."""
+    """A chunk as one writer stored it."""
 
     format: str
     identity: str
@@ -52,10 +52,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     token_count: int
     """Tokens from the start of the prompt to this chunk's end."""
     writer: str
-    """Random id of the process that wrote it."""
+    """Random id of the process that wrote the chunk."""
     data: tuple[DataObject, ...]
     is_inline: bool = False
-    """Whether the data follow the manifest; no data objects exist then."""
+    """Whether the data follow the manifest. Then there are no data objects."""
 
     @property
     def size(self) -> int:
@@ -77,24 +77,24 @@ class _Version(msgspec.Struct):
 
 
 def data_name(key: str, group: str, content: str) -> str:
-    """`{prefix_hash}-{group}-{content}`: never the name of a manifest, which has no hyphen."""
+    """`{prefix_hash}-{group}-{content}`. The hyphen tells it from the name of a manifest."""
     return f"{key}-{group}-{content}"
 
 
 def fits_inline(sizes: Sequence[int], limit: int) -> bool:
-    """Whether data objects of these sizes follow their manifest."""
+    """Whether a chunk whose data objects have these sizes is inline; `limit`: most bytes."""
     return sum(sizes) <= min(limit, MAX_INLINE) and len(sizes) <= MAX_INLINE_GROUPS
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The manifest's object, or what precedes the data in it."""
+    """The bytes of the manifest's object; for an inline chunk, those before its data."""
     raw = msgspec.json.encode(manifest)
     signed = msgspec.json.encode(_Signed(_checksum(raw), msgspec.Raw(raw)))
     return signed + b"\n" if manifest.is_inline else signed
 
 
 def inline_data(data: Buffer, manifest: Manifest) -> memoryview:
-    """What follows the manifest in its object `data`. Raises KvRejected when it is too short."""
+    """The data that follow `manifest` in its object. Raises KvRejected if they are truncated."""
     view = memoryview(data).cast("B")
     body = view[_head_size(view) + 1 :]
     if len(body) < manifest.size:
@@ -105,8 +105,8 @@ def inline_data(data: Buffer, manifest: Manifest) -> memoryview:
 def decode_manifest(data: Buffer, key: str, identity: str, previous: str, tokens: int) -> Manifest:
     """The manifest of the chunk `key`, which follows `previous` and ends after `tokens` tokens.
 
-    `data`: its object, or the first bytes of it. Raises KvRejected when the manifest is damaged, of
-    another format, prefix or engine.
+    `data`: the manifest's object, or its first bytes. Raises KvRejected if the manifest is damaged,
+    or if it has another format, prefix or identity.
     """
     view = memoryview(data).cast("B")
     try:
@@ -116,7 +116,7 @@ def decode_manifest(data: Buffer, key: str, identity: str, previous: str, tokens
     if signed.checksum != _checksum(bytes(signed.manifest)):
         raise KvRejected(Reason.CORRUPT, f"the manifest of {key} has a wrong checksum")
     try:
-        # The format first: another one may have other fields.
+        # Check the format first: another format may have other fields.
         if (version := msgspec.json.decode(signed.manifest, type=_Version).format) != TENSOR_FORMAT:
             raise KvRejected(
                 Reason.FORMAT, f"{key} has format {version!r}, this release reads {TENSOR_FORMAT}"
@@ -133,12 +133,12 @@ def decode_manifest(data: Buffer, key: str, identity: str, previous: str, tokens
 
 
 def manifest_keys(names: Sequence[str]) -> set[str]:
-    """Those of the names that are manifests'."""
+    """The names that are manifests'."""
     return {name for name in names if len(name) == 64 and "-" not in name}
 
 
 def _head_size(view: memoryview) -> int:
-    """Bytes before the line feed that ends the manifest, or all."""
+    """Bytes of the manifest: up to the first line feed, else all."""
     head = bytes(view[:MAX_MANIFEST])
     end = head.find(b"\n")
     return len(head) if end < 0 else end

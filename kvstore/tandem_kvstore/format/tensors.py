@@ -1,10 +1,10 @@
-"""Data objects: the tensors of one layer group in safetensors, with where they belong.
+"""Data objects: the tensors of one layer group in the safetensors format.
 
     8 bytes header length | JSON header | tensors, in the header's order
 
-The header is padded with spaces so that tensors start at a multiple of 64 bytes: readers copy them
-without realignment. Its `__metadata__` repeats key, group and identity, for people and for tools
-that look at one object. Written and read here instead of by the library, which copies every tensor.
+The header is padded with spaces so that the tensors start at a multiple of 64 bytes: readers copy
+them without realignment. Its `__metadata__` repeats key, group and identity, for people and tools
+that look at one object. The safetensors library is not used, because it copies every tensor.
 """
 
 import struct
@@ -77,8 +77,8 @@ def header_bytes(group: str, specs: Sequence[TensorSpec], key: str, identity: st
 def content_hash(parts: Sequence[Buffer]) -> str:
     """XXH3-128 of all parts, 32 hexadecimal digits.
 
-    It detects damage and tells two writers' bytes apart at about the speed of memory. A client that
-    may write can replace KV and its hash: the credentials of the store protect it.
+    It detects damage and tells two writers' bytes apart at about the speed of memory. It does not
+    protect against a client that may write to the store and replaces KV and checksum.
     """
     digest = xxhash.xxh3_128()
     for part in parts:
@@ -89,14 +89,13 @@ def content_hash(parts: Sequence[Buffer]) -> str:
 def tensor_views(
     data: Buffer, group: str, specs: Sequence[TensorSpec], key: str, identity: str
 ) -> list[memoryview]:
-    """The tensors' bytes in `data`, whose checksum was verified, in the order of `specs`.
-
-    Raises KvRejected when the header differs from the one that this release writes for them.
+    """The bytes of each tensor in `data`, in the order of `specs`. The checksum of `data` must have
+    been verified. Raises KvRejected if its header is not the one that this release writes.
     """
     view = memoryview(data).cast("B")
     expected = header_bytes(group, specs, key, identity)
     start = len(expected)
-    # Comparing bytes instead of parsing: a header that could be parsed differently is refused.
+    # Compare bytes instead of parsing: a header that parsers could read differently is refused.
     if view[:start] != expected or len(view) != start + sum(spec.size for spec in specs):
         raise KvRejected(
             _difference(view, key, identity), f"data object {group} of {key} has another header"
@@ -109,7 +108,7 @@ def tensor_views(
 
 
 def _difference(view: memoryview, key: str, identity: str) -> Reason:
-    """Which check failed, to count it by."""
+    """The reason for which a header differs."""
     try:
         (length,) = struct.unpack_from("<Q", view)
         if length > _MAX_HEADER:

@@ -1,6 +1,6 @@
-"""Reads and writes a small object, and says in words what is wrong with a store and how to mend it.
+"""Tests a store with a small object, and says what is wrong with it and how to fix that.
 
-For `tandem doctor` and for a start of an engine by hand. No text has a key.
+For `tandem doctor`. No text contains a key.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from .location import Protocol, StoreLocation
 from .stores import ObjectStore, open_store
 
 _SKEW: Final = 300.0
-"""Seconds of difference that S3 stores accept between their clock and the signature's is 900."""
+"""Seconds of clock difference that are reported. S3 stores refuse signatures 900 s off."""
 _SECONDS: Final = 10.0
 """Seconds for all requests of a probe."""
 _CONNECT_SECONDS: Final = 5.0
-"""Seconds for a connection that explains a failure, and for an answer with the store's time."""
+"""Seconds for the connection, or the request for the store's time, that explains a failure."""
 _PAYLOAD: Final = b"tandem doctor"
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What the probe saw."""
+    """The result of a probe; `fix` is empty if there is nothing to do."""
 
     works: bool
     detail: str
     fix: str = ""
     accepts: bool = False
-    """It does not work, but something accepts connections there."""
+    """The store does not work, but its address accepts connections."""
     is_limited: bool = False
-    """It works, but without conditional writes or a listing: the namespace is not collected."""
+    """The store works, but without conditional writes or without a listing."""
 
 
 async def probe_store(location: StoreLocation) -> ProbeResult:
@@ -166,7 +166,7 @@ async def _explain_denial(err: StoreDenied, location: StoreLocation) -> ProbeRes
 
 
 async def _explain_silence(location: StoreLocation) -> ProbeResult:
-    """No answer, or not the whole of one, came in time."""
+    """Explain a timeout: no answer, or only a part of it, came in time."""
     if location.protocol is Protocol.FILE:
         return ProbeResult(
             False,
@@ -185,7 +185,7 @@ async def _explain_silence(location: StoreLocation) -> ProbeResult:
 
 
 async def _explain_connection(location: StoreLocation) -> ProbeResult:
-    """Connect by hand, step by step, to name the step that fails."""
+    """Resolve, connect and start TLS, to name the step that fails."""
     parts = urlsplit(location.host_url)
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -213,7 +213,7 @@ async def _explain_connection(location: StoreLocation) -> ProbeResult:
     except (TimeoutError, OSError) as err:
         reason = "no answer in time"
         if not isinstance(err, TimeoutError):
-            # Without a number where several addresses of the name were tried; the text has them.
+            # After several addresses the error has no number, and its text has all reasons.
             reason = os.strerror(err.errno) if err.errno else str(err)
         return ProbeResult(
             False,
@@ -230,7 +230,7 @@ async def _explain_connection(location: StoreLocation) -> ProbeResult:
 
 async def _clock_skew(location: StoreLocation) -> float | None:
     """Seconds by which the store's clock is ahead, from the header Date; None: not known."""
-    # Unverified: no secret is sent, and the header only words a message.
+    # TLS unverified: no secret is sent, and the header only changes a message.
     try:
         timeout = aiohttp.ClientTimeout(total=_CONNECT_SECONDS)
         async with (

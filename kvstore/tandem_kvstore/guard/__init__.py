@@ -1,3 +1,3 @@
-"""When to load and when to stop asking a store. Pure: the caller passes times in seconds of one
-clock and reports what happened.
+"""Decides when to load and when to stop asking a store. Pure: the caller passes times, in seconds
+of one clock, and reports how requests ended.
 """

@@ -1,10 +1,10 @@
-"""A circuit breaker: after failures in a row, requests leave the store alone until a probe works.
+"""A circuit breaker: after failures in a row no request asks the store until a probe succeeds.
 
     CLOSED ──failures in a row──► OPEN ──cool-down──► HALF_OPEN ──probe succeeds──► CLOSED
                                    ▲                      └──────probe fails──┐
                                    └──────────twice the cool-down─────────────┘
 
-It never stays open: a store that is healthy again is used after one cool-down and one probe.
+It cannot stay open: a store that works again is used after one cool-down and one probe.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class BreakerState(IntEnum):
-    """The numbers are the values of the metric."""
+    """The values are those of the metric."""
 
     CLOSED = 0
     HALF_OPEN = 1
@@ -21,17 +21,17 @@ class BreakerState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BreakerSettings:
-    """When it opens, and for how long."""
+    """When the breaker opens, and for how long."""
 
     failures: int = 3
-    """Failures in a row. 1: a single lost connection stops all loads. More: more requests wait for
-    their deadline before it opens."""
+    """Failures in a row that open it. 1: a single lost connection stops all loads. More: more
+    requests wait until their deadline before it opens."""
     cool_down: float = 1.0
     """Seconds until the first probe. Shorter: a store that is down is probed often."""
     longest: float = 30.0
-    """Seconds that the cool-down grows to. Longer: a store that came back stays unused longer."""
+    """Longest cool-down in seconds. Longer: a store that works again stays unused for longer."""
     probe_timeout: float = 5.0
-    """Seconds after which a probe without a result counts as lost, and another may start."""
+    """Seconds after which another probe may start if this one has no result."""
 
 
 class Breaker:
@@ -59,13 +59,14 @@ class Breaker:
         return True
 
     def record_success(self) -> None:
-        """An operation succeeded. One that began before the breaker opened does not close it."""
+        """A request or a probe succeeded."""
+        # A request that began before the breaker opened does not close it.
         if self.state is not BreakerState.OPEN:
             self.state = BreakerState.CLOSED
             self._failures, self._cool_down = 0, self._settings.cool_down
 
     def record_failure(self, now: float) -> None:
-        """An operation or a probe failed."""
+        """A request or a probe failed."""
         self._failures += 1
         if self.state is BreakerState.HALF_OPEN:
             self._cool_down = min(2 * self._cool_down, self._settings.longest)

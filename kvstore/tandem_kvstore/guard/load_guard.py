@@ -1,23 +1,27 @@
 """Whether a request loads KV, computes it or does both at once, and for how long it may wait.
 
-Predicted seconds, for m chunks that may be stored and t tokens after them, in g layer groups; what
-the engine has of the first chunk already is loaded with it and counts in no C:
+The guard learns C, the seconds to compute tokens, and L, the seconds of a load. It predicts the
+seconds of each way, for m chunks that may be stored, t tokens after them and g layer groups:
 
     COMPUTE   C(m) + C(t)
-    LOAD      L(m) + C(t)                                       at most 0.85 of the deadline
-    LAYERS    L(m)/g + max(L(m) - L(m)/g, C(t))                 likewise
-    BOTH      max(C(k), L(m - k)) + C(t), with the best k       computes k chunks, loads the others
+    LOAD      L(m) + C(t)                                 L(m): at most 0.85 of the deadline
+    LAYERS    L(m)/g + max(L(m) - L(m)/g, C(t))           L(m): at most 0.85 of the deadline
+    BOTH      max(C(k), L(m - k)) + C(t), best k          computes k chunks, loads the others
 
-C and L are the seconds to compute and to load, as the guard has learned them. The deadline of a
-load that computing waits for is half of C(m). BOTH needs none while computing goes on: it takes
-about 1 / (1/C + 1/L). When computing has come to the first loaded chunk, it waits until twice the
-predicted L(m - k) have passed, and for no more than half of what it would take to compute these
-chunks. So no request waits longer than half of the predicted time to compute what it waits for,
-whatever the store does. A store that seems too slow is tried with BOTH, for half of the chunks: at
-first with every request, since a new engine's first loads are slow, and then from time to time.
+Tokens of the first chunk that the engine has already are loaded with it, but not counted in C.
 
-Computing from the front while the rear is loaded is described in Jin et al., "Compute Or Load KV
-Cache? Why Not Both?" (Cake), 2024.
+No request waits longer than half of the predicted time to compute what it waits for, whatever the
+store does. For LOAD and LAYERS this is the deadline: half of C(m). BOTH takes about
+1 / (1/C + 1/L) and has no deadline while it computes. When it has computed all chunks before the
+loaded ones, it waits until twice the predicted L(m - k) has passed, but at most half of what these
+chunks would take to compute.
+
+A store that seems too slow is tried again with BOTH, for half of the chunks: by the first loads of
+a new engine, because those that open connections are slow, and later by one request every RETRY
+seconds.
+
+Computing the front while the rear is loaded: Jin et al., "Compute Or Load KV Cache? Why Not Both?"
+(Cake), 2024.
 """
 
 from bisect import bisect_left
@@ -30,43 +34,44 @@ from .breaker import Breaker, BreakerSettings
 from .rates import TwoTermFit
 
 DEADLINE_SHARE: Final = 0.5
-"""Longest wait for KV, as a share of the predicted time to compute it."""
+"""Longest wait for KV, as a share of the predicted time to compute it. More: requests lose more
+time to a slow store. Less: fewer loads end in time."""
 _HEADROOM: Final = 0.85
-"""Share of the deadline that a predicted load may fill: predictions are medians."""
-_LATE: Final = 2.0
-"""Multiple of its predicted time for which computing waits for a rear. Less: a load that takes a
-little longer than usual is given up, and was for nothing."""
+"""Largest share of the deadline that a predicted load may fill, because some loads take longer."""
+_REAR_WAIT: Final = 2.0
+"""Multiple of a rear's predicted time until which computing waits for it. Less: loads that take a
+little longer than usual are in vain."""
 RETRY: Final = 10.0
-"""Seconds after which a store that was too slow is tried again, by one request."""
-_FIRST: Final = 8
-"""Loads after which the fit is believed, where a trial is with BOTH. Fewer: the slow first ones,
-which open connections, keep an engine from a fast store. More: more requests try a slow one."""
+"""Seconds after which one request tries a store again that was too slow."""
+_TRIALS: Final = 8
+"""First loads of an engine that are tried whatever is predicted, with BOTH. Fewer: the first loads,
+slow because they open connections, keep the engine from a fast store. More: more requests try a
+slow one."""
 _BOTH_GAIN: Final = 0.2
-"""Least share of the time that doing both at once must be predicted to save over loading or
-computing alone. Less: engines compute tokens that they could load a little later, and other
-requests wait for these steps."""
+"""Least share of the time that BOTH must save over loading or computing alone, as predicted. Less:
+engines compute tokens that they could load a little later, and other requests wait for these
+steps."""
 _OVERLAP_GAIN: Final = 0.05
-"""Least share of the time that loading layer by layer must be predicted to save. Less: a load that
-its deadline ends, of which an overlapped one keeps little, costs more than that."""
-_RECOVERED: Final = 0.5
-"""Share of the predicted time below which a load that was tried again shows that the store has
-become faster. More: noise counts as a change. Less: such a store stays unused for minutes."""
-_FAR: Final = 4
-"""Bytes of a load over those of the largest one tried from which the fit says little: it is tried.
-Less: more loads from slow stores. More: a store's delay, which short loads show, is taken for its
-rate longer."""
+"""Least share of the time that LAYERS must save, as predicted. Less: the gain does not make up for
+loads that their deadline ends, of which LAYERS keeps few whole chunks."""
+_RECOVERY: Final = 0.5
+"""A retry that takes less than this share of the predicted time shows that the store has become
+faster. More: noise counts as a change. Less: such a store stays unused for minutes."""
+_LARGER: Final = 4
+"""A load with at least this multiple of the bytes of any load before is tried: the fit knows little
+about it. Less: more loads from slow stores. More: a long delay longer counts as a low rate."""
 _LATENCY: Final = 0.005
 _SECONDS_PER_BYTE: Final = 1 / 500e6
-"""Prior of a store: 5 ms and 500 MB/s, until loads were measured."""
+"""Prior of a store until loads were measured: 5 ms and 500 MB/s."""
 _SECONDS_PER_TOKEN: Final = 1e-3
 _SECONDS_PER_PAIR: Final = 1e-8
-"""Prior of computing: 1,000 tokens a second, until prompts were computed."""
+"""Prior of computing until prompts were measured: 1,000 tokens a second."""
 _LEAST_DEADLINE: Final = 0.002
-"""Seconds: shorter deadlines end before the event loop has run once."""
+"""Shortest deadline in seconds: a shorter one ends before the event loop has run once."""
 
 
 class Way(Enum):
-    """How the KV of stored chunks gets into an engine's blocks; see the module."""
+    """How a request gets the KV of stored chunks; see the module."""
 
     COMPUTE = auto()
     LOAD = auto()
@@ -79,40 +84,40 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """Chunks of a prompt that may be stored."""
+    """Chunks of a prompt that may be stored, and what surrounds them."""
 
     chunks: int
     chunk_tokens: int
     chunk_bytes: int
     context: int
-    """Tokens before them that are cached."""
+    """Cached tokens before the chunks."""
     cached: int = 0
-    """Tokens of the first of them that are cached: loading saves no computing of these."""
+    """Cached tokens of the first chunk: loading them saves no computing."""
     groups: int = 1
-    """Layer groups of a chunk; 1 also where no step may wait for a layer."""
+    """Layer groups of a chunk. 1: LAYERS is not possible."""
     tail: int = 0
-    """Tokens after them."""
+    """Tokens after the chunks."""
     can_do_both: bool = False
-    """Whether the engine can compute the front while the rear is loaded. If not, and if not all
-    chunks can be loaded in time, a load is of as many leading chunks as can."""
+    """Whether the engine can compute the front while the rear is loaded (BOTH). If it cannot, it
+    loads as many leading chunks as are predicted to come in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a request does."""
+    """What a request does with the chunks of a `Hit`."""
 
     chunks: int
-    """Leading chunks that are loaded, or with BOTH also computed; 0: compute all."""
+    """Leading chunks to load, with BOTH to load or compute; 0: compute all."""
     deadline: float
-    """Seconds for look-up and load together; with BOTH, those after which computing does not wait
-    for the load."""
+    """Seconds for look-up and load together. With BOTH, computing waits for the load until so many
+    seconds after the load began."""
     reason: Reason | None = None
     """Why nothing is loaded."""
     way: Way = Way.LOAD
     front: int = 0
-    """With BOTH, leading chunks that are computed."""
+    """With BOTH, leading chunks to compute."""
     patience: float = 0.0
-    """With BOTH, most seconds that computing waits for the load."""
+    """With BOTH, most seconds that computing waits for the load after it computed the front."""
 
 
 class LoadGuard:
@@ -125,11 +130,11 @@ class LoadGuard:
         self.loading = TwoTermFit(_LATENCY, _SECONDS_PER_BYTE)
         self.computing = TwoTermFit(_SECONDS_PER_TOKEN, _SECONDS_PER_PAIR)
         self._last_load = 0.0
-        # Loads that have ended, also of those that the fit has forgotten.
+        # Number of loads that have ended, including those that the fit has forgotten.
         self._ended = 0
         # Bytes of the largest load that was tried.
         self._largest = 0
-        # Whether the next load to end was started to try a slow store again.
+        # Whether a load was started to try a slow store again, and has not ended.
         self._is_retry = False
 
     def compute_seconds(self, tokens: int, context: int) -> float:
@@ -143,20 +148,20 @@ class LoadGuard:
     def observe_load(self, size: int, seconds: float, now: float) -> None:
         """Learn from a load that succeeded."""
         self._largest = max(self._largest, size)
-        # At one load every `retry` seconds, the slow ones would outweigh it for minutes.
-        if self._is_retry and seconds < _RECOVERED * self.loading.predict(1, size):
+        # The samples of the slow store would outweigh one load every `retry` seconds for minutes.
+        if self._is_retry and seconds < _RECOVERY * self.loading.predict(1, size):
             self.loading.forget()
         self._is_retry = False
         self._observe(size, seconds, now)
 
     def observe_slow_load(self, size: int, seconds: float, now: float) -> None:
-        """Learn from a load that its deadline ended: `size` bytes came in all that time."""
+        """Learn from a load that ended at its deadline: only `size` bytes came in `seconds`."""
         self._is_retry = False
-        # At least this slow; without a byte, the delay alone is known.
+        # Without a byte the sample tells only the delay: it is at least `seconds`.
         self._observe(size, seconds, now)
 
     def decide(self, hit: Hit, now: float) -> Decision:
-        """What a request does about chunks that may be stored."""
+        """Choose the way of a request; see the module. `now`: seconds of the caller's clock."""
         if not self.breaker.allows:
             return _compute(Reason.BREAKER_OPEN)
         deadline = DEADLINE_SHARE * self._compute_chunks(hit, hit.chunks)
@@ -164,13 +169,13 @@ class LoadGuard:
             return _compute(Reason.UNPROFITABLE)
         size = hit.chunks * hit.chunk_bytes
         is_half = hit.can_do_both and hit.chunks > 1
-        # With few measurements, and after a while without any, a load tells how fast the store is.
-        is_known = self._ended >= (_FIRST if is_half else 1)
+        # Measure the store: with too few loads, or after `retry` seconds without one.
+        is_known = self._ended >= (_TRIALS if is_half else 1)
         is_due = not is_known or now - self._last_load > self._retry
-        is_trial = is_due or size >= _FAR * self._largest
+        is_trial = is_due or size >= _LARGER * self._largest
         if hit.can_do_both:
             decision = self._best(hit, deadline)
-            # What pays needs no trial. Of an unknown store, the prior tells.
+            # A decision to load measures the store anyway.
             is_trial = is_trial and not decision.chunks
         else:
             decision = self._loadable_prefix(hit, deadline)
@@ -183,8 +188,8 @@ class LoadGuard:
         return Decision(hit.chunks, deadline)
 
     def decide_hand_off(self, hit: Hit, limit: float) -> Decision:
-        """For chunks that another engine has just stored for this request, to be loaded within
-        `limit` seconds whatever the cost model predicts."""
+        """Choose the way for chunks that another engine has just stored for this request: load them
+        within `limit` seconds, whatever is predicted."""
         if not self.breaker.allows:
             return _compute(Reason.BREAKER_OPEN)
         seconds = self._load_chunks(hit, hit.chunks)
@@ -192,14 +197,14 @@ class LoadGuard:
         return Decision(hit.chunks, limit, way=way)
 
     def split(self, hit: Hit, least: int = 0) -> tuple[int, float]:
-        """The number of leading chunks, `least` or more, to compute while the others are loaded, so
-        that both end soonest, and the predicted seconds of both together."""
+        """The best k of BOTH, `least` or more: the number of leading chunks to compute while the
+        others are loaded. Also returns the predicted seconds until both have ended."""
 
         def seconds(front: int) -> float:
             compute = self._compute_chunks(hit, front)
             return max(compute, self._load_chunks(hit, hit.chunks - front))
 
-        # The more are computed, the fewer are loaded: the best is where one overtakes the other.
+        # With k, computing takes longer and loading shorter: the best k is where they cross.
         crossing = bisect_left(
             range(hit.chunks),
             True,
@@ -209,7 +214,8 @@ class LoadGuard:
         return front, seconds(front)
 
     def is_load_sooner(self, tokens: int, context: int, size: int) -> bool:
-        """Whether `size` bytes are loaded before `tokens` after `context` are computed."""
+        """Whether loading `size` bytes is predicted to take less time than computing `tokens` after
+        `context` cached tokens."""
         return self.loading.predict(1, size) < self.compute_seconds(tokens, context)
 
     def _observe(self, size: int, seconds: float, now: float) -> None:
@@ -218,28 +224,28 @@ class LoadGuard:
         self._last_load = now
 
     def _best(self, hit: Hit, deadline: float) -> Decision:
-        """The predicted best for an engine that can do both at once."""
+        """The way with the least predicted time, for an engine that can do BOTH."""
         load, compute = self._load_chunks(hit, hit.chunks), self._compute_chunks(hit, hit.chunks)
         is_in_time = load <= _HEADROOM * deadline
         alone = load if is_in_time else compute
-        # Where loading all would be best but may end too late, the first chunk is computed.
+        # If loading all may end too late, compute at least the first chunk.
         front, both = self.split(hit, least=0 if is_in_time else 1)
         is_both = 0 < front < hit.chunks and both <= (1 - _BOTH_GAIN) * alone
         if is_in_time and self._layers_pay(hit, both if is_both else alone):
             return Decision(hit.chunks, deadline, way=Way.LAYERS)
         if is_both:
-            return self._both(hit, front, _LATE * self._load_chunks(hit, hit.chunks - front))
+            return self._both(hit, front, _REAR_WAIT * self._load_chunks(hit, hit.chunks - front))
         return Decision(hit.chunks, deadline) if is_in_time else _compute(Reason.UNPROFITABLE)
 
     def _both(self, hit: Hit, front: int, late: float) -> Decision:
-        """Compute `front` chunks and load the others, and wait for these for `late` seconds."""
+        """Compute `front` chunks and load the others, which have `late` seconds."""
         compute = self._compute_chunks(hit, hit.chunks) - self._compute_chunks(hit, front)
         patience = DEADLINE_SHARE * compute
         return Decision(hit.chunks, late, way=Way.BOTH, front=front, patience=patience)
 
     def _layers_pay(self, hit: Hit, other: float) -> bool:
-        """Whether loading layer by layer beats another way, which takes `other` seconds and then
-        those of the tokens after the chunks."""
+        """Whether LAYERS beats the best other way, which takes `other` seconds before it computes
+        the tokens after the chunks."""
         if hit.groups < 2 or not self.loading.samples:
             return False
         load = self._load_chunks(hit, hit.chunks)
@@ -248,7 +254,7 @@ class LoadGuard:
         return layered <= (1 - _OVERLAP_GAIN) * (other + tail)
 
     def _loadable_prefix(self, hit: Hit, deadline: float) -> Decision:
-        """As many leading chunks as are predicted to come in time, if that beats computing."""
+        """Load as many leading chunks as are predicted to come in time, if that beats computing."""
         left = _HEADROOM * deadline - self.loading.a
         per_chunk = self.loading.b * hit.chunk_bytes
         count = min(hit.chunks, int(left / per_chunk)) if per_chunk > 0 else hit.chunks
@@ -271,5 +277,5 @@ def _compute(reason: Reason) -> Decision:
 
 
 def _pairs(tokens: int, context: int) -> float:
-    """Pairs of a token and one that it attends to."""
+    """Pairs of a token and a token that it attends to: what attention's time grows with."""
     return tokens * (context + (tokens + 1) / 2)

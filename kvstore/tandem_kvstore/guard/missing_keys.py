@@ -1,14 +1,14 @@
-"""Keys that a store did not have a moment ago. Pure."""
+"""A cache of misses: keys that a store did not have a moment ago. Pure."""
 
 from collections import OrderedDict
 
 
 class MissingKeys:
-    """Keys that the store did not have a moment ago: a bounded cache of misses."""
+    """The newest misses, for some seconds."""
 
     def __init__(self, capacity: int = 65_536, seconds: float = 5.0) -> None:
-        """`seconds`: a miss is believed for so long. Longer: chunks that another engine has stored
-        meanwhile are computed again. Shorter: more look-ups."""
+        """`seconds`: age at which a miss is forgotten. Longer: engines compute chunks that another
+        engine has stored meanwhile. Shorter: more look-ups."""
         self._capacity, self._seconds = capacity, seconds
         self._until: OrderedDict[str, float] = OrderedDict()
 

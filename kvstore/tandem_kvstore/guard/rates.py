@@ -1,13 +1,13 @@
-"""A duration as a sum of two terms, learned from samples.
+"""Learns durations as a sum of two terms.
 
     seconds ≈ a x + b y        a, b ≥ 0
 
 For loads x is 1 and y the bytes: a is the store's delay, b the inverse of its bandwidth. For
-computing x is the tokens and y tokens times context: attention's quadratic term.
+computing x is the number of tokens and y the pairs of attention: its quadratic term.
 
-Weighted least squares of the *relative* error, so that short and long durations count alike. Each
-sample makes the older ones count less. A prior gives the terms' ratio until samples of different
-kinds tell them apart.
+The fit is weighted least squares of the *relative* error, so that short and long durations count
+alike; older samples weigh less. Until samples of different sizes tell the two terms apart, a prior
+gives their ratio.
 """
 
 from collections import deque
@@ -17,12 +17,12 @@ from typing import Final
 
 _SAMPLES: Final = 64
 _AGE: Final = 0.95
-"""Weight of a sample as a multiple of that of the next newer one."""
+"""Weight of a sample, as a multiple of the weight of the next newer one."""
 _RIDGE: Final = 0.01
 """Weight of the prior's ratio, in samples."""
 _OUTLIER: Final = 3.0
-"""Multiple of the median ratio of measured to predicted seconds beyond which a sample counts less:
-one stall must not make a store look slow."""
+"""A sample that is longer or shorter than predicted by more than this factor weighs less: one stall
+must not make a store look slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,17 @@ class _Sample:
 
 
 class TwoTermFit:
-    """Learned a and b. Values are recomputed with each sample: 64 samples take microseconds."""
+    """The learned a and b. Each sample recomputes them, from at most 64 samples."""
 
     def __init__(self, a: float, b: float) -> None:
-        """The prior: positive."""
+        """`a` and `b`: the prior, positive."""
         self._prior = (a, b)
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
         self.a, self.b = a, b
 
     @property
     def samples(self) -> int:
-        """Number of samples that the fit has."""
+        """Number of samples in the fit."""
         return len(self._samples)
 
     def predict(self, x: float, y: float) -> float:
@@ -57,15 +57,16 @@ class TwoTermFit:
             self._fit()
 
     def forget(self) -> None:
-        """Drop all samples: what they measured has changed. The fit stays until the next one."""
+        """Drop all samples, because what they measured has changed. `a` and `b` stay until the next
+        sample."""
         self._samples.clear()
 
     def _fit(self) -> None:
         (a0, b0), samples = self._prior, self._samples
-        # Samples without y say nothing of b: they must not scale its prior.
+        # Samples without y tell nothing about b: they must not scale its prior.
         ratios = [(s.seconds / (a0 * s.x + b0 * s.y), s.y) for s in samples]
         with_y = [ratio for ratio, y in ratios if y]
-        # In multiples of the scaled prior, both unknowns are about 1: one ridge fits both.
+        # In multiples of the scaled prior both unknowns are about 1, so one ridge suits both.
         u = a0 * median(ratio for ratio, _ in ratios)
         v = b0 * (median(with_y) if with_y else 1.0)
         ta = tb = 1.0

@@ -7,8 +7,8 @@
     GET    /{namespace}/?list      one JSON object a line: name, size, modified
     GET    /healthz                200
 
-An object appears whole or not at all. The server has no access control: it belongs into a network
-that only engines reach.
+An object becomes visible as a whole. The server has no access control: run it in a network that
+only engines reach.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _MAX_SEGMENTS: Final = 16
 DEFAULT_MAX_OBJECT: Final = 1 << 30
 DEFAULT_CAPACITY: Final = 100 << 30
 _IDLE: Final = 60.0
-"""Seconds that a client may leave a body unfinished."""
+"""Seconds without a byte after which an upload is given up."""
 
 
 class Conditions(StrEnum):
@@ -41,26 +41,26 @@ class Conditions(StrEnum):
 
     CHECK = "check"
     REFUSE = "refuse"
-    """501, as S3 stores that know the headers and do not implement them."""
+    """Answer 501, as S3 stores that do not implement these headers."""
     IGNORE = "ignore"
-    """Write in any case, as web servers that do not know the headers for PUT."""
+    """Write in any case, as web servers that do not know these headers for PUT."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """What `tandem store` serves."""
+    """Settings of `tandem store`."""
 
     directory: Path
     max_object: int = DEFAULT_MAX_OBJECT
     """Bytes of one object. Too low: chunks of large models are refused with 413."""
     capacity: int = DEFAULT_CAPACITY
-    """Bytes of all objects together. At this size the least recently used chunks are removed."""
+    """Bytes of all objects. Above it the least recently used chunks are removed."""
     max_age: float | None = None
-    """Seconds after which an unused chunk is removed; None: only for space."""
+    """Seconds after which an unused chunk is removed; None: chunks are only removed for space."""
     max_uploads: int = 64
     """Uploads at once; more wait. Each keeps at most 256 KiB in memory."""
     conditions: Conditions = Conditions.CHECK
-    """Anything else is for tests of engines with a store that has no conditional writes."""
+    """Other values are for tests of engines: the server then has no conditional writes."""
 
 
 class StoreServer:
@@ -98,7 +98,7 @@ class StoreServer:
         if not await asyncio.to_thread(file.is_file):
             raise web.HTTPNotFound
         self.capacity.touch(file, time.time())
-        # sendfile, Range, ETag and If-Range are aiohttp's.
+        # aiohttp implements sendfile, Range, ETag and If-Range.
         return web.FileResponse(file, chunk_size=1 << 18)
 
     async def _put(self, request: web.Request) -> web.Response:
@@ -132,7 +132,7 @@ class StoreServer:
         try:
             file = await asyncio.to_thread(store.new_temporary)
         except StoreError as err:
-            raise _answer(err) from err
+            raise _http_error(err) from err
         try:
             with file.open("wb", buffering=0) as stream:
                 received = 0
@@ -144,7 +144,7 @@ class StoreServer:
             existed = target.exists()
             await asyncio.to_thread(store.publish, file, name, *condition)
         except StoreError as err:
-            raise _answer(err) from err
+            raise _http_error(err) from err
         except OSError as err:
             raise _InsufficientStorage from err
         except TimeoutError as err:
@@ -172,7 +172,8 @@ class StoreServer:
         return answer
 
     def _condition(self, request: web.Request) -> tuple[bool, str | None]:
-        """Whether the write has a condition, and the tag; without a tag, no object may be there."""
+        """Whether the write has a condition, and the tag that the present object must have; None:
+        there must be no object."""
         is_new, tag = request.headers.get("If-None-Match") == "*", request.headers.get("If-Match")
         if self._settings.conditions is Conditions.IGNORE or not (is_new or tag):
             return False, None
@@ -187,7 +188,7 @@ class StoreServer:
         return FileStore(self._directory(namespace)), name
 
     def _directory(self, segments: list[str]) -> Path:
-        # Segments that start with a dot or hold a slash would leave the directory.
+        # A segment `..` or with a slash could name a place outside of the directory.
         if len(segments) > _MAX_SEGMENTS or not all(map(_SEGMENT.fullmatch, segments)):
             raise web.HTTPBadRequest(
                 text="a namespace has at most 16 segments of A-Z a-z 0-9 . _ -"
@@ -199,7 +200,7 @@ class _InsufficientStorage(web.HTTPServerError):
     status_code = 507
 
 
-def _answer(err: StoreError) -> web.HTTPException:
+def _http_error(err: StoreError) -> web.HTTPException:
     if isinstance(err, ObjectExists):
         return web.HTTPPreconditionFailed()
     if isinstance(err, StoreFull):

@@ -1,8 +1,8 @@
-"""Bounds of `tandem store`: which objects leave when the directory reaches its size or age limit.
+"""Bounds of `tandem store`: removes chunks when the directory reaches its size or age limit.
 
-Least recently used first, by chunk: a chunk's manifest and data objects leave together, the
-manifest first. Uses are kept in memory and, coarsely, in the files' access times, from which a
-restarted server reads them.
+The least recently used chunk is removed first: its manifest, then its data objects. Times of use
+are kept in memory and, to within five minutes, as the files' access times, which a restarted server
+reads.
 """
 
 import asyncio
@@ -18,46 +18,46 @@ from ..stores.files import FileStore
 
 _SWEEP_SECONDS: Final = 10.0
 _TOUCH_SECONDS: Final = 300.0
-"""Seconds between two writes of a file's access time."""
+"""Least seconds between two writes of a file's access time."""
 _STALE_SECONDS: Final = 3600.0
-"""Age at which a temporary file belongs to a writer that died with an earlier server."""
+"""Seconds after which a temporary file is removed: its writer died with an earlier server."""
 _LOW_WATER: Final = 0.95
-"""Share of the limit that a removal goes down to, so that not every write removes something."""
+"""Share of the limit down to which chunks are removed, so that not every write removes one."""
 
 
 @dataclass(slots=True)
 class _Chunk:
-    """The objects of one chunk, or one object that belongs to none."""
+    """The objects of a chunk, or an object that belongs to no chunk."""
 
     files: dict[Path, int] = field(default_factory=dict)
     used: float = 0.0
     touched: float = 0.0
-    """When the access time was written last."""
+    """When the files' access time was last written."""
 
 
 class Capacity:
-    """Sizes and uses of all objects under one directory. For one event loop."""
+    """Sizes and times of use of all objects below a directory. For one event loop."""
 
     def __init__(self, directory: Path, limit: int, max_age: float | None) -> None:
         self.limit = limit
         self._directory, self._max_age = directory, max_age
         self._chunks: OrderedDict[Path, _Chunk] = OrderedDict()
         self.size = 0
-        # Bytes of uploads that are under way.
+        # Bytes of uploads that are running.
         self._reserved = 0
 
     def scan(self) -> None:
-        """Read what is on the disk; blocking, at the start."""
-        found = []
+        """Read the directory, at the start. Blocks."""
+        files = []
         for folder, _, names in os.walk(self._directory):
             for name in names:
                 file = Path(folder, name)
                 with suppress(OSError):
                     status = file.stat()
                     if not name.startswith("."):
-                        found.append((max(status.st_atime, status.st_mtime), file, status.st_size))
+                        files.append((max(status.st_atime, status.st_mtime), file, status.st_size))
             FileStore(Path(folder)).remove_stale_temporaries(time.time() - _STALE_SECONDS)
-        for used, file, size in sorted(found):
+        for used, file, size in sorted(files):
             self.add(file, size, used)
 
     def add(self, file: Path, size: int, now: float) -> None:
@@ -90,7 +90,8 @@ class Capacity:
                 os.utime(file, (now, file.stat().st_mtime))
 
     async def make_room(self, size: int) -> bool:
-        """Reserve `size` bytes, removing chunks if necessary; False: uploads take all space."""
+        """Reserve `size` bytes for an upload, and remove chunks if necessary. Returns False if
+        other uploads have reserved the space."""
         if self._reserved + size > self.limit:
             return False
         self._reserved += size
@@ -103,7 +104,7 @@ class Capacity:
         self._reserved -= size
 
     async def run(self) -> None:
-        """Remove what is too old, until cancelled."""
+        """Remove chunks that are too old, until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             await self.remove_old(time.time())
@@ -123,8 +124,8 @@ class Capacity:
     async def _remove(self, key: Path) -> None:
         chunk = self._chunks.pop(key)
         self.size -= sum(chunk.files.values())
-        # The manifest, which has the shortest name, first: without it the chunk is invisible.
-        # Readers that have a data object open read it to its end.
+        # The manifest first, whose name is the shortest: without it the chunk is invisible. A
+        # reader that has opened a data object reads it to its end.
         files = sorted(chunk.files, key=lambda file: len(file.name))
         await asyncio.to_thread(_unlink, files)
 

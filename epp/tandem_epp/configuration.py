@@ -6,7 +6,7 @@ line, and the last good configuration stays in force.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -71,10 +71,14 @@ def read(
     return Configuration(router, routing)
 
 
-def log_notices(configuration: Configuration) -> None:
-    """Warn of each part of the file that its user would expect to have an effect."""
+def log_notices(configuration: Configuration, feature_gates: Collection[str] = frozenset()) -> None:
+    """Warn of each part of the file that its user would expect to have an effect.
+
+    `feature_gates`: names of the gates whose entries in the file do not count, because the command
+    line sets them.
+    """
     for notice in configuration.routing.scheduling.notices:
-        if notice.is_lost:
+        if notice.is_lost and notice.gate not in feature_gates:
             _log.warning("%s", notice)
     offloading = configuration.router.kv_cache_index.storage_offloading
     if offloading.enabled and not configuration.routing.scheduling.tokenizers:
@@ -121,16 +125,21 @@ class FileWatch:
 
 
 def reload(
-    file: Path, environ: Mapping[str, str], *, lists_backends: bool = True
+    file: Path,
+    environ: Mapping[str, str],
+    *,
+    lists_backends: bool = True,
+    feature_gates: Collection[str] = frozenset(),
 ) -> Configuration | None:
-    """Like `load`, but logs the error and returns None instead of raising it."""
+    """Like `load`, but logs the error and returns None instead of raising it, and logs the notices;
+    `feature_gates` as for `log_notices`."""
     try:
         configuration = load(file, environ, lists_backends=lists_backends)
     except DocumentError as err:
         _log.error("the configuration was not reloaded, the last good one stays: %s", err)
         return None
     _log.info("%s: reloaded", file)
-    log_notices(configuration)
+    log_notices(configuration, feature_gates)
     return configuration
 
 

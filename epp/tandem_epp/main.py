@@ -327,7 +327,7 @@ def _serve(settings: Settings) -> None:
         plan_keys = load_keys(directory) if directory else {}
     except (DocumentError, ValueError, OSError) as err:
         fail(str(err), status=2)
-    log_notices(configuration)
+    log_notices(configuration, settings.feature_gates)
     if directory is None:
         log_unsent_timeouts(configuration)
     _log.info("the request path is %s", "compiled" if is_compiled() else "not compiled")

@@ -155,7 +155,12 @@ class Service:
         settings = self._settings
         if settings.config is None:
             return
-        new = reload(settings.config, os.environ, lists_backends=settings.lists_backends)
+        new = reload(
+            settings.config,
+            os.environ,
+            lists_backends=settings.lists_backends,
+            feature_gates=settings.feature_gates,
+        )
         if new is not None:
             self._decisions.configuration = new
             self._apply()

@@ -78,6 +78,9 @@ class Settings:
     """Whether a line of the log is a JSON object."""
     subset_hints: bool = True
     """Whether a gateway's list of allowed backends is followed."""
+    feature_gates: frozenset[str] = frozenset()
+    """Names of llm-d's feature gates that the command line sets: the configuration's entries of
+    these gates do not count."""
     peers: tuple[HostPort, ...] = ()
     """Names or addresses of all replicas of this EPP; empty: it is the only one."""
     peer_listen: HostPort = PeerSettings.listen

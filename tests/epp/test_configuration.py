@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.documents import DocumentError
-from tandem_epp.configuration import FileWatch, load, reload, reload_keys
+from tandem_epp.configuration import FileWatch, load, log_notices, reload, reload_keys
 
 GOOD = "backends: [{name: a, url: 'http://10.0.0.1:8000'}]\n"
 
@@ -51,6 +51,21 @@ def test_with_kubernetes_discovery_the_file_must_not_list_backends(tmp_path: Pat
     assert load(written(tmp_path, serving), {}, lists_backends=False).routing.serving.enabled
     with pytest.raises(DocumentError, match=r"router.yaml:1: backends: .* from the cluster"):
         load(written(tmp_path, GOOD), {}, lists_backends=False)
+
+
+def test_a_gate_of_the_command_line_overrides_the_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = GOOD + "featureGates: [flowControl]\nsaturationDetector: {}\n"
+    file = written(tmp_path, text)
+    log_notices(load(file, {}))
+    assert "router.yaml:2: feature gate flowControl has no effect" in caplog.text
+    caplog.clear()
+    log_notices(load(file, {}), {"flowControl"})
+    reload(file, {}, feature_gates={"flowControl"})
+    assert "flowControl" not in caplog.text
+    # The other notices stay.
+    assert caplog.text.count("saturationDetector has no effect") == 2
 
 
 def test_invalid_keys_are_logged_and_valid_ones_loaded(

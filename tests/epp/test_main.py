@@ -83,7 +83,7 @@ def test_flags_have_the_defaults_of_the_settings() -> None:
     # The others are set by several flags together, or only by llm-d's.
     assert defaults.keys() - flags.keys() == {
         *("pods", "tls", "config_text", "metrics_tls", "authorize_metrics", "drain_timeout"),
-        *("tracing", "log_json", "subset_hints"),
+        *("tracing", "log_json", "subset_hints", "feature_gates"),
     }
     for name, flag in flags.items():
         if name not in ("config", "plan_key_dir"):

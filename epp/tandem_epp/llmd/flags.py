@@ -90,8 +90,8 @@ FLAGS: Final = (
     LlmdFlag("config-text", GO_STRING, _WORKS, "the configuration itself", own="config"),
     LlmdFlag(
         FEATURE_GATES, GO_STRINGS, _WORKS,
-        "as `featureGates` in the configuration: an unknown gate is refused, and a warning names"
-        " each whose effect is missing",
+        "as `featureGates` in the configuration, whose entries of the same gates it overrides: an"
+        " unknown gate is refused, and a warning names each whose effect is missing",
     ),
     LlmdFlag(
         "grpc-port", GO_INT, _WORKS, "port of ext_proc; as `--listen`", "9002", own="listen"

@@ -8,7 +8,7 @@ import click
 
 from tandem_contract.go_flags import GO_BOOL, GO_INTS, GO_STRINGS, click_arguments
 
-from ..scheduling.feature_gates import read_gate
+from ..scheduling.feature_gates import last_entries
 from .flags import BY_NAME, FEATURE_GATES, FLAGS, SHORTHANDS, LlmdFlag, Treatment
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,7 +53,7 @@ def log_treatments(values: Mapping[str, Any]) -> None:
         flag = BY_NAME[name]
         if flag.treatment is Treatment.NO_EFFECT:
             _log.warning("--%s has no effect: %s", name, flag.text)
-    for gate in map(read_gate, values.get(FEATURE_GATES, ())):
+    for gate in last_entries(values.get(FEATURE_GATES, ())).values():
         if gate.is_lost:
             _log.warning("--%s: %s has no effect: %s", FEATURE_GATES, gate.name, gate.reason)
 

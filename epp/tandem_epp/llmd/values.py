@@ -19,7 +19,7 @@ from tandem_contract.commandline import HostPort
 from ..backends.inference_pool import GROUP, PoolReference
 from ..backends.pod_backend import PodSelection
 from ..http2.tls import TlsSettings
-from ..scheduling.feature_gates import read_gate
+from ..scheduling.feature_gates import last_entries
 from ..selection import checked_label, checked_selector, checked_subdomain
 from ..settings import Settings
 from .flags import FEATURE_GATES
@@ -55,7 +55,6 @@ def with_values(settings: Settings, values: Values, environ: Mapping[str, str]) 
             authorize_metrics=True,
             drain_timeout=_DRAIN_SECONDS,
         )
-    _check_gates(values)
     settings = _with_configuration(settings, values)
     settings = _with_addresses(settings, values)
     settings = _with_log(settings, values)
@@ -68,6 +67,7 @@ def with_values(settings: Settings, values: Values, environ: Mapping[str, str]) 
         max_body=max(settings.max_body, _size("grpc-max-recv-msg-size", values)),
         tracing=values.get("tracing", settings.tracing),
         subset_hints=not values.get("disable-endpoint-subset-filter", False),
+        feature_gates=_feature_gates(values),
     )
 
 
@@ -97,12 +97,11 @@ def _with_configuration(settings: Settings, values: Values) -> Settings:
     return replace(settings, config_text=text) if text else settings
 
 
-def _check_gates(values: Values) -> None:
-    for gate in values.get(FEATURE_GATES, ()):
-        try:
-            read_gate(gate)
-        except ValueError as err:
-            raise ValueError(f"--{FEATURE_GATES}: {err}") from err
+def _feature_gates(values: Values) -> frozenset[str]:
+    try:
+        return frozenset(last_entries(values.get(FEATURE_GATES, ())))
+    except ValueError as err:
+        raise ValueError(f"--{FEATURE_GATES}: {err}") from err
 
 
 def _with_addresses(settings: Settings, values: Values) -> Settings:

@@ -1,10 +1,11 @@
 """llm-d's feature gates: `featureGates` of the configuration and `--feature-gates`. Pure.
 
 None of them changes what the EPP does: it always does what the others turn on, and has no flow
-control.
+control. As in llm-d the flag's entries follow the configuration's, and the last entry of a gate
+counts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,3 +45,8 @@ def read_gate(text: str) -> FeatureGate:
         raise ValueError(f"{text!r}: write {name}=true or {name}=false")
     is_lost = name == FLOW_CONTROL and value in _TRUE
     return FeatureGate(name, _REASONS[name], is_lost)
+
+
+def last_entries(texts: Iterable[str]) -> dict[str, FeatureGate]:
+    """The entry that counts of each gate in `texts`, by the gate's name. Raises ValueError."""
+    return {gate.name: gate for gate in map(read_gate, texts)}

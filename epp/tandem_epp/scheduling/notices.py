@@ -15,6 +15,8 @@ class Notice:
     reason: str
     is_lost: bool = True
     """Whether its user misses something; False: the EPP does the same without it."""
+    gate: str = ""
+    """The feature gate that it is about; empty: something else."""
 
     @property
     def line(self) -> int:

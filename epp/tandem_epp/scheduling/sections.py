@@ -48,13 +48,18 @@ def section_notices(
 
 
 def _gate_notices(document: Document, gates: Collection[str]) -> Iterator[Notice]:
+    last: dict[str, Notice] = {}
     for i, text in enumerate(gates):
         path = f"featureGates[{i}]"
         try:
             gate = read_gate(text)
         except ValueError as err:
             raise document.error(path, str(err)) from err
-        yield Notice(document.where(path), f"feature gate {gate.name}", gate.reason, gate.is_lost)
+        part = f"feature gate {gate.name}"
+        last[gate.name] = Notice(
+            document.where(path), part, gate.reason, gate.is_lost, gate=gate.name
+        )
+    yield from last.values()
 
 
 def _layer_notices(document: Document, layer: DataLayer) -> Iterator[Notice]:

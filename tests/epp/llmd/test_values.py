@@ -57,7 +57,10 @@ def test_a_pool_brings_llmds_defaults() -> None:
 
 def test_gates_without_an_effect_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     gates = ("--feature-gates=haPopulateNonLeaderDatastore=false,flowControl",)
-    assert settings(*POOL, *gates, "--feature-gates=flowControl=false") == AS_LLMD
+    named = settings(*POOL, *gates, "--feature-gates=flowControl=false").feature_gates
+    assert named == {"haPopulateNonLeaderDatastore", "flowControl"}
+    log_treatments({"feature-gates": ("flowControl=1", "flowControl=0")})
+    assert not caplog.records
     log_treatments({"feature-gates": ("dataLayer", "flowControl=0", "flowControl=1")})
     [record] = caplog.records
     assert record.message.startswith("--feature-gates: flowControl has no effect: the EPP has no")

@@ -123,7 +123,7 @@ class Engine:
         self.step()
         # Computing takes seconds here, so that every load is worth it.
         for _ in range(20):
-            self.scheduler.learn(WorkerReport(computed=[(100, 0, 100.0)]))
+            self.scheduler.add_report(WorkerReport(computed=[(100, 0, 100.0)]))
 
     def step(self, *scheduled: Any) -> set[str]:
         """Run one step; returns the requests whose load has failed."""
@@ -138,7 +138,7 @@ class Engine:
         # These steps compute nothing: learned from, they would shorten the deadlines of loads to
         # milliseconds, which a busy machine does not keep.
         report.computed.clear()
-        self.scheduler.learn(report)
+        self.scheduler.add_report(report)
         return failed
 
     def ask(self, request: FakeRequest, computed: int = 0) -> int:

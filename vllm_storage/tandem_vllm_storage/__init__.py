@@ -7,9 +7,9 @@
                         ├── requests, events     vLLM's requests and KV events
                         ├── worker ──── block_copies  between vLLM's blocks and host memory (torch)
                         ├── stats                     metrics (vLLM)
-                        └── messages, settings        what the sides say to each other, settings
+                        └── messages, settings        what the two sides send; settings
 
-It runs in vLLM's own processes and Python. Only `connector`, `stats`, `requests`, `events` and
-`secondary_tier` import vLLM, only `block_copies` imports torch. Start with docs/vllm-storage.md,
-then `connector`.
+The package runs in vLLM's own processes and Python. Only `connector`, `stats`, `requests`, `events`
+and `secondary_tier` import vLLM, and only `block_copies` imports torch. Start with
+docs/vllm-storage.md, then `connector`.
 """

@@ -1,7 +1,7 @@
 """Copies between vLLM's paged KV cache and host buffers, whole blocks only.
 
-vLLM's layers have any shape and strides: what a backend packs into a block stays as it is. The
-tensors of a chunk are `layer.{i}` [blocks, the block's other dimensions…], contiguous.
+The contents of a block are copied as they are, whatever an attention backend packs into it. The
+tensors of a chunk are `layer.{i}`, shape [blocks, other dimensions of the layer…], contiguous.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +13,10 @@ from tandem_kvstore.client import Groups
 from tandem_kvstore.format.tensors import LayerGroup, TensorSpec
 
 _GROUP_BYTES: Final = 16 << 20
-"""Bytes of a layer group, about. Larger: fewer requests. Smaller: less memory for each load."""
+"""Approximate bytes of a layer group. Larger: fewer requests. Smaller: less memory for each
+load."""
 _SAME_SIZE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of a data type's size: what copies a bit pattern as it is on every device."""
+"""Integer types by size: every device copies their bit patterns unchanged."""
 _NAMES: Final = {
     torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16",
     torch.uint8: "uint8", torch.float8_e4m3fn: "fp8_e4m3", torch.float8_e5m2: "fp8_e5m2",
@@ -27,7 +28,7 @@ class LayoutUnknown(ValueError):
 
 
 class BlockCopies:
-    """The layers of one worker's KV cache, cut into groups of about 16 MiB for each chunk."""
+    """One worker's KV cache, whose layers form groups of about 16 MiB for each chunk."""
 
     def __init__(
         self, layers: Mapping[str, torch.Tensor], num_blocks: int, chunk_blocks: int
@@ -61,8 +62,9 @@ class BlockCopies:
         return len(self._layers)
 
     def fence(self) -> Callable[[], None]:
-        """Waits, on any thread, for what vLLM's thread has given to the device before this call: a
-        step in flight may still use blocks that were freed for a load."""
+        """Returns a function that waits, on any thread, until the device has done what vLLM's
+        thread gave it before this call. A step in flight may still use blocks that were freed for a
+        load."""
         device = self._layers[0].device
         if device.type != "cuda":
             return _nothing
@@ -71,7 +73,7 @@ class BlockCopies:
         return event.synchronize
 
     def read(self, blocks: Sequence[int]) -> tuple[LayerGroup, ...]:
-        """Copy a chunk out of the cache; returns when the copies are complete."""
+        """Copy the chunk in `blocks` out of the cache; returns when the copies are complete."""
         ids = torch.tensor(blocks, device=self._layers[0].device)
         copies = [layer.index_select(0, ids).cpu().contiguous() for layer in self._layers]
         return tuple(
@@ -82,14 +84,14 @@ class BlockCopies:
     def write(
         self, group: str, tensors: Sequence[memoryview], blocks: Sequence[int], first: int
     ) -> None:
-        """Copy a group's tensors into `blocks`, without the first `first` blocks: other requests
-        share these. Returns when the copies are complete."""
+        """Copy a group's tensors into `blocks`, except the first `first` blocks, which other
+        requests may share. Returns when the copies are complete."""
         device = self._layers[0].device
         ids = torch.tensor(blocks[first:], device=device)
         for index, tensor in zip(self._members[group], tensors, strict=True):
             layer = self._layers[index]
             shape = (self._chunk_blocks, *layer.shape[1:])
-            # A bytearray of our own: torch warns of buffers that it must not write to.
+            # A bytearray, because torch warns about read-only buffers.
             rows = torch.frombuffer(bytearray(tensor), dtype=layer.dtype).view(shape)[first:]
             layer.index_copy_(0, ids, rows.to(device))
         if device.type == "cuda":
@@ -101,10 +103,10 @@ def _nothing() -> None: ...
 
 
 def _by_block(name: str, layer: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """The layer as integers with the blocks' dimension first; the same memory."""
+    """A view of the layer as integers, with the dimension of blocks first."""
     layer = layer.detach()
     for dim in range(min(2, layer.dim())):
-        # Attention kernels may cut a block into several of their own.
+        # Attention kernels may split a block into several of their own.
         if layer.shape[dim] % num_blocks == 0 and layer.shape[dim] >= num_blocks:
             ratio = layer.shape[dim] // num_blocks
             if ratio > 1:
@@ -118,14 +120,14 @@ def _by_block(name: str, layer: torch.Tensor, num_blocks: int) -> torch.Tensor:
 
 
 def _order(layer: torch.Tensor) -> str:
-    """The dimensions behind the blocks from the largest stride to the smallest."""
+    """The dimensions after the blocks, from the largest stride to the smallest."""
     strides = layer.stride()
     dims = sorted(range(1, layer.dim()), key=lambda dim: (-strides[dim], dim))
     return "".join(map(str, dims))
 
 
 def _members(sizes: Sequence[int]) -> dict[str, range]:
-    """Consecutive layers of about _GROUP_BYTES under names `000`, `001`, …"""
+    """Groups of consecutive layers of about _GROUP_BYTES, named `000`, `001`, …"""
     starts, filled = [0], 0
     for index, size in enumerate(sizes):
         if filled and filled + size > _GROUP_BYTES:

@@ -5,8 +5,9 @@
      "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
      "kv_connector_extra_config": {"endpoint": "http://store:8080"}}
 
-vLLM makes one object in its scheduler and one in each worker; `SchedulerSide` and `WorkerSide` do
-the work. This module only translates between them and vLLM. Raises StorageConfigError at the start.
+vLLM creates one connector in its scheduler and one in each worker. `SchedulerSide` and `WorkerSide`
+do the work; this module only translates between them and vLLM. The constructor raises
+StorageConfigError.
 """
 
 import logging
@@ -32,7 +33,7 @@ from .events import to_vllm
 from .identity import check_engine, identities, weights_identity
 from .messages import RankLayout, StepOrders, WorkerReport
 from .plan import is_handed_over
-from .requests import RequestReader
+from .requests import VllmRequestReader
 from .scheduler import SchedulerSide
 from .settings import parse_settings
 from .stats import Counts, StoragePromMetrics, StorageStats
@@ -40,20 +41,20 @@ from .worker import WorkerSide
 
 _log = logging.getLogger(__name__)
 
-# MultiConnector finds the class that reads a child's stats by its name only.
+# Registered, because MultiConnector finds the class that reads a child's stats by name only.
 if CONNECTOR not in KVConnectorFactory._registry:
     KVConnectorFactory.register_connector(CONNECTOR, MODULE_PATH, CONNECTOR)
 
 
 class StorageMetadata(KVConnectorMetadata):
-    """StepOrders, as vLLM carries them."""
+    """StepOrders in the form that vLLM sends."""
 
     def __init__(self, orders: StepOrders) -> None:
         self.orders = orders
 
 
 class StorageWorkerMetadata(KVConnectorWorkerMetadata):
-    """WorkerReport, as vLLM carries it."""
+    """WorkerReport in the form that vLLM sends."""
 
     def __init__(self, report: WorkerReport) -> None:
         self.report = report
@@ -64,10 +65,10 @@ class StorageWorkerMetadata(KVConnectorWorkerMetadata):
 
 
 class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
-    """One side of the connector; `role` says which.
+    """One side of the connector, chosen by `role`.
 
-    It supports the hybrid memory allocator in that it leaves it on: models for which the allocator
-    makes several groups are refused by name.
+    SupportsHMA: vLLM then leaves its hybrid memory allocator on. A model for which the allocator
+    makes several KV cache groups is refused at the start.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -91,14 +92,14 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
                 self._settings,
                 self._block,
                 partial(identities, vllm_config, self._settings, weights),
-                RequestReader(self._block, has_events=has_events),
+                VllmRequestReader(self._block, has_events=has_events),
                 self._counts,
                 max_model_len=vllm_config.model_config.max_model_len,
             )
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A chunk that was not saved is computed again: no request waits for a save."""
+        """False: no request waits for a save. A chunk that is not saved is computed again."""
         return False
 
     # The workers' side.
@@ -130,10 +131,10 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.load(self._orders())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are asynchronous: a step computes no request that waits for one."""
+        """Nothing: loads are asynchronous, and a step computes no request that waits for one."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **_: Any) -> None:
-        """Whole chunks are saved after the step."""
+        """Nothing: `wait_for_save` saves whole chunks after the step."""
 
     def wait_for_save(self) -> None:
         if self._worker is not None:
@@ -161,7 +162,7 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        # None would keep a request waiting for which another connector has KV already.
+        # 0 and not None, which would let a request wait whose KV another connector brings.
         if is_handed_over(request.kv_transfer_params):
             return 0, False
         self._side.begin(request)
@@ -186,7 +187,7 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, StorageWorkerMetadata):
-            self._side.learn(meta.report)
+            self._side.add_report(meta.report)
 
     def request_finished(
         self, request: Any, block_ids: list[int]
@@ -201,7 +202,7 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
         return self.request_finished(request, [])
 
     def has_pending_push_work(self) -> bool:
-        """Whether vLLM should go on with empty steps: the end of a save is reported in a step."""
+        """Whether vLLM must go on with empty steps: the end of a save is reported in a step."""
         return self._scheduler is not None and self._scheduler.is_writing
 
     def get_kv_connector_stats(self) -> StorageStats | None:
@@ -257,13 +258,13 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
 
 
 def _minor_version() -> str:
-    from vllm import __version__  # noqa: PLC0415 - as late as possible: vLLM sets it last
+    from vllm import __version__  # noqa: PLC0415 - vLLM sets it last
 
     return ".".join(__version__.split(".")[:2])
 
 
 def _backend(vllm_config: Any) -> str:
-    """Names of the attention backends: each packs a block in its own way."""
+    """Names of the attention backends, because each packs a block in its own way."""
     context = vllm_config.compilation_config.static_forward_context
     names = {
         layer.attn_backend.get_name()

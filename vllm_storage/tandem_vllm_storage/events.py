@@ -1,4 +1,4 @@
-"""vLLM's KV events of chunks: what `StoredChunks` is told, and what vLLM publishes."""
+"""KV events of chunks: made from vLLM's requests for `StoredChunks`, and from there for vLLM."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -9,16 +9,16 @@ from vllm.v1.core import kv_cache_utils
 from .stored_chunks import BlocksRemoved, BlocksStored
 
 MEDIUM: Final = "STORAGE"
-"""vLLM's name. The EPP counts blocks of this medium for the store, not for the pod."""
+"""vLLM's medium of these events. The EPP counts their blocks for the store, not for the pod."""
 
-# In vLLM 0.30 the keys in hashes have no tag that events lack.
+# Removes a tag that keys have in hashes but not in events; vLLM 0.30 has no such tag.
 _untagged: Final[Callable[[Any], Any]] = getattr(kv_cache_utils, "to_event_extra_keys", list)
 
 
 def chunk_blocks(request: Any, start: int, end: int, block: int) -> BlocksStored | None:
     """The blocks of `request` with the tokens from `start` to `end`, multiples of `block` tokens.
 
-    None: the request has no hash of them, as vLLM hashes other lengths than a block.
+    None: the request has no hashes of these blocks, because vLLM hashes another number of tokens.
     """
     hashes = request.block_hashes[: end // block]
     if len(hashes) * block < end or len(request.block_hashes) * block > request.num_tokens:
@@ -45,7 +45,7 @@ def chunk_blocks(request: Any, start: int, end: int, block: int) -> BlocksStored
 
 
 def to_vllm(events: Iterable[BlocksStored | BlocksRemoved]) -> list[KVCacheEvent]:
-    """The events as vLLM publishes them. Without a group: a chunk has the KV of all layers."""
+    """The events in vLLM's types. They name no KV cache group: a chunk has the KV of all layers."""
     return [_to_vllm(event) for event in events]
 
 

@@ -1,8 +1,8 @@
 """What vLLM's KV depends on beside the prompt, as a `KvIdentity` for each worker.
 
-Reads vLLM's configuration objects by attribute, so that it is tested without vLLM. Refuses, by
-name, every setting with which KV of equal keys could differ or could not be moved block by block.
-Errors: `StorageConfigError`, `OSError` when the weights cannot be read.
+Refuses every setting with which KV of equal keys could differ, or could not be moved block by
+block. Reads vLLM's configuration objects by attribute only, so that tests need no vLLM. Errors:
+`StorageConfigError`; `OSError` when the weights cannot be read.
 """
 
 import hashlib
@@ -23,14 +23,11 @@ from .settings import StorageConfigError, StorageSettings
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _ATTENTION: Final = ("FullAttentionSpec", "MLAAttentionSpec")
-"""Kinds of KV cache whose blocks hold all tokens. Others drop or replace blocks."""
+"""Kinds of KV cache whose blocks keep all tokens. Other kinds drop or replace blocks."""
 
 
 def check_engine(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Refuse what the connector cannot serve without ever changing a token.
-
-    Raises StorageConfigError.
-    """
+    """Raise StorageConfigError for a configuration with which loaded KV could change a token."""
     transfer, cache = vllm_config.kv_transfer_config, vllm_config.cache_config
     parallel = vllm_config.parallel_config
     if transfer.kv_load_failure_policy != LOAD_FAILURE_POLICY:
@@ -61,9 +58,9 @@ def check_engine(vllm_config: Any, kv_cache_config: Any) -> None:
 
 
 def weights_identity(vllm_config: Any, settings: StorageSettings) -> str:
-    """Commit of the model's snapshot, or the hash of all bytes of its weights.
+    """The commit of the model's snapshot, or the hash of all bytes of its weights.
 
-    Reads all weights unless their digest is cached. Raises StorageConfigError, OSError.
+    Reads all weights, unless their digest is cached. Raises StorageConfigError, OSError.
     """
     if settings.weights is not None:
         return settings.weights
@@ -77,7 +74,7 @@ def weights_identity(vllm_config: Any, settings: StorageSettings) -> str:
 
 
 def weight_files(directory: Path) -> Sequence[Path]:
-    """Files with weights in a directory. Raises StorageConfigError when there is none."""
+    """The files with weights in a directory. Raises StorageConfigError if there is none."""
     for pattern in _WEIGHTS:
         if files := sorted(directory.glob(pattern)):
             return files
@@ -88,14 +85,15 @@ def weight_files(directory: Path) -> Sequence[Path]:
 
 
 def adapter_hash(directory: Path) -> str:
-    """Hash of a LoRA adapter by its content. Raises OSError, StorageConfigError."""
-    # The configuration has the scale, with which equal weights make other KV.
+    """The hash of a LoRA adapter's content. Raises OSError, StorageConfigError."""
+    # The configuration has the scale: with another one, equal weights give other KV.
     files = [*weight_files(directory), *directory.glob("adapter_config.json")]
     return _files_hash(tuple((file, _version(file)) for file in files))
 
 
 def _version(file: Path) -> tuple[int, ...]:
-    """Not the time alone: tools that unpack an adapter may give each version the same."""
+    """What changes when the file is replaced. The time alone may not: tools that unpack an adapter
+    may give each version the same time."""
     status = file.stat()
     return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
 
@@ -131,7 +129,7 @@ def _identity(
         tensor_parallel=layout.tensor_parallel,
         pipeline_parallel=layout.pipeline_parallel,
         quantization=_quantization(model),
-        # Scales that are computed at run time are refused; those of the checkpoint are weights.
+        # `check_engine` refuses scales that are computed at run time; the checkpoint's are weights.
         kv_scales="checkpoint" if "fp8" in str(vllm_config.cache_config.cache_dtype) else "",
         overrides=_overrides(model),
         engine="vllm",
@@ -143,10 +141,10 @@ def _quantization(model: Any) -> str:
 
 
 def _overrides(model: Any) -> str:
-    """Digest of the model's settings as they are in force, rope scaling for instance, and the data
-    type that it computes in."""
+    """Digest of the model's effective settings, for instance rope scaling, and of the data type in
+    which it computes."""
     config = dict(_plain(model.hf_config.to_dict()))
-    # Where the model lies, and who wrote its configuration, is no property of its KV.
+    # KV does not depend on the model's path, or on the library that wrote its configuration.
     for name in ("_name_or_path", "transformers_version"):
         config.pop(name, None)
     text = json.dumps({"dtype": str(model.dtype), "model": config}, sort_keys=True)
@@ -162,7 +160,7 @@ def _plain(value: Any) -> Any:
 
 
 def _cached_snapshot(model: str, revision: str | None) -> Path:
-    # A library of vLLM's; absent where this module is tested.
+    # A dependency of vLLM, which tests of this module do not have.
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
 
     config = try_to_load_from_cache(model, "config.json", revision=revision)

@@ -1,4 +1,4 @@
-"""What the scheduler's side and the workers' side say to each other, once per step.
+"""What the scheduler's side and the workers' side send each other, once per step.
 
     StepOrders    scheduler → every worker, inside vLLM's KVConnectorMetadata (pickled)
     WorkerReport  worker → scheduler, inside vLLM's KVConnectorWorkerMetadata (pickled)
@@ -15,14 +15,14 @@ from tandem_kvstore.format.identity import KvIdentity
 
 @dataclass(frozen=True, slots=True)
 class RankLayout:
-    """What one worker's KV cache looks like; it knows this only when vLLM has registered it."""
+    """One worker's KV cache. A worker knows it only after vLLM has registered the cache."""
 
     tensor_parallel: tuple[int, int]
     """Rank and size."""
     pipeline_parallel: tuple[int, int]
     """Rank and size."""
     layout: str
-    """Order of the dimensions of each layer, and who packs them."""
+    """Shapes and strides of each layer, vLLM's minor version and attention backend."""
     dtype: str
     layers: int
     chunk_bytes: int
@@ -34,12 +34,12 @@ class RankLayout:
 
     @property
     def ranks(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return self.pipeline_parallel[1] * self.tensor_parallel[1]
 
 
 RankChunks = tuple[tuple[Chunk, ...], ...]
-"""The same chunks with each rank's keys; the index is the rank."""
+"""The same chunks with the keys of each rank, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,10 @@ class LoadOrder:
     request_id: str
     chunks: RankChunks
     blocks: tuple[int, ...]
-    """The blocks of all chunks, in their order."""
+    """The blocks of all chunks, in order."""
     skipped_blocks: int
-    """Leading blocks of the first chunk that the request shares with others: never written."""
+    """Leading blocks of the first chunk that are computed already. They are never written, because
+    other requests may share them."""
     context: int
     """Tokens before the first chunk."""
     deadline: float
@@ -74,11 +75,11 @@ class StepOrders:
     loads: tuple[LoadOrder, ...] = ()
     saves: tuple[SaveOrder, ...] = ()
     identities: tuple[KvIdentity, ...] = ()
-    """By rank; sent until all workers have stopped to report their layouts."""
+    """By rank; sent in every step, because a worker needs its own before its first order."""
     prompt_tokens: int = 0
     """Prompt tokens that this step computes."""
     context: int = 0
-    """Tokens before the longest of this step's prompt chunks."""
+    """Tokens before the longest part of a prompt that this step computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class LoadReport:
     chunks: int
     """Leading chunks that were loaded."""
     is_whole: bool
-    """Whether all that were ordered were: otherwise vLLM computes the request."""
+    """Whether all chunks of the order were loaded. If not, vLLM computes the request."""
     reason: Reason | None
     bytes: int
     seconds: float
@@ -100,9 +101,9 @@ class SaveReport:
     """How a save ended on one worker."""
 
     key: str
-    """Of rank 0."""
+    """Key of the chunk on rank 0."""
     reason: Reason | None
-    """None: it is in the store."""
+    """Why the chunk is not stored; None: it is."""
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class WorkerReport:
     loads: list[LoadReport] = field(default_factory=list)
     saves: list[SaveReport] = field(default_factory=list)
     computed: list[tuple[int, int, float]] = field(default_factory=list)
-    """Prompt tokens of a step, tokens before them, seconds that computing them took."""
+    """Steps: prompt tokens, tokens before them, seconds to compute them."""
 
     def __bool__(self) -> bool:
         return bool(self.layouts or self.loads or self.saves or self.computed)

@@ -1,8 +1,8 @@
-"""What to look up, to load and to save of each request. Pure.
+"""What each request looks up, loads and saves. Pure.
 
-A chunk is saved in the step that completes its KV. The tokens of a chunk must be known to the
-scheduler and final: those of the prompt, and of the answer all but the newest, whose KV the next
-step computes. With speculative decoding, tokens that were not verified are not among them.
+A chunk is saved in the step that completes its KV, if the scheduler knows its tokens and they are
+final. That holds for all tokens of the prompt, and for those of the answer but the newest, whose KV
+the next step computes. Speculated tokens that were not verified are not final.
 """
 
 import re
@@ -17,14 +17,14 @@ from tandem_kvstore.format.identity import Prompt
 from .messages import RankChunks
 
 _CONTENT_HASH: Final = re.compile(r"(?:.*:)?(?:[0-9a-f]{64}|[0-9a-f]{128})", re.DOTALL)
-"""vLLM's identifier of media by their content: a digest in hexadecimals, after the adapter's name
-where an adapter changes how media are encoded. A client may have sent a name of its own instead."""
+"""vLLM's identifier of a media item by its content: a hexadecimal digest, after the adapter's name
+if an adapter changes how media are encoded. A client may send a name of its own instead."""
 REMOTE_PREFILL: Final = "do_remote_prefill"
 """Key of kv_transfer_params: another connector brings this prompt's KV."""
 
 
 class Lookup(StrEnum):
-    """Where a request stands."""
+    """State of a request's look-up and load."""
 
     NEW = "new"
     ASKED = "asked"
@@ -32,12 +32,12 @@ class Lookup(StrEnum):
     FOUND = "found"
     LOADING = "loading"
     OVER = "over"
-    """The answer is 0 until the request ends: nothing to load, or its load failed."""
+    """Nothing to load, or the load failed: the answer is 0 until the request ends."""
 
 
 @dataclass(slots=True)
 class RequestState:
-    """One request, as the scheduler's side knows it."""
+    """What the scheduler's side knows about a request."""
 
     lookup: Lookup = Lookup.NEW
     first_chunk: int = 0
@@ -45,28 +45,28 @@ class RequestState:
     began: int = 0
     """When the look-up began, in `StoredChunks.clock`."""
     found_chunks: int = 0
-    """Leading chunks, from the prompt's first, that the store has."""
+    """Leading chunks of the prompt that are cached or that the store has."""
     deadline: float = 0.0
     """Seconds that the load may take."""
     leg: LoadLeg | None = None
-    """The hand-off that brings the KV; its end is counted as a transfer."""
+    """The decode leg whose KV is not loaded yet; its end is counted as a transfer."""
     look_up_seconds: float = 0.0
-    """Of the hand-off's time, those that the look-up took."""
+    """Seconds that the look-up of a hand-off took."""
     saved_chunks: int = 0
-    """Chunks from the first that were saved, or are in the store already."""
+    """Leading chunks for which a save was considered."""
     chains: RankChunks = ()
-    """The request's chunks as far as they are known, for each rank."""
+    """The request's chunks whose keys were computed so far, by rank."""
 
 
 def external_tokens(state: RequestState, computed: int, chunk_tokens: int) -> int:
-    """Tokens to load after `computed` tokens that are cached locally."""
+    """Tokens to load after `computed` tokens that are in the engine's cache."""
     return max(0, state.found_chunks * chunk_tokens - computed)
 
 
 def first_chunk(computed: int, tokens: int, chunk_tokens: int) -> int | None:
-    """The chunk at which a load begins; None: no full chunk is missing.
+    """The chunk at which a load begins; None: there is nothing to load.
 
-    The last token is computed in any case, so a chunk that would bring only that is not loaded.
+    vLLM always computes the last token, so a chunk is not loaded for that token alone.
     """
     first = computed // chunk_tokens
     if tokens // chunk_tokens <= first or computed >= tokens - 1:
@@ -77,14 +77,14 @@ def first_chunk(computed: int, tokens: int, chunk_tokens: int) -> int | None:
 def savable_tokens(computed: int, scheduled: int, prompt: int, known: int) -> int:
     """Tokens whose KV is complete and final after a step.
 
-    `computed` before the step, `scheduled` in it, `prompt` tokens of the prompt, `known` tokens of
-    the request so far.
+    `computed`: tokens before the step. `scheduled`: tokens in it. `prompt`: tokens of the prompt.
+    `known`: tokens of the request so far.
     """
     return min(computed + scheduled, max(prompt, known - 1))
 
 
 def load_span(computed: int, external: int, block: int, chunk: int) -> tuple[range, int]:
-    """The blocks that a load's chunks lie in, and how many of the first are already computed."""
+    """The blocks of a load's chunks, and how many of the first ones are already computed."""
     start = computed // chunk * chunk
     return range(start // block, (computed + external) // block), (computed - start) // block
 
@@ -99,8 +99,8 @@ def storable_prompt(
 ) -> Prompt | None:
     """What the keys of a prompt depend on; None: KV of this prompt must not be stored.
 
-    `media`: positions and vLLM's identifiers. Under a name that a client chose, another prompt may
-    have another image.
+    `media`: positions and vLLM's identifiers. An identifier that a client chose may stand for
+    another image in another prompt.
     """
     known = [(position, content) for position, content in media if content]
     if has_embeddings or len(known) < len(media):

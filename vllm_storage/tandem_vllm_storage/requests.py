@@ -1,4 +1,4 @@
-"""Reads vLLM's requests for the scheduler's side: what keys depend on, and KV events."""
+"""Reads from vLLM's requests what keys depend on and what KV events contain."""
 
 import logging
 from pathlib import Path
@@ -14,15 +14,15 @@ from .stored_chunks import BlocksStored
 _log = logging.getLogger(__name__)
 
 
-class RequestReader:
-    """`scheduler.Describe` for vLLM's requests."""
+class VllmRequestReader:
+    """`scheduler.RequestReader` for vLLM's own request objects."""
 
     def __init__(self, block_size: int, *, has_events: bool) -> None:
         """`has_events`: whether vLLM publishes KV events."""
         self._block, self._has_events = block_size, has_events
 
     def prompt(self, request: Any) -> Prompt | None:
-        """What the request's keys depend on; None: nothing of it may be stored."""
+        """The part of a request that its keys depend on; None: its KV must not be stored."""
         try:
             lora = request.lora_request
             adapter = adapter_hash(Path(lora.lora_path)) if lora is not None else ""
@@ -39,5 +39,5 @@ class RequestReader:
         )
 
     def blocks(self, request: Any, start: int, end: int) -> BlocksStored | None:
-        """The KV event of its tokens from `start` to `end`; None: there is none."""
+        """The KV event for the request's tokens from `start` to `end`; None: no event."""
         return chunk_blocks(request, start, end, self._block) if self._has_events else None

@@ -1,10 +1,10 @@
-"""The scheduler's side: what each request loads and saves, and what the store is known to have.
+"""The scheduler's side: decides what each request loads and saves.
 
     NEW ──ask──► ASKED ──► FOUND ──blocks allocated──► LOADING ──► NEW     (loaded)
                    └─────► OVER ◄───────────────────────┴ failed, or nothing is stored
 
-vLLM asks in each step in which a request could start. While a look-up runs, the answer is None:
-vLLM goes on with other requests and asks again.
+vLLM asks about a request in each step in which the request could start. While the look-up runs,
+the answer is None: vLLM goes on with other requests and asks again.
 """
 
 import logging
@@ -14,18 +14,24 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from tandem_contract.kv_reference import StoreLeg
-from tandem_kvstore.chunk_store import Chunk, ChunkStore, chunks_of
+from tandem_kvstore.chunk_store import Chunk, chunks_of
 from tandem_kvstore.client import LoadResult, StoreClient
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.identity import KvIdentity, Prompt, chunk_keys
 from tandem_kvstore.guard.load_guard import Decision
-from tandem_kvstore.maintenance import Maintenance
-from tandem_kvstore.stores import open_store
+from tandem_kvstore.open_client import open_client
 
-from .figures import Figures, LookUpObserver
+from .counters import Counters, LookUpObserver
 from .handoff import PrefillLegs, find_named, named_chunks, read_leg
-from .messages import LoadOrder, LoadReport, RankChunks, RankLayout, SaveOrder, StepOrders
-from .messages import WorkerReport as Report
+from .messages import (
+    LoadOrder,
+    LoadReport,
+    RankChunks,
+    RankLayout,
+    SaveOrder,
+    StepOrders,
+    WorkerReport,
+)
 from .plan import Lookup, RequestState, external_tokens, first_chunk, load_span, savable_tokens
 from .settings import StorageSettings
 from .store_thread import StoreThread
@@ -33,35 +39,37 @@ from .stored_chunks import BlocksRemoved, BlocksStored, StoredChunks
 
 _log = logging.getLogger(__name__)
 _LAYOUT_ASKS: Final = 1000
-"""Times that vLLM may ask before the workers have reported: they do so in the first step."""
+"""Answers of None while the workers' first reports are missing, which come in the first step.
+After these, requests start without storage."""
 
 
-class Describe(Protocol):
+class RequestReader(Protocol):
     """Reads vLLM's requests."""
 
     def prompt(self, request: Any) -> Prompt | None:
-        """What the request's keys depend on; None: nothing of it may be stored."""
+        """The part of a request that its keys depend on; None: its KV must not be stored."""
 
     def blocks(self, request: Any, start: int, end: int) -> BlocksStored | None:
-        """The KV event of its tokens from `start` to `end`; None: events are off."""
+        """The KV event for the request's tokens from `start` to `end`; None: no event."""
 
 
 class SchedulerSide:
-    """State of all requests. Its methods are called by vLLM's scheduler, in one thread."""
+    """The state of all requests. vLLM's scheduler calls the methods, in one thread."""
 
     def __init__(
         self,
         settings: StorageSettings,
         block_size: int,
         identify: Callable[[Sequence[RankLayout]], tuple[KvIdentity, ...]],
-        describe: Describe,
-        figures: Figures,
+        reader: RequestReader,
+        counters: Counters,
         *,
         max_model_len: int,
     ) -> None:
-        """`max_model_len`: vLLM's, the tokens of its longest sequence."""
+        """`identify`: the identity of each worker, by rank. `max_model_len`: tokens of vLLM's
+        longest sequence."""
         self._settings, self._block, self._size = settings, block_size, settings.chunk_tokens
-        self._identify, self._describe, self._figures = identify, describe, figures
+        self._identify, self._reader, self._counters = identify, reader, counters
         self._thread = StoreThread()
         self._client: StoreClient | None = None
         self._layouts: dict[int, RankLayout] = {}
@@ -70,7 +78,7 @@ class SchedulerSide:
         self._states: dict[str, RequestState] = {}
         self._look_ups: dict[str, Future[Decision]] = {}
         self._loads: list[LoadOrder] = []
-        # Orders whose load runs, when each began, and the reports of workers where it has ended.
+        # Loads that run: the order, `StoredChunks.clock` at its start, the workers' reports so far.
         self._loading: dict[str, tuple[LoadOrder, int, list[LoadReport]]] = {}
         self._stored = StoredChunks()
         self._prefills = PrefillLegs(
@@ -83,7 +91,7 @@ class SchedulerSide:
         return self._stored.is_saving
 
     def begin(self, request: Any) -> None:
-        """Take a request's part in a hand-off. Again for the same request: no effect."""
+        """Read whether the request is a leg of a hand-off. Later calls for it have no effect."""
         if request.request_id in self._states:
             return
         self._states[request.request_id] = state = RequestState()
@@ -94,13 +102,13 @@ class SchedulerSide:
             state.leg = leg
 
     def is_ready(self) -> bool:
-        """Whether requests may start: before the workers have reported, none could be saved."""
+        """Whether requests may start. Before all workers have reported, nothing could be saved."""
         if self._client is None:
             self._asks_left -= 1
         return self._client is not None or self._asks_left <= 0
 
     def matched_tokens(self, request: Any, computed: int) -> int | None:
-        """Tokens after `computed` that are to be loaded; None: ask again."""
+        """How many tokens after `computed` to load; None: vLLM must ask again."""
         state = self._states.setdefault(request.request_id, RequestState())
         if self._client is None:
             return 0 if self.is_ready() else None
@@ -111,7 +119,7 @@ class SchedulerSide:
         return external_tokens(state, computed, self._size) if state.lookup is Lookup.FOUND else 0
 
     def allocated(self, request: Any, blocks: Sequence[int], external: int) -> None:
-        """vLLM gave a request its blocks; `external` tokens of it are to be loaded."""
+        """vLLM has allocated the request's blocks, into which `external` tokens are loaded."""
         if not external:
             return
         state = self._states[request.request_id]
@@ -132,7 +140,7 @@ class SchedulerSide:
         self._loading[request.request_id] = order, self._stored.clock, []
 
     def orders(self, scheduled: Sequence[tuple[Any, Sequence[int], int, int]]) -> StepOrders:
-        """The orders of a step. `scheduled`: request, its blocks, tokens before and in the step."""
+        """The orders of a step. `scheduled`: request, blocks, tokens before the step and in it."""
         loads, self._loads = tuple(self._loads), []
         saves: list[SaveOrder] = []
         if self._client is not None:
@@ -146,8 +154,8 @@ class SchedulerSide:
             saves += self._saves(request, blocks, computed, count)
         return StepOrders(loads, tuple(saves), self._identities, prompt_tokens, context)
 
-    def learn(self, report: Report) -> None:
-        """Take the workers' reports."""
+    def add_report(self, report: WorkerReport) -> None:
+        """Apply the workers' report of a step."""
         self._layouts.update({layout.rank: layout for layout in report.layouts})
         if self._client is None and len(self._layouts) == next(
             (layout.ranks for layout in self._layouts.values()), -1
@@ -163,19 +171,19 @@ class SchedulerSide:
             self._end_save(save.key, save.reason)
 
     def take_events(self) -> list[BlocksStored | BlocksRemoved]:
-        """The KV events of chunks since the last call."""
+        """The KV events since the last call."""
         return self._stored.take_events()
 
     def finish(self, request_id: str) -> dict[str, Any] | None:
         """Forget a request that has ended; returns the `kv_transfer_params` of its answer."""
         self._states.pop(request_id, None)
-        # Its load goes on, and is reported: vLLM keeps the blocks until then.
+        # A load goes on until it is reported: vLLM keeps the blocks until then.
         if (look_up := self._look_ups.pop(request_id, None)) is not None:
             look_up.cancel()
         return self._prefills.finish(request_id)
 
     def close(self) -> None:
-        """End the thread."""
+        """Close the client and end its thread."""
         self._thread.stop(self._close())
 
     def _advance_look_up(self, request: Any, state: RequestState, computed: int) -> None:
@@ -199,7 +207,7 @@ class SchedulerSide:
             named = state.leg.tandem_kv_reference.token_count // self._size
             if state.found_chunks < named:
                 missing = named - state.found_chunks
-                self._figures.add_not_loaded(missing, decision.reason or Reason.OTHER)
+                self._counters.add_not_loaded(missing, decision.reason or Reason.OTHER)
                 self._fail_transfer(state)
         chunks = self._chunks(request, request.num_tokens)[0]
         for chunk in chunks[state.first_chunk : state.found_chunks]:
@@ -212,10 +220,10 @@ class SchedulerSide:
         first = first_chunk(computed, request.num_tokens, self._size)
         if first is None or self._client is None:
             return None
-        # While the breaker is open there is nothing to wait for, not even one step.
+        # While the breaker is open a request does not wait, not even for one step.
         if not self._client.guard.breaker.allows:
             missing = request.num_tokens // self._size - first
-            self._figures.add_not_loaded(missing, Reason.BREAKER_OPEN)
+            self._counters.add_not_loaded(missing, Reason.BREAKER_OPEN)
             self._fail_transfer(state)
             return None
         chains = self._chunks(request, request.num_tokens)
@@ -234,10 +242,10 @@ class SchedulerSide:
         return self._thread.submit(look_up)
 
     def _fail_transfer(self, state: RequestState) -> None:
-        """Count a hand-off that does not bring what it names, once."""
+        """Count a hand-off that does not bring all KV that it names, once."""
         if state.leg is not None:
             state.leg = None
-            self._figures.add_failed_transfer()
+            self._counters.add_failed_transfer()
 
     def _saves(
         self, request: Any, blocks: Sequence[int], computed: int, count: int
@@ -262,14 +270,14 @@ class SchedulerSide:
         return saves
 
     def _chunks(self, request: Any, limit: int) -> RankChunks:
-        """The request's chunks with each rank's keys; nothing if it must not be stored."""
+        """The full chunks of the first `limit` tokens, by rank; empty if KV must not be stored."""
         state = self._states[request.request_id]
         count = limit // self._size
         if len(state.chains) != len(self._identities) or len(state.chains[0]) < count:
-            prompt = self._describe.prompt(request)
+            prompt = self._reader.prompt(request)
             if prompt is None:
                 return ()
-            # Tokens are only ever appended, so keys that are known stay right.
+            # Tokens are only appended, so known keys stay valid.
             state.chains = tuple(
                 tuple(chunks_of(chunk_keys(identity, prompt, limit), self._size))
                 for identity in self._identities
@@ -282,7 +290,7 @@ class SchedulerSide:
         if order is None or self._client is None or len(reports) < len(self._identities):
             return
         del self._loading[load.request_id]
-        # A chunk is there when all workers have their part of it.
+        # A chunk is loaded when all workers have loaded their part of it.
         worst = min(reports, key=lambda report: report.chunks)
         size = sum(report.bytes for report in reports)
         seconds = max(report.seconds for report in reports)
@@ -291,14 +299,15 @@ class SchedulerSide:
         self._thread.run(self._client.observe_load, [chunk.key for chunk in chunks], result)
         is_whole = worst.chunks == len(chunks)
         if is_whole:
-            self._figures.add_loaded(len(chunks) * self._size, size, seconds)
+            self._counters.add_loaded(len(chunks) * self._size, size, seconds)
         else:
-            self._figures.add_not_loaded(len(chunks), worst.reason or Reason.OTHER)
-            # The request computes it now: save it again if the store lost or damaged it.
+            self._counters.add_not_loaded(len(chunks), worst.reason or Reason.OTHER)
+            # The request computes the chunks now: save them again if the store lost or damaged
+            # them.
             self._stored.remove_lost(chunks[worst.chunks :], worst.reason, began)
         if (state := self._states.get(load.request_id)) is not None:
             self._end_transfer(state, seconds, is_whole=is_whole)
-            # vLLM asks again after a failure, and after a preemption.
+            # vLLM asks again after a failed load, and after a preemption.
             state.lookup = Lookup.NEW if is_whole else Lookup.OVER
 
     def _end_transfer(self, state: RequestState, seconds: float, *, is_whole: bool) -> None:
@@ -306,37 +315,31 @@ class SchedulerSide:
             self._fail_transfer(state)
         elif state.leg is not None:
             state.leg = None
-            self._figures.add_transfer(state.look_up_seconds + seconds)
+            self._counters.add_transfer(state.look_up_seconds + seconds)
 
     def _end_save(self, key: str, reason: Reason | None) -> None:
         if self._stored.end_save(key, is_stored=reason is None):
-            self._figures.add_stored(self._size)
+            self._counters.add_stored(self._size)
             if self._client is not None:
                 self._thread.run(self._client.note_stored, key)
         if reason is not None:
-            self._figures.add_not_stored(reason)
+            self._counters.add_not_stored(reason)
 
     def _prompt_chunks(self, request: Any) -> Sequence[Chunk]:
         chains = self._chunks(request, request.num_prompt_tokens)
         return chains[0] if chains else ()
 
     def _blocks_of(self, request: Any, chunk: Chunk) -> BlocksStored | None:
-        return self._describe.blocks(request, chunk.token_count - self._size, chunk.token_count)
+        return self._reader.blocks(request, chunk.token_count - self._size, chunk.token_count)
 
     async def _open(self, identity: KvIdentity) -> StoreClient:
-        location = self._settings.location()
-        objects = open_store(location)
-        maintenance = None
-        if (bounds := self._settings.bounds_reader()) is not None:
-            maintenance = Maintenance(objects, bounds, self._stored.on_deleted)
-            maintenance.start()
-        return StoreClient(
-            ChunkStore(objects, location, identity),
-            objects,
-            LookUpObserver(self._figures),
-            chunk_tokens=self._size,
+        return open_client(
+            self._settings.location(),
+            identity,
+            LookUpObserver(self._counters),
             chunk_bytes=self._layouts[0].chunk_bytes,
-            maintenance=maintenance,
+            bounds=self._settings.bounds_reader(),
+            on_removed=self._stored.on_deleted,
         )
 
     async def _close(self) -> None:

@@ -4,9 +4,9 @@
        {"type": "TandemSecondaryTier", "module_path": "tandem_vllm_storage.secondary_tier",
         "endpoint": "http://store:8080", "weights": "COMMIT"}]}
 
-The same objects, checksums and circuit breaker as the connector's, in a namespace of its own: the
-keys are vLLM's block hashes, and a chunk has the bytes of all workers in the layout of vLLM's host
-memory. Not run on a GPU. Raises StorageConfigError at the start.
+Objects, checksums and circuit breaker are the connector's; the namespace is another one, because
+the keys are vLLM's block hashes, and a chunk has the bytes of all workers in the layout of vLLM's
+host memory. Not run on a GPU. The constructor raises StorageConfigError.
 """
 
 import asyncio
@@ -29,30 +29,30 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
-from tandem_kvstore.chunk_store import Chunk, ChunkStore
+from tandem_kvstore.chunk_store import Chunk
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.identity import KvIdentity
 from tandem_kvstore.format.tensors import LayerGroup, TensorSpec
 from tandem_kvstore.guard.breaker import BreakerState
-from tandem_kvstore.stores import open_store
+from tandem_kvstore.open_client import open_client
 
 from .settings import StorageConfigError, StorageSettings, parse_settings
 from .store_thread import StoreThread
 
 NAMESPACE: Final = "inference/kv-offload"
-"""Default of kv_namespace: not the connector's, whose chunks have other bytes."""
+"""Default of kv_namespace. Not the connector's, whose chunks have other bytes."""
 _LOOK_UP_SECONDS: Final = 0.25
-"""A look-up that takes longer is a miss. Longer: requests wait for a slow store."""
+"""Seconds after which a look-up is a miss. Longer: requests wait for a slow store."""
 _LOAD_SECONDS: Final = 5.0
-"""Longest load of a chunk. vLLM computes the request when it fails."""
+"""Seconds for the load of a chunk. When it fails, vLLM computes the request."""
 _KNOWN: Final = 1 << 16
-"""Keys that are remembered, stored ones and those that are looked up."""
+"""Most keys that are kept: of stored chunks, and of running look-ups."""
 _GROUP: Final = "000"
 
 
-class NoFigures:
-    """vLLM counts the jobs of a tier itself."""
+class NullObserver:
+    """Ignores everything: vLLM counts the jobs of a tier itself."""
 
     def record_load(self, chunks: int, size: int, seconds: float) -> None: ...
     def record_not_loaded(self, chunks: int, reason: Reason) -> None: ...
@@ -75,7 +75,7 @@ class TandemSecondaryTier(SecondaryTierManager):
         backpressure_detector: Any = None,
         **settings: Any,
     ) -> None:
-        # vLLM 0.30 has no such detectors, and its base class no parameter for one.
+        # vLLM 0.30 has no detectors: its base class has no parameter for one.
         detector = {"backpressure_detector": backpressure_detector} if backpressure_detector else {}
         super().__init__(offloading_spec, primary_kv_view, tier_type, **detector)
         if primary_kv_view.strides is None:
@@ -97,7 +97,7 @@ class TandemSecondaryTier(SecondaryTierManager):
         self._jobs: set[Future[None]] = set()
         self._results: SimpleQueue[JobResult] = SimpleQueue()
         self._has_events = bool(offloading_spec.config.enable_kv_cache_events)
-        # Keys of chunks whose manifests became visible, for KV events.
+        # Keys of chunks that became visible in the store, for KV events.
         self._stored: SimpleQueue[list[bytes]] = SimpleQueue()
 
     def lookup(self, key: bytes, req_context: Any) -> LookupResult:
@@ -105,7 +105,7 @@ class TandemSecondaryTier(SecondaryTierManager):
             return LookupResult.HIT
         if (look_up := self._look_ups.get(key)) is None:
             look_up = self._look_ups[key] = self._thread.submit(self._has(self._chunk(key)))
-            # vLLM does not ask again for a request that was aborted meanwhile.
+            # Bounded: vLLM does not ask again for a request that was aborted meanwhile.
             if len(self._look_ups) > _KNOWN:
                 self._look_ups.popitem(last=False)
         if not look_up.done():
@@ -126,7 +126,7 @@ class TandemSecondaryTier(SecondaryTierManager):
         return [self._results.get() for _ in range(self._results.qsize())]
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """What this tier has stored since the last call. vLLM makes KV events of it."""
+        """What this tier has stored since the last call; vLLM makes KV events of it."""
         stored = [self._stored.get() for _ in range(self._stored.qsize())]
         return [OffloadingEvent(keys, self.medium, removed=False) for keys in stored]
 
@@ -166,7 +166,7 @@ class TandemSecondaryTier(SecondaryTierManager):
             results = await asyncio.gather(*(transfer(self._chunk(key), row) for key, row in pairs))
             successful = [key for (key, _), is_done in zip(pairs, results, strict=True) if is_done]
         finally:
-            # A chunk that could not be transferred is looked up again, not believed.
+            # The store may have lost them: look these chunks up again at the next request.
             for key, _ in pairs:
                 self._known.pop(key, None)
             if self._has_events and successful and not job.is_promotion:
@@ -200,18 +200,11 @@ class TandemSecondaryTier(SecondaryTierManager):
         return count == 1
 
     async def _open(self, settings: StorageSettings) -> StoreClient:
-        location = settings.location()
-        objects = open_store(location)
-        return StoreClient(
-            ChunkStore(objects, location, self._identity),
-            objects,
-            NoFigures(),
-            chunk_tokens=self._identity.chunk_tokens,
-            chunk_bytes=self._row_bytes,
-        )
+        location, size = settings.location(), self._row_bytes
+        return open_client(location, self._identity, NullObserver(), chunk_bytes=size)
 
     def _chunk(self, key: bytes) -> Chunk:
-        """vLLM's hash covers the prompt up to the chunk, so its place needs no chunk before it."""
+        """vLLM's hash covers the prompt up to the chunk, so the chunk needs no `previous` key."""
         name = hashlib.sha256(self._identity.digest().encode() + key).hexdigest()
         return Chunk(name, "", self._identity.chunk_tokens)
 
@@ -230,7 +223,7 @@ async def _copy(row: memoryview, _: int, __: str, tensors: list[memoryview]) -> 
 
 
 def _transfer_bytes(count: int) -> dict[str, int]:
-    """The field of JobResult that vLLM 0.30 has not."""
+    """A field of JobResult that vLLM 0.30 does not have."""
     has_field = any(field.name == "transfer_bytes" for field in fields(JobResult))
     return {"transfer_bytes": count} if has_field else {}
 
@@ -243,7 +236,7 @@ def _identity(config: Any, weights: str, row_bytes: int) -> KvIdentity:
         weights=weights,
         dtype=config.model.dtype,
         layers=len(layers),
-        # The number of bytes and the layout cover what the tier is not told.
+        # Unknown to the tier; the layout below covers them.
         kv_heads=0,
         head_dim=0,
         block_size=config.groups[0].tokens_per_block,

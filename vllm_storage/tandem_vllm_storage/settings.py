@@ -1,6 +1,6 @@
-"""`kv_connector_extra_config` of the connector, as one checked value.
+"""`kv_connector_extra_config` of the connector, checked.
 
-Errors: `StorageConfigError`, without any key of a store in its text.
+Errors: `StorageConfigError`, whose text never contains a store's key.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ class StorageConfigError(ValueError):
 
 
 class StorageSettings(EngineStoreSettings, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Those of the store, and what names the model."""
+    """The settings of the store, and the name of the model's weights."""
 
     endpoint: str
     weights: str | None = None
-    """Commit or digest that names the weights' bytes. None: hash of the model's files. Wrong: this
-    engine uses KV of other weights and answers wrongly."""
+    """Commit or digest of the weights. None: the commit of a snapshot, else the hash of the files.
+    If it is wrong, the engine loads KV of other weights and gives wrong answers."""
 
     def location(self) -> StoreLocation:
         """The store. Raises StorageConfigError."""

@@ -1,4 +1,4 @@
-"""Figures of the connector on vLLM's /metrics page.
+"""The connector's metrics on vLLM's /metrics page.
 
     SchedulerSide ──► Counts ──► StorageStats ──vLLM──► StoragePromMetrics ──► prometheus_client
 
@@ -32,7 +32,7 @@ def _empty() -> dict[str, Any]:
 
 
 class Counts:
-    """What happened since the last `take`. Look-ups count in the store's thread."""
+    """Counts since the last `take`. Locked, because look-ups count in the store's thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -78,7 +78,7 @@ class Counts:
             self._data["failure"] = message
 
     def take(self) -> dict[str, Any] | None:
-        """The figures since the last call; None: nothing happened."""
+        """The counts since the last call; None: nothing happened."""
         with self._lock:
             if self._is_empty:
                 return None
@@ -93,7 +93,7 @@ class Counts:
 
 
 class StorageStats(KVConnectorStats):
-    """Figures of an interval."""
+    """The counts of an interval."""
 
     def reset(self) -> None:
         self.data = _empty()

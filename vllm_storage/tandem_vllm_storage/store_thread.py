@@ -1,4 +1,4 @@
-"""The event loop on which `tandem_kvstore` runs: in a thread, for vLLM's loops are synchronous."""
+"""A thread with the event loop for `tandem_kvstore`, because vLLM's loops are synchronous."""
 
 import asyncio
 import logging
@@ -28,11 +28,11 @@ class StoreThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call `function` in the thread, whose clock `tandem_kvstore` reads."""
+        """Call `function` on the event loop, where `tandem_kvstore` expects to be called."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` and wait for it."""
+        """Run `work` and wait for its result."""
         return self.submit(work).result()
 
     def stop(self, last: Coroutine[Any, Any, None]) -> None:

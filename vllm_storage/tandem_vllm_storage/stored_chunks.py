@@ -1,5 +1,5 @@
-"""Which chunks the store has, as far as this engine knows: it does not save them again, and it
-publishes a KV event when one appears in the store or leaves it. Bookkeeping only: no I/O.
+"""The chunks that this engine knows to be stored. It does not save them again, and publishes a KV
+event when one appears in the store or is deleted. No I/O.
 """
 
 from collections import OrderedDict
@@ -12,12 +12,12 @@ from tandem_kvstore.chunk_store import Chunk
 from tandem_kvstore.errors import Reason
 
 _CAPACITY: Final = 1 << 16
-"""Chunks that are remembered. Fewer: chunks are copied again, and some removals have no event."""
+"""Most chunks that are kept. Fewer: chunks are copied again, and some removals have no event."""
 GONE: Final = frozenset(
     {Reason.MISSING, Reason.TRUNCATED, Reason.CORRUPT}
     | {Reason.SWAPPED, Reason.FOREIGN, Reason.FORMAT}
 )
-"""Why a chunk is not in the store, or cannot be used."""
+"""Reasons that mean that a chunk is not in the store or cannot be used."""
 
 BlockHash = bytes | int
 """vLLM's name of a block in KV events."""
@@ -38,22 +38,22 @@ class BlocksStored:
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """Blocks that the store has no more."""
+    """Blocks that the store no longer has."""
 
     hashes: Sequence[BlockHash]
 
 
 class StoredChunks:
-    """Chunks of one engine that are stored, or that are being saved. For the scheduler's thread,
-    but for `on_deleted`."""
+    """The chunks that are stored or being saved. For the scheduler's thread, except
+    `on_deleted`."""
 
     def __init__(self) -> None:
-        # Hashes of a stored chunk's blocks; None while it is saved.
+        # By chunk, the hashes of its blocks; None while it is being saved.
         self._hashes: OrderedDict[str, Sequence[BlockHash] | None] = OrderedDict()
-        # Of the chunks in `_hashes`, when the last save ended, in `clock`.
+        # By chunk, the value of `clock` when its last save ended.
         self._saved_at: dict[str, int] = {}
         self._ended_saves = 0
-        # Of chunks that are being saved: the event to publish, and how many ranks still write.
+        # By chunk that is being saved, the event to publish and how many ranks still write.
         self._saving: dict[str, tuple[BlocksStored | None, int]] = {}
         self._events: list[BlocksStored | BlocksRemoved] = []
         self._deleted: SimpleQueue[Sequence[str]] = SimpleQueue()
@@ -64,7 +64,8 @@ class StoredChunks:
 
     @property
     def clock(self) -> int:
-        """Number of saves that have ended: when a look-up or a load began, for `remove_lost`."""
+        """Number of saves that have ended. Callers keep it as the time at which a look-up or a load
+        began, for `remove_lost`."""
         return self._ended_saves
 
     @property
@@ -73,17 +74,17 @@ class StoredChunks:
         return bool(self._saving)
 
     def before_saving(self, chunks: Sequence[Chunk]) -> Sequence[Chunk]:
-        """The leading ones of `chunks` of which no worker will report a save."""
+        """The leading ones of `chunks`, up to the first that is being saved."""
         saving = (i for i, chunk in enumerate(chunks) if chunk.key in self._saving)
         return chunks[: next(saving, len(chunks))]
 
     def add_saving(self, key: str, blocks: BlocksStored | None, ranks: int) -> None:
-        """A chunk is being saved by `ranks` workers. `blocks` None: it has no event."""
+        """`ranks` workers save a chunk. `blocks`: its KV event; None: it has none."""
         self._set(key, None)
         self._saving[key] = blocks, ranks
 
     def end_save(self, key: str, *, is_stored: bool) -> bool:
-        """One worker's save has ended. Returns whether the chunk is now stored by all of them."""
+        """One worker's save has ended. Returns whether all workers have now stored the chunk."""
         self._ended_saves += 1
         blocks, ranks = self._saving.pop(key, (None, 1))
         if ranks > 1:
@@ -98,8 +99,8 @@ class StoredChunks:
         return True
 
     def add_found(self, key: str, describe: Callable[[], BlocksStored | None]) -> None:
-        """The store has a chunk, of this engine or of another. This engine publishes its event
-        once: the writer's may be lost, with the writer or for an EPP that started later."""
+        """A look-up found a chunk in the store. Publish its event once, even if another engine
+        wrote the chunk: an EPP that started later has not received the writer's event."""
         if self._hashes.get(key) is not None:
             self._hashes.move_to_end(key)
         elif key not in self._saving:
@@ -110,16 +111,16 @@ class StoredChunks:
         self._deleted.put(keys)
 
     def remove_lost(self, chunks: Sequence[Chunk], reason: Reason | None, began: int) -> None:
-        """A look-up or load of `chunks`, which began at `clock` = `began`, ended at the first of
-        them for `reason`: forget what is unusable, so that it is saved again when a request
-        computes it."""
+        """A look-up or load, which began when `clock` was `began`, ended at the first of `chunks`
+        for `reason`. If they are not usable, forget them: the next request that computes them saves
+        them again."""
         if reason in GONE:
-            # A chunk that was saved since may have been asked for before it was in the store.
+            # A chunk saved since `began` may have been missing only until then.
             keys = [c.key for c in chunks if c.key not in self._saving]
             self._remove([key for key in keys if self._saved_at.get(key, 0) <= began])
 
     def take_events(self) -> list[BlocksStored | BlocksRemoved]:
-        """The events since the last call, in their order."""
+        """The events since the last call, in order."""
         for _ in range(self._deleted.qsize()):
             keys = self._deleted.get()
             self._remove([key for key in keys if key not in self._saving])
@@ -143,6 +144,6 @@ class StoredChunks:
             self._forget(next(iter(self._hashes)))
 
     def _forget(self, key: str) -> Sequence[BlockHash] | None:
-        """Returns the hashes of the chunk's blocks, None if there are none."""
+        """Forget a chunk. Returns the hashes of its blocks; None: not known."""
         self._saved_at.pop(key, None)
         return self._hashes.pop(key, None)

@@ -1,12 +1,12 @@
-"""A worker's side: loads into vLLM's blocks and saves out of them, as the scheduler's side orders.
+"""A worker's side: carries out the loads and saves that the scheduler's side orders.
 
     orders.loads ──► StoreClient.load ──► BlockCopies.write ──► LoadReport, `take_ended_loads`
     orders.saves ──► BlockCopies.read ──► next step ──► StoreClient.store ──► SaveReport
 
-Saves are copied before the step ends, because vLLM may give the blocks to another request after it;
-writing to the store begins with the next step, after this one's tokens were sampled and sent, and
-goes on in the background. A load that was ordered always ends in a report,
-also after its request was aborted: vLLM frees the blocks only then.
+A save copies the chunk before its step ends, because vLLM may then give the blocks to another
+request. Writing begins with the next step, when the tokens of this one have been sampled and sent,
+and runs in the background. Every load ends in a report, even if its request was aborted, because
+vLLM frees the blocks only then.
 """
 
 import asyncio
@@ -18,16 +18,22 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Final, Protocol, TypeVar
 
-from tandem_kvstore.chunk_store import ChunkStore
 from tandem_kvstore.client import Groups, LoadResult, StoreClient
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.identity import KvIdentity
 from tandem_kvstore.format.tensors import LayerGroup
 from tandem_kvstore.guard.breaker import BreakerState
-from tandem_kvstore.stores import open_store
+from tandem_kvstore.open_client import open_client
 
-from .messages import LoadOrder, LoadReport, RankLayout, SaveOrder, SaveReport, StepOrders
-from .messages import WorkerReport as Report
+from .messages import (
+    LoadOrder,
+    LoadReport,
+    RankLayout,
+    SaveOrder,
+    SaveReport,
+    StepOrders,
+    WorkerReport,
+)
 from .settings import StorageSettings
 from .store_thread import StoreThread
 
@@ -39,7 +45,7 @@ _WRITERS: Final = 4
 
 
 class Copies(Protocol):
-    """`BlockCopies`, as this module uses it."""
+    """The part of `BlockCopies` that this module uses."""
 
     groups: Groups
     chunk_bytes: int
@@ -52,7 +58,7 @@ class Copies(Protocol):
 
 
 class _SaveObserver:
-    """Keeps the reason for which the newest chunk was not stored."""
+    """Keeps the reason for which the last chunk was not stored."""
 
     def __init__(self) -> None:
         self.not_stored: Reason = Reason.OTHER
@@ -68,7 +74,7 @@ class _SaveObserver:
 
 
 class WorkerSide:
-    """Loads and saves of one worker. vLLM's thread of the model runner calls its methods."""
+    """Loads and saves of one worker. vLLM's model runner calls the methods, in one thread."""
 
     def __init__(
         self,
@@ -84,18 +90,18 @@ class WorkerSide:
         self._observer = _SaveObserver()
         self._writers = asyncio.Semaphore(_WRITERS)
         self._pending: set[Future[None]] = set()
-        # Filled by the store's thread, emptied by vLLM's; everything else belongs to one of them.
+        # Filled by the store's thread and emptied by vLLM's. No other state is used by both.
         self._ended: SimpleQueue[LoadReport] = SimpleQueue()
         self._saved: SimpleQueue[SaveReport] = SimpleQueue()
         self._pending_bytes = 0
-        # Copies whose writing begins with the next step.
+        # Copied chunks whose write begins with the next step.
         self._copied: list[tuple[StoreClient, SaveOrder, tuple[LayerGroup, ...]]] = []
-        self._report = Report()
+        self._report = WorkerReport()
         self._step_began = 0.0
 
     def begin_step(self) -> None:
-        """A step's computation begins now. vLLM goes on with empty steps while saves wait."""
-        # Not sooner: hashing and sending would delay the sampling of the step that was copied.
+        """A step begins. vLLM goes on with empty steps while saves wait."""
+        # Not in the step of the copy, whose sampling hashing and sending would delay.
         self._start_writing()
         self._step_began = time.monotonic()
 
@@ -110,9 +116,9 @@ class WorkerSide:
             self._thread.submit(self._load(order, fence))
 
     def save(self, orders: StepOrders) -> None:
-        """Copy the chunks that the step has completed. Returns when the copies are complete."""
+        """Copy the chunks that the step has completed; returns when the copies are complete."""
         if orders.prompt_tokens and orders.saves:
-            # The device has computed the step only when its fence is passed.
+            # Wait until the device has computed the step, to measure its time.
             self._copies.fence()()
             seconds = time.monotonic() - self._step_began
             self._report.computed.append((orders.prompt_tokens, orders.context, seconds))
@@ -124,7 +130,7 @@ class WorkerSide:
                 continue
             try:
                 groups = self._copies.read(order.blocks)
-            # No memory for the copy, on the device or the host.
+            # There is no memory for the copy, on the device or the host.
             except (RuntimeError, MemoryError) as err:
                 _log.warning("KV not stored, its copy failed: %s", err)
                 self._report.saves.append(SaveReport(order.chunk[0].key, Reason.OTHER))
@@ -138,17 +144,17 @@ class WorkerSide:
         self._report.loads += ended
         return ended
 
-    def take_report(self) -> Report | None:
-        """What happened since the last report; None: nothing."""
+    def take_report(self) -> WorkerReport | None:
+        """What happened since the last call; None: nothing."""
         self._take_saved()
-        report, self._report = self._report, Report()
-        # Until the scheduler's side has answered with the identities.
+        report, self._report = self._report, WorkerReport()
+        # Repeat the layout until the scheduler's side has sent the identities.
         if self._client is None:
             self._report.layouts.append(self._layout)
         return report or None
 
     def close(self) -> None:
-        """Write what waits, for at most ten seconds, and end the thread."""
+        """Write the chunks that wait, for at most ten seconds, and end the thread."""
         self._start_writing()
         self._thread.stop(self._close())
 
@@ -171,15 +177,8 @@ class WorkerSide:
         return Reason.BUSY if over else None
 
     async def _open(self, identity: KvIdentity) -> StoreClient:
-        location = self._settings.location()
-        objects = open_store(location)
-        return StoreClient(
-            ChunkStore(objects, location, identity),
-            objects,
-            self._observer,
-            chunk_tokens=self._settings.chunk_tokens,
-            chunk_bytes=self._copies.chunk_bytes,
-        )
+        location, size = self._settings.location(), self._copies.chunk_bytes
+        return open_client(location, identity, self._observer, chunk_bytes=size)
 
     async def _load(self, order: LoadOrder, fence: Callable[[], None]) -> None:
         chunks = order.chunks[self._layout.rank]
@@ -216,7 +215,7 @@ class WorkerSide:
         try:
             await asyncio.shield(future)
         except asyncio.CancelledError:
-            # No thread may write into the blocks after the load was reported as ended.
+            # No thread may write into the blocks after the load was reported.
             await asyncio.wait([future])
             raise
 

@@ -1,4 +1,4 @@
-"""What the scheduler's side counts, and what of it its client of the store reports. No I/O."""
+"""The counters of the scheduler's side, and the observer that feeds them from look-ups. No I/O."""
 
 from typing import Protocol
 
@@ -6,8 +6,8 @@ from tandem_kvstore.errors import Reason
 from tandem_kvstore.guard.breaker import BreakerState
 
 
-class Figures(Protocol):
-    """Counts what happens, for the metrics."""
+class Counters(Protocol):
+    """Receives what becomes metrics; `stats.Counts` implements it."""
 
     def add_loaded(self, tokens: int, size: int, seconds: float) -> None: ...
     def add_stored(self, tokens: int) -> None: ...
@@ -20,20 +20,20 @@ class Figures(Protocol):
 
 
 class LookUpObserver:
-    """The look-ups' client counts what it does not find; workers count loads and saves."""
+    """Observer of the scheduler's StoreClient, which only looks up; workers load and save."""
 
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
 
     def record_load(self, chunks: int, size: int, seconds: float) -> None: ...
     def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None: ...
     def record_not_stored(self, reason: Reason) -> None: ...
 
     def record_not_loaded(self, chunks: int, reason: Reason) -> None:
-        self._figures.add_not_loaded(chunks, reason)
+        self._counters.add_not_loaded(chunks, reason)
 
     def record_breaker(self, state: BreakerState) -> None:
-        self._figures.set_breaker(state)
+        self._counters.set_breaker(state)
 
     def record_failure(self, message: str) -> None:
-        self._figures.set_failure(message)
+        self._counters.set_failure(message)

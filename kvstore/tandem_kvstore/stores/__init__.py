@@ -1,6 +1,6 @@
-"""Clients of the three kinds of stores: objects by name in one namespace, bytes in, bytes out.
+"""Clients of three kinds of stores, S3, HTTP and files: objects by name in one namespace.
 
-`open_store` chooses by the location's protocol. No client knows what an object means.
+`open_store` chooses the client by the location's protocol. No client knows what an object means.
 """
 
 from ..location import Protocol, StoreLocation
@@ -12,7 +12,7 @@ __all__ = ["FileStore", "HttpStore", "ObjectInfo", "ObjectStore", "TaggedObject"
 
 
 def open_store(location: StoreLocation) -> ObjectStore:
-    """The store at `location`; nothing is connected yet.
+    """A client of the store at `location`; nothing is connected yet.
 
     Raises LocationError when credentials or the certificate authority cannot be read.
     """

@@ -1,4 +1,4 @@
-"""What `chunk_store` and the collector need from a store."""
+"""The operations that `chunk_store` and the collector need from a store."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from ..format.tensors import Buffer
 
 @dataclass(frozen=True, slots=True)
 class TaggedObject:
-    """An object's bytes and the tag that conditional writes compare."""
+    """An object's bytes, and the tag that conditional writes compare."""
 
     data: Buffer
     tag: str | None
-    """ETag; None where the store has none."""
+    """The ETag; None if the store has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One line of a listing."""
+    """An entry of a listing."""
 
     name: str
     size: int
@@ -30,28 +30,29 @@ class ObjectStore(Protocol):
     """Objects of one namespace. Names have no slash. All methods raise StoreError."""
 
     async def get(self, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
-        """The object's bytes. Raises ObjectMissing, and ObjectTooLarge above `limit` bytes.
+        """The object's bytes. Raises ObjectMissing; ObjectTooLarge if it has more than `limit`.
 
-        `is_cut`: of an object above `limit` bytes, the first `limit` bytes instead of the error.
+        `is_cut`: return the first `limit` bytes of a longer object instead of raising.
         """
 
     async def get_tagged(self, name: str, limit: int) -> TaggedObject:
-        """As `get`, with the object's tag. An S3 store takes longer for it."""
+        """As `get`, with the object's tag. From an S3 store this takes longer."""
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        """Write the object as a whole, replacing any other: readers see all of it or nothing."""
+        """Write the object, or replace it, in one step: readers never see a part of it."""
 
     async def put_if(self, name: str, parts: Sequence[Buffer], tag: str | None) -> None:
-        """Write the object if the present one has `tag`; None: if there is none.
+        """Write the object if the stored one has `tag`; None: if there is no object of this name.
 
-        Raises ObjectExists when that is not so, StoreUnsupported when the store cannot tell.
+        Raises ObjectExists if the condition is not met, StoreUnsupported if the store does not
+        check conditions.
         """
 
     async def delete(self, name: str) -> None:
-        """Remove the object; one that is missing is no error."""
+        """Delete the object. Does nothing if it does not exist."""
 
     def scan(self) -> AsyncIterator[ObjectInfo]:
-        """Every object. Raises StoreUnsupported where the store has no listing."""
+        """List all objects. Raises StoreUnsupported if the store has no listing."""
 
     async def close(self) -> None:
-        """End connections."""
+        """Close the connections."""

@@ -1,8 +1,8 @@
 """A directory as a store: `file://`, and what `tandem store` keeps its objects in.
 
-A write goes to a temporary file beside the object, which then replaces it in one step, so readers
-and crashed writers never leave part of an object under its name. Nothing is flushed to the disk:
-after a power failure an object may be damaged, which its checksum shows.
+A write goes to a temporary file, which then replaces the object in one step: no reader sees, and no
+crashed writer leaves, a part of an object under its name. Nothing is flushed to the disk: after a
+power failure an object may be damaged, and its checksum does not match.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from ..format.tensors import Buffer
 from .base import ObjectInfo, TaggedObject
 
 TEMPORARY: Final = ".tmp-"
-"""Start of the names of files that are being written."""
+"""Prefix of the names of files that are being written."""
 _LOCK: Final = ".lock"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DENIED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class FileStore:
-    """The files of one directory, which is created by the first write."""
+    """The files of one directory. The first write creates it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -60,12 +60,12 @@ class FileStore:
             yield info
 
     async def close(self) -> None:
-        """Nothing is open between calls."""
+        """Nothing to do: no file is open between calls."""
 
     def read(self, name: str, limit: int, is_cut: bool = False) -> TaggedObject:
         """`get`, blocking."""
         with _store_errors(name), (self.directory / name).open("rb", buffering=0) as file:
-            # From one open file: a replaced object keeps its old bytes until it is closed.
+            # Size, tag and bytes from one open file, which a replacement does not change.
             status = os.fstat(file.fileno())
             if status.st_size > limit:
                 if is_cut:
@@ -92,7 +92,7 @@ class FileStore:
             return file
 
     def publish(self, file: Path, name: str, conditional: bool, tag: str | None) -> None:
-        """Make a temporary file the object `name` in one step; a condition is as in `put_if`."""
+        """Make a temporary file the object `name` in one step; `tag`: as in `put_if`."""
         target = self.directory / name
         with _store_errors(name):
             if not conditional:
@@ -142,12 +142,12 @@ class FileStore:
                     _write_all(stream.fileno(), part)
             yield file
         finally:
-            # After a rename it is gone already.
+            # After a rename it does not exist.
             file.unlink(missing_ok=True)
 
 
 def tag_of(status: os.stat_result) -> str:
-    """A tag that changes with every write, as aiohttp's file responses make it."""
+    """A tag that changes with every write, equal to the ETag of aiohttp's FileResponse."""
     return f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
 
 

@@ -1,7 +1,7 @@
 """A plain HTTP store: GET, PUT and DELETE of `{endpoint}/{kv_namespace}/{name}`.
 
 Conditional writes use If-None-Match and If-Match. A listing is `GET {kv_namespace}/?list`, which
-`tandem store` answers; other servers have none, and bound their contents themselves.
+`tandem store` answers. A server without listing must bound its contents itself.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ _ERRORS: Final[dict[int, type[StoreError]]] = {
     507: StoreFull,
 }
 _PIECE: Final = 1 << 18
-"""Bytes that a body is sent in. Smaller: more CPU. Larger: more copies wait in the socket."""
+"""Bytes of a piece of a body that is sent. Smaller: more CPU. Larger: more memory in the socket."""
 
 
 class _Entry(msgspec.Struct):
@@ -109,14 +109,14 @@ class HttpStore:
         headers = {"Range": f"bytes=0-{limit - 1}"} if is_cut else None
         async with self._request("GET", name, headers=headers) as answer:
             size = answer.content_length
-            # A server may ignore the range.
+            # A server may ignore the range and send the whole object.
             if size is not None and is_cut:
                 size = min(size, limit)
             if size is None or size > limit:
                 raise ObjectTooLarge(f"{name} has {size} bytes, at most {limit} expected")
             data = bytearray(size)
             filled = 0
-            # Into one buffer: joining the pieces at the end would take the memory twice.
+            # One buffer: joining pieces at the end would take the memory twice.
             async for piece in answer.content.iter_any():
                 data[filled : filled + len(piece)] = piece[: size - filled]
                 filled += len(piece)
@@ -126,7 +126,7 @@ class HttpStore:
 
     async def _put(self, name: str, parts: Sequence[Buffer], headers: dict[str, str]) -> None:
         size = sum(memoryview(part).nbytes for part in parts)
-        # A length instead of chunks: a server can refuse a body that is too large before it comes.
+        # Content-Length, not chunked: the server can refuse a large body before it is sent.
         headers = {**headers, "Content-Length": str(size)}
         async with self._request("PUT", name, data=_pieces(parts), headers=headers):
             pass
@@ -141,7 +141,7 @@ class HttpStore:
         headers: dict[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
-            # Compressed answers have no known length, and KV does not compress.
+            # Uncompressed: the length is then known, and KV does not compress.
             self._session = aiohttp.ClientSession(
                 timeout=self._timeout,
                 headers={"Accept-Encoding": "identity"},
@@ -151,7 +151,7 @@ class HttpStore:
             )
         url = self._base.with_query("list") if name == "?list" else self._base / name
         try:
-            # No redirects: they could lead to a host that is not configured.
+            # No redirects, which could lead to a host that is not configured.
             async with self._session.request(
                 method, url, data=data, headers=headers, allow_redirects=False
             ) as answer:
@@ -166,15 +166,12 @@ class HttpStore:
 
 
 def _reason(err: aiohttp.ClientError | OSError) -> str:
-    """Why the store did not answer.
-
-    Without the error's text, which may quote headers of the answer.
-    """
+    """Why the store did not answer, without the error's text, which may quote headers."""
     if isinstance(err, aiohttp.ClientConnectorDNSError):
         return "the host name of the store is not known"
     if isinstance(err, aiohttp.ServerDisconnectedError):
         return "the store closed the connection"
-    # A TLS error has an errno of its own kind.
+    # The errno of a TLS error is not the system's.
     if isinstance(err, aiohttp.ClientSSLError) or not isinstance(err, OSError) or not err.errno:
         return type(err).__name__
     return f"no connection to the store: {os.strerror(err.errno)}"
@@ -185,5 +182,5 @@ async def _pieces(parts: Sequence[Buffer]) -> AsyncIterator[Buffer]:
         view = memoryview(part).cast("B")
         for start in range(0, len(view), _PIECE):
             yield view[start : start + _PIECE]
-            # The writer waits for the socket only when it is full: others must run meanwhile.
+            # aiohttp waits only for a full socket; let other tasks run after each piece.
             await asyncio.sleep(0)

@@ -1,7 +1,8 @@
 """An S3 store through obstore: SigV4, multipart uploads, path or virtual-host style.
 
-Payloads are not signed: KV has its own checksum, and hashing each byte once more would cost more
-than sending it. obstore's retries are off: `guard` decides what a failure means, within a deadline.
+Payloads are not signed: KV has its own checksum, and hashing each byte once more would take longer
+than sending it. obstore does not retry: the client has a deadline, and the circuit breaker counts
+each failure.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MULTIPART: Final = 64 << 20
-"""Bytes above which an upload has several parts. One part needs one request instead of three."""
+"""Bytes above which an upload has several parts. With one part it takes one request, not three."""
 _FULL_CODES: Final = (
     "QuotaExceeded",
     "InsufficientStorage",
@@ -58,13 +59,13 @@ _DENIED_CODES: Final = (
     "RequestTimeTooSkewed",
     "XAdminUserNotFound",
 )
-"""Starts of S3's codes of errors; some stores answer 400 with them. The last one is versitygw's 404
-to an access key that it does not know."""
+"""Prefixes of S3 error codes, which some stores send with status 400. versitygw sends the last one,
+with status 404, for an unknown access key."""
 _STATUS: Final = re.compile(r"Server returned non-2xx status code: (\d{3})")
-"""The status of an answer in obstore's text of an error. Elsewhere in the text the same digits are
-those of a duration, a port or a key."""
+"""The status in the text of an obstore error. Elsewhere in the text such digits may belong to a
+duration, a port or a key."""
 _SECONDS_OF_CREDENTIALS: Final = 1.0
-"""Least seconds between two looks at the files of the credentials."""
+"""Least seconds between two checks of the credentials' files."""
 
 
 class S3Store:
@@ -124,12 +125,12 @@ class S3Store:
             async for batch in obstore.list(self._store(), self._prefix or None):
                 for meta in batch:
                     name = meta["path"].removeprefix(self._prefix)
-                    # Another namespace below this one is not ours.
+                    # Skip other namespaces below this one.
                     if "/" not in name:
                         yield ObjectInfo(name, meta["size"], meta["last_modified"].timestamp())
 
     async def close(self) -> None:
-        """obstore closes its connections when the client is collected."""
+        """Nothing: obstore closes its connections when Python deletes the client."""
 
     async def _put(self, name: str, parts: Sequence[Buffer], mode: "obstore.PutMode") -> None:
         body = parts[0] if len(parts) == 1 else b"".join(parts)
@@ -140,20 +141,21 @@ class S3Store:
                 self._prefix + name,
                 cast(bytes, body),
                 mode=mode,
-                # A condition and several parts exclude each other.
+                # S3 has no conditional upload of several parts.
                 use_multipart=len(body) > _MULTIPART and mode == "overwrite",
                 chunk_size=_MULTIPART // 4,
             ),
         )
 
     async def _send(self, what: str, request: Callable[[obstores.S3Store], Awaitable[T]]) -> T:
-        """Send a request; once more, if it was denied and the credentials' files have changed."""
+        """Send a request. If it is denied and the credentials' files have changed, send it
+        again."""
         client = self._store()
         try:
             with _store_errors(what):
                 return await request(client)
         except StoreDenied:
-            # Keys may be revoked in the second before the next look at the files.
+            # Keys may be revoked in the second before the next check of the files.
             self._next_look = 0.0
             if (fresh := self._store()) is client:
                 raise
@@ -161,12 +163,12 @@ class S3Store:
             return await request(fresh)
 
     def _store(self) -> obstores.S3Store:
-        """The client, made anew when the credentials' files have changed."""
+        """The client; a new one if the credentials' files have changed."""
         now = asyncio.get_running_loop().time()
         if now >= self._next_look and self._key_files is not None:
             self._next_look = now + _SECONDS_OF_CREDENTIALS
             if self._key_files.stamp() != self._stamp:
-                # While the files are being replaced, the old keys may still be valid.
+                # While the files are being replaced, go on with the old keys.
                 with suppress(LocationError):
                     self._client = self._new_client()
         return self._client
@@ -175,7 +177,7 @@ class S3Store:
         location = self._location
         config: S3Config = {
             "endpoint": location.host_url,
-            # What is not set here, the library takes from the environment: this one goes first.
+            # obstore reads unset options from the environment, and prefers this one.
             "aws_endpoint_url_s3": location.host_url,
             "region": location.region,
             "virtual_hosted_style_request": location.virtual_host_style,
@@ -186,8 +188,8 @@ class S3Store:
         provider = None
         if (keys := self._keys()) is not None:
             config["skip_signature"] = False
-            # Not in `config`: without a token there, the environment's would be sent with these
-            # keys, and an empty one is sent as an empty header, which R2 and AWS refuse.
+            # A provider, because `config` cannot say "no session token": obstore would send the
+            # environment's, or for an empty one an empty header, which R2 and AWS refuse.
             provider = keys.credential
         options: ClientConfig = {
             "allow_http": location.endpoint.startswith("http://"),
@@ -207,15 +209,15 @@ class S3Store:
     def _keys(self) -> Keys | None:
         """The keys to sign with; None: obstore finds them."""
         if self._key_files is not None:
-            # Before the keys: a change in between is then noticed at the next look.
+            # The stamp before the keys: the next check then notices a change in between.
             stamp = self._key_files.stamp()
             keys = self._key_files.read()
             self._stamp = stamp
             return keys
-        stated = self._location.credentials
-        if stated is None or not stated.access_key:
+        credentials = self._location.credentials
+        if credentials is None or not credentials.access_key:
             return None
-        return Keys(stated.access_key, stated.secret_key, Secret(""))
+        return Keys(credentials.access_key, credentials.secret_key, Secret(""))
 
 
 def _too_large(name: str, limit: int) -> ObjectTooLarge:
@@ -233,8 +235,8 @@ def _authority(file: Path | None) -> "ClientConfig":
 
 @contextmanager
 def _store_errors(what: str) -> Iterator[None]:
-    """The library's errors as this package's. Their texts, which quote URLs and answers, stay out
-    of the messages; the errors themselves are not chained, because a traceback would show them."""
+    """Turn obstore's errors into this package's. Their texts quote URLs and answers, so messages do
+    not have them, and the errors are not chained: a traceback would show them."""
     try:
         yield
     except StoreError:
@@ -266,7 +268,7 @@ def _denial(what: str, text: str) -> StoreDenied:
 
 
 def error_by_text(what: str, text: str) -> StoreError:
-    """Errors that the library has no class for, told apart by the store's answer in `text`."""
+    """An error for which obstore has no class, by the store's answer in its text."""
     answer = _STATUS.search(text)
     status = int(answer[1]) if answer else None
     if status == 507 or any(code in text for code in _FULL_CODES):

@@ -1,12 +1,13 @@
-"""The keys of an S3 store: where they come from, and whether they have changed.
+"""The keys of an S3 store: where they are, and whether they have changed.
 
     the settings' keys, or a mounted Secret      given for this store
     environment, web identity                    obstore reads them
     shared file of AWS's tools                   read here: obstore does not know it
     container, instance                          obstore asks for them
 
-The first that is there counts, as in AWS's tools. boto3 has the same chain, but its session reads
-the shared file once, so that changed keys would need a restart. No error quotes what a file has.
+The first place that has keys counts, as with AWS's tools. boto3 has the same chain, but its session
+reads the shared file only once, so changed keys would need a restart. No error quotes the contents
+of a file.
 """
 
 import configparser
@@ -28,12 +29,12 @@ _PROFILE_FIELDS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_ses
 _SHARED_FILE: Final = "AWS_SHARED_CREDENTIALS_FILE"
 _PROFILE: Final = "AWS_PROFILE"
 _BEFORE_SHARED: Final = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE")
-"""Variables of the ways that come before the shared file."""
+"""Variables of the places that come before the shared file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What signs requests."""
+    """The keys that sign requests."""
 
     access_key: Secret
     secret_key: Secret
@@ -41,7 +42,7 @@ class Keys:
     """Session token; empty: none."""
 
     def credential(self) -> "S3Credential":
-        """The keys as obstore asks for them; they stay until the client is made anew."""
+        """The keys in obstore's form. They do not expire: a changed file makes a new client."""
         return {
             "access_key_id": self.access_key.reveal(),
             "secret_access_key": self.secret_key.reveal(),
@@ -52,14 +53,14 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class KeyFiles:
-    """Keys in files, which may be replaced at any time."""
+    """Keys in files that may be replaced at any time."""
 
     paths: tuple[Path, ...]
     read: Callable[[], Keys]
-    """The present keys. Raises LocationError, which names file and field only."""
+    """Reads the keys. Raises LocationError, which names only the file and the field."""
 
     def stamp(self) -> object:
-        """Changes when a file is written, also by the kubelet, which replaces a symbolic link."""
+        """A value that changes when a file is written, or when the kubelet replaces its link."""
         stamps = []
         for path in self.paths:
             try:
@@ -73,9 +74,9 @@ class KeyFiles:
 def key_files(
     credentials: StoreCredentials | None, environment: Mapping[str, str]
 ) -> KeyFiles | None:
-    """The files that have the keys; None: the keys of `credentials`, or obstore's chain.
+    """The files that have the keys. None: `credentials` has them, or obstore finds them.
 
-    Raises LocationError when the environment names a shared file or a profile without keys.
+    Raises LocationError if the environment names a shared file or a profile without keys.
     """
     if credentials is not None and (directory := credentials.directory) is not None:
         paths = tuple(directory / name for name in _SECRET_FILES)
@@ -96,7 +97,7 @@ def _shared_file(environment: Mapping[str, str]) -> KeyFiles | None:
         file = Path("/.aws/credentials")
     files = KeyFiles((file,), partial(_read_profile, file, profile or "default"))
     if not (named or profile):
-        # No setting names it: another user's home directory does not matter.
+        # No variable names the file, so it is used only if it can be read and has keys.
         is_readable = os.access(file, os.R_OK)
         if not is_readable or "aws_access_key_id" not in _fields(file, "default"):
             return None
@@ -113,7 +114,7 @@ def _text(file: Path) -> Secret:
     try:
         return Secret(file.read_text(encoding="utf-8").strip())
     except (OSError, UnicodeDecodeError):
-        # Not chained: the error of a wrong encoding has the bytes.
+        # Not chained: the error of a wrong encoding quotes the bytes.
         raise LocationError(f"credentials: {file} cannot be read") from None
 
 
@@ -134,8 +135,8 @@ def _read_profile(file: Path, profile: str) -> Keys:
 
 
 def _fields(file: Path, profile: str) -> Mapping[str, str]:
-    """The fields of a profile; none when the file or the profile does not exist."""
-    # A section DEFAULT has no meaning of its own in these files, and values may have a `%`.
+    """The fields of a profile; empty if the file or the profile does not exist."""
+    # In these files a section DEFAULT is a profile like others, and `%` is an ordinary character.
     parser = configparser.RawConfigParser(default_section="", strict=False)
     try:
         parser.read_string(file.read_text(encoding="utf-8"))

@@ -329,14 +329,14 @@ class Engine:
         elif isinstance(outcome, Delta):
             self._generations[seq.id].put(outcome)
             self._remove(seq)
-        # Failed under policy `recompute`: what is not cached is computed here.
+        # Failed under policy `recompute`: what is neither cached nor in a tier is computed here.
         elif outcome is None:
-            self._scheduler.finish_pull(seq, seq.computed_tokens)
+            if not self._tiers.load(seq):
+                self._scheduler.finish_pull(seq, seq.computed_tokens)
         else:
             seq.pull = outcome
             self._observer.record_pull(outcome)
-            uncached = seq.prompt_tokens - seq.cached_tokens
-            self._observer.record_external_lookup(uncached, outcome.tokens)
+            self._observer.record_external_lookup(seq.uncached_tokens, outcome.tokens)
             # The last prompt token is computed here: its logits choose the first new token.
             self._scheduler.finish_pull(seq, seq.prompt_tokens - 1)
         self._wake.set()

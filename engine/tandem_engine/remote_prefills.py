@@ -178,7 +178,7 @@ class RemotePrefills:
         """Count the failure. Returns the last delta under policy `fail`, None under `recompute`."""
         # Failures before the pull (KV of another prompt) count, too.
         self._observer.record_pull_failure()
-        self._observer.record_external_lookup(seq.prompt_tokens - seq.cached_tokens, 0)
+        self._observer.record_external_lookup(seq.uncached_tokens, 0)
         if self._policy is LoadFailurePolicy.RECOMPUTE:
             _log.warning("%s: remote KV not loaded, recomputing: %s", seq.id, err)
             return None

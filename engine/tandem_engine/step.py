@@ -107,6 +107,11 @@ class Sequence:
         return len(self.request.prompt_token_ids)
 
     @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens that were not in the prefix cache at first admission."""
+        return self.prompt_tokens - self.cached_tokens
+
+    @property
     def generated_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.tokens) - self.prompt_tokens

@@ -13,9 +13,10 @@ from tandem_engine.engine import Engine
 from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_engine.types import ConfigError, LoadFailurePolicy, RemoteDecode, Request
 from tandem_kvstore import client
+from tandem_kvstore.stores.files import FileStore
 
 from .engines import GREEDY, Tally, all_free, expected, finish, prompt, running, transfer, until
-from .tiers.conftest import FRONT, BothGuard
+from .tiers.conftest import FRONT, BothGuard, PatientGuard
 
 
 class Pair:
@@ -174,6 +175,56 @@ async def test_what_follows_a_failed_load(policy: LoadFailurePolicy, wrong: str)
         assert pair.counts_d.counts["pull_failures"] == 1
         await pair.d.release_remote_hold(params)
         await until(lambda: all_free(pair.p))
+
+
+async def test_after_a_failed_pull_stored_kv_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of the prefill engine, whose former id the decode leg names."""
+    monkeypatch.setattr(client, "LoadGuard", PatientGuard)
+    tokens = prompt(200)
+    storage = KvStorageConfig(endpoint=f"file://{tmp_path}", chunk_tokens=32)
+    async with running(kv_storage=storage) as engine:
+        await finish(engine.submit(Request("stored", tokens, GREEDY(max_tokens=1))))
+    async with Pair(storage=storage) as pair:
+        params = await pair.prefill("a", tokens)
+        wrong = replace(params, remote_engine_id="another")
+        answer, _ = await finish(pair.d.submit(pair.decode("b", tokens, wrong)))
+        assert answer == expected(tokens, 8)
+        await pair.d.release_remote_hold(params)
+        await until(lambda: all_free(pair.p))
+    counts = pair.counts_d.counts
+    assert (counts["pull_failures"], counts["pulls"]) == (1, 0)
+    assert (counts["storage_loaded"], counts["computed"]) == (6 * 32, 200 - 6 * 32)
+
+
+async def test_a_request_that_is_aborted_while_it_loads_instead_of_pulling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally, loads, forever = Tally(), asyncio.Event(), asyncio.Event()
+
+    async def stalled(*_: object, **__: object) -> None:
+        loads.set()
+        await forever.wait()
+
+    monkeypatch.setattr(FileStore, "get", stalled)
+    tokens = prompt(200)
+    storage = KvStorageConfig(endpoint=f"file://{tmp_path}", chunk_tokens=32)
+    monkeypatch.setattr(client, "LoadGuard", PatientGuard)
+    async with (
+        Pair() as pair,
+        running(tally, kv_transfer=transfer(KvRole.CONSUMER, "S"), kv_storage=storage) as reader,
+        asyncio.timeout(60),
+    ):
+        params = await pair.prefill("a", tokens)
+        wrong = replace(params, remote_engine_id="another")
+        generation = reader.submit(pair.decode("b", tokens, wrong))
+        await loads.wait()
+        reader.abort("b")
+        assert (await finish(generation))[1].finish_reason == "abort"
+        await until(lambda: all_free(reader))
+        await reader.release_remote_hold(params)
+    assert tally.counts["computed"] == 0
 
 
 @pytest.mark.parametrize("policy", list(LoadFailurePolicy))

@@ -80,6 +80,13 @@ class KvTiers:
         """Start the loads of a planned step; `on_end` follows for each."""
         self._loads.start(step)
 
+    def load(self, seq: EngineSequence) -> bool:
+        """Start a load for a sequence whose pull has failed, unless there is nothing to try."""
+        if not self._loads.may_load(seq):
+            return False
+        self._loads.load(seq)
+        return True
+
     def arriving(self, request_id: str) -> ArrivingKv:
         """The KV that a step waits for."""
         return self._loads.arriving(request_id)

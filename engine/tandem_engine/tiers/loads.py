@@ -97,15 +97,19 @@ class TierLoads:
         )
 
     def start(self, step: Step) -> None:
-        """Start the loads of a planned step, and limit those that sequences wait for. For each,
-        `on_end` follows, when no thread writes into the sequence's blocks any more."""
-        begin = asyncio.get_running_loop().time()
+        """Start the loads of a planned step, and limit those that sequences wait for."""
         for seq in step.tier_loads:
-            self._loads[seq.id] = task = asyncio.create_task(self._load(seq))
-            task.add_done_callback(partial(self._finish, seq, begin))
+            self.load(seq)
         for seq in step.awaiting_rear:
             if (rear := self._rears.get(seq.id)) is not None:
                 rear.set_awaited()
+
+    def load(self, seq: EngineSequence) -> None:
+        """Start to load KV for a sequence that has its blocks. `on_end` follows, when no thread
+        writes into them any more."""
+        begin = asyncio.get_running_loop().time()
+        self._loads[seq.id] = task = asyncio.create_task(self._load(seq))
+        task.add_done_callback(partial(self._finish, seq, begin))
 
     def arriving(self, request_id: str) -> ArrivingKv:
         """The KV that a load brings layer group by layer group, of a sequence with
@@ -299,8 +303,7 @@ class TierLoads:
         if result.tokens > 0:
             seconds = asyncio.get_running_loop().time() - begin
             seq.pull = PullResult(result.tokens, result.bytes, seconds)
-            uncached = seq.prompt_tokens - seq.cached_tokens
-            self._observer.record_external_lookup(uncached, result.tokens)
+            self._observer.record_external_lookup(seq.uncached_tokens, result.tokens)
         self._on_end(seq, result.computed)
         if (kv := self._arriving.pop(seq.id, None)) is not None:
             kv.end()

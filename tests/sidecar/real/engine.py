@@ -108,6 +108,14 @@ class Engine:
         """SIGSTOP: the engine keeps its sockets and sends nothing."""
         self.signal(signal.SIGSTOP)
 
+    async def end(self) -> None:
+        """SIGTERM, and wait until the process has ended."""
+        self.serves = False
+        self.signal(signal.SIGTERM)
+        assert self.process is not None
+        await asyncio.to_thread(self.process.join)
+        assert self.process.exitcode == 0, self.log.read_text()
+
     def kill(self) -> None:
         """SIGKILL, and wait until the process has ended."""
         self.serves = False

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tandem_contract import metrics
+from tandem_kvstore import client
 
+from ...engine.tiers.conftest import PatientGuard
 from ...kvstore.servers import store_in_this_process
 from .engine import Engine, engines
 from .namespaces import NotPermitted, enter, namespaces
@@ -56,6 +58,12 @@ async def start(stored: dict[str, Engine], prefill: str) -> tuple[Engine, Engine
 
 async def loaded(engine: Engine) -> float:
     return await engine.figure(metrics.ENGINE_TIER_LOADED, tier="storage")
+
+
+async def computed(engine: Engine) -> float:
+    """Prompt tokens that it has computed since its start."""
+    source = metrics.PromptSource.COMPUTED
+    return await engine.figure(metrics.ENGINE_PROMPT_BY_SOURCE, source=source)
 
 
 async def test_kv_moves_through_the_store_alone(stored: dict[str, Engine]) -> None:
@@ -111,6 +119,45 @@ async def test_engines_with_different_stores_count_failed_transfers(
         assert (result.tokens, result.path) == (expected_tokens(request), SPLIT.value)
         assert await loaded(decode) == before
         await pair.wait_for_errors(kv_transfer=1)
+
+
+def load_whatever_is_stored() -> None:
+    """In an engine's process: a busy machine is too slow for the deadlines of loads."""
+    client.LoadGuard = PatientGuard  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("connector", ["nixl", "storage"])
+async def test_after_both_engines_restarted_nothing_is_computed_again(
+    tmp_path: Path, connector: str
+) -> None:
+    config = {"endpoint": f"file://{tmp_path}/store", "chunk_tokens": CHUNK}
+    kind = {
+        "side_channel": connector == "nixl",
+        "flags": ("--kv-storage-config", json.dumps(config)),
+        "prepare": load_whatever_is_stored,
+    }
+    request, whole = call(6, length=200), 6 * CHUNK
+    both = engines(tmp_path, decode={"role": "kv_consumer", **kind}, prefill=kind)
+    decode, prefill = both
+    with contextlib.ExitStack() as stack:
+        for engine in both:
+            stack.callback(engine.kill)
+            await engine.up()
+        async with start_pair(decode, *CONNECTOR, "--connector", connector) as pair:
+            first = await pair.ask(request, prefill.address)
+            assert (first.tokens, first.path) == (expected_tokens(request), SPLIT.value)
+            assert await computed(prefill) == 200
+            for engine in both:
+                await engine.end()
+            for engine in both:
+                await engine.up()
+            second = await pair.ask(request, prefill.address)
+            assert second.tokens == first.tokens
+            assert await loaded(prefill) == whole
+            assert await computed(prefill) == 200 - whole
+            # It reads all of the prefill engine's KV, or loads the whole chunks, as with NIXL
+            # where the sidecar names the prefill engine's former id.
+            assert await computed(decode) <= 200 - whole
 
 
 async def test_engines_without_a_network_between_them(tmp_path: Path) -> None:

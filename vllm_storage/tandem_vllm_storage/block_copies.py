@@ -95,7 +95,7 @@ class BlockCopies:
             rows = torch.frombuffer(bytearray(tensor), dtype=layer.dtype).view(shape)[first:]
             layer.index_copy_(0, ids, rows.to(device))
         if device.type == "cuda":
-            # This thread's stream only: other steps go on meanwhile.
+            # Only this thread's stream: steps run on others.
             torch.cuda.current_stream(device).synchronize()
 
 

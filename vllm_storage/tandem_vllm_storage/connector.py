@@ -162,7 +162,7 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        # 0 and not None, which would let a request wait whose KV another connector brings.
+        # Not None: the request would wait, although another connector brings its KV.
         if is_handed_over(request.kv_transfer_params):
             return 0, False
         self._side.begin(request)

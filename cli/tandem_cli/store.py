@@ -33,14 +33,14 @@ from .options import command
     "directory",
     required=True,
     type=click.Path(file_okay=False, writable=True, path_type=Path),
-    help="Directory of the objects; made if it does not exist.",
+    help="Directory of the objects; created if it does not exist.",
 )
 @click.option(
     "--capacity-bytes",
     type=click.IntRange(min=1),
     default=DEFAULT_CAPACITY,
     show_default=True,
-    help="Bytes of all objects; then the least recently used leave.",
+    help="Bytes of all objects; above it the least recently used chunks are removed.",
 )
 @click.option(
     "--max-object-bytes",
@@ -52,7 +52,7 @@ from .options import command
 @click.option(
     "--max-age",
     type=DURATION,
-    help="Time after which an unused chunk is removed. [default: only for space]",
+    help="Time after which an unused chunk is removed.  [default: none, only for space]",
 )
 @click.option(
     "--no-conditional",
@@ -71,8 +71,8 @@ def store(
 ) -> None:
     """Serve a directory as an HTTP store for KV tensors.
 
-    Engines use it with the endpoint http://HOST:PORT. It answers anyone who can connect: keep it in
-    a network that only engines reach. It ends at SIGTERM when running requests have ended.
+    Engines use it with the endpoint http://HOST:PORT. It has no access control: run it in a network
+    that only engines reach. At SIGTERM it finishes running requests and ends.
     """
     logging.basicConfig(level=logging.WARNING)
     settings = StoreSettings(

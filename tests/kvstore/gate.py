@@ -21,12 +21,12 @@ class Gate:
     refuse: Refuse
 
 
-def nothing(_: web.Request) -> web.Response | None:
+def refuse_nothing(_: web.Request) -> web.Response | None:
     """Every request reaches the store."""
     return None
 
 
-def conditions(request: web.Request) -> web.Response | None:
+def refuse_conditions(request: web.Request) -> web.Response | None:
     """501 to a conditional write."""
     is_conditional = {"If-None-Match", "If-Match"} & request.headers.keys()
     return error(501, "NotImplemented") if request.method == "PUT" and is_conditional else None
@@ -39,7 +39,7 @@ def error(status: int, code: str) -> web.Response:
 
 
 @asynccontextmanager
-async def gate(location: StoreLocation, refuse: Refuse = nothing) -> AsyncIterator[Gate]:
+async def gate(location: StoreLocation, refuse: Refuse = refuse_nothing) -> AsyncIterator[Gate]:
     """Run a proxy before the store at `location`."""
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as http:

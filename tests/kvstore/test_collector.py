@@ -136,8 +136,8 @@ DEADLINE = Bounds(capacity=1, max_age=1e9)
 
 
 class Simulation:
-    """A namespace in which nothing may stay, two collectors that take turns, writers and readers,
-    on one clock."""
+    """A namespace whose capacity is 1 byte, with two collectors, writers and readers on one
+    clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -145,7 +145,7 @@ class Simulation:
         self.manifests_to_come: list[tuple[float, str]] = []
         self.readers: list[tuple[float, tuple[str, ...]]] = []
         self.collector = 0
-        self.seen: Mapping[str, float] = {}
+        self.unreferenced: Mapping[str, float] = {}
 
     def data_of(self, key: str) -> tuple[str, ...]:
         return f"{key}-00-aa", f"{key}-01-bb"
@@ -159,7 +159,7 @@ class Simulation:
         self.now = end
 
     def write(self, key: str, seconds: float) -> None:
-        """Data now, their manifest after at most WRITE_SECONDS."""
+        """Write data now, and their manifest after at most WRITE_SECONDS."""
         self.objects |= dict.fromkeys(self.data_of(key), self.now)
         self.manifests_to_come.append((self.now + min(seconds, WRITE_SECONDS), key))
 
@@ -171,12 +171,12 @@ class Simulation:
     def collect(self, collector: int) -> None:
         # As `Collector` does when it takes the lease of another one.
         if collector != self.collector:
-            self.collector, self.seen = collector, {}
+            self.collector, self.unreferenced = collector, {}
         objects = [ObjectInfo(name, 10, modified) for name, modified in self.objects.items()]
-        plan = plan_collection(objects, {}, self.seen, DEADLINE, self.now)
+        plan = plan_collection(objects, {}, self.unreferenced, DEADLINE, self.now)
         for name in (*plan.manifests, *plan.data):
             del self.objects[name]
-        self.seen = plan.unreferenced
+        self.unreferenced = plan.unreferenced
 
 
 _actions = st.lists(
@@ -210,7 +210,7 @@ def test_no_reader_loses_what_it_reads_whatever_writers_and_collectors_do(
                 assert all(name in simulation.objects for name in names)
         for _, key in simulation.manifests_to_come:
             assert all(name in simulation.objects for name in simulation.data_of(key))
-    # And everything leaves.
+    # In the end everything is deleted.
     simulation.wait(WRITE_SECONDS)
     for _ in range(3):
         simulation.collect(0)

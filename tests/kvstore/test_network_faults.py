@@ -25,7 +25,7 @@ from tandem_kvstore.location import StoreLocation
 
 from ..chaos.toxiproxy import Toxiproxy, toxiproxy
 from ..epp.real import until
-from .gate import error, gate, nothing
+from .gate import error, gate, refuse_nothing
 from .kv import Engine, chain, client, engine, group_specs, layer_groups
 from .servers import Server, s3_location, tandem_store, versitygw
 
@@ -208,7 +208,7 @@ async def test_a_store_that_answers_403_for_a_while_is_used_again(remote: Remote
         reader, behind, _ = client(front.location, breaker=QUICK)
         reasons = [(await load(reader, behind)).reason for _ in range(4)]
         assert reasons == [Reason.DENIED] * 3 + [Reason.BREAKER_OPEN]
-        front.refuse = nothing
+        front.refuse = refuse_nothing
         await closed_again(reader)
         assert (await load(reader, behind)).chunks == 5
         await reader.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
@@ -15,21 +16,23 @@ from tandem_kvstore.server.app import StoreServer, StoreSettings
 
 pytestmark = pytest.mark.component
 
+Client = TestClient[web.Request, web.Application]
+
 
 @pytest.fixture
-async def http(tmp_path: Path) -> AsyncIterator[TestClient]:  # type: ignore[type-arg]
+async def http(tmp_path: Path) -> AsyncIterator[Client]:
     settings = StoreSettings(tmp_path / "objects", max_object=600, capacity=1000)
     async with TestClient(TestServer(StoreServer(settings).app())) as client:
         yield client
 
 
-async def put(http: TestClient, path: str, data: object, **headers: str) -> int:  # type: ignore[type-arg]
+async def put(http: Client, path: str, data: object, **headers: str) -> int:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with http.put(path, data=data, headers=named) as answer:
         return answer.status
 
 
-async def test_objects_ranges_and_conditions(http: TestClient) -> None:  # type: ignore[type-arg]
+async def test_objects_ranges_and_conditions(http: Client) -> None:
     assert await put(http, "/ns/a", b"0123456789") == 201
     assert await put(http, "/ns/a", b"9876543210") == 204
     async with http.get("/ns/a", headers={"Range": "bytes=2-4"}) as answer:
@@ -53,22 +56,22 @@ async def test_objects_ranges_and_conditions(http: TestClient) -> None:  # type:
              "/" + "d/" * 17 + "x", "/ns/" + "n" * 300],
 )  # fmt: skip
 async def test_paths_outside_of_the_directory_are_refused(
-    http: TestClient,
+    http: Client,
     path: str,
-    tmp_path: Path,  # type: ignore[type-arg]
+    tmp_path: Path,
 ) -> None:
     async with http.put(URL(path, encoded=True), data=b"x") as answer:
         assert answer.status in (400, 404)
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
-async def test_an_object_that_is_too_large_is_refused(http: TestClient) -> None:  # type: ignore[type-arg]
+async def test_an_object_that_is_too_large_is_refused(http: Client) -> None:
     assert await put(http, "/ns/a", bytes(601)) == 413
     async with http.get("/ns/a") as answer:
         assert answer.status == 404
 
 
-async def test_the_least_recently_used_chunks_leave(http: TestClient) -> None:  # type: ignore[type-arg]
+async def test_the_least_recently_used_chunks_leave(http: Client) -> None:
     first, second, third = (f"{i:064x}" for i in range(3))
     for key in (first, second):
         assert await put(http, f"/ns/{key}-00-aa", bytes(300)) == 201
@@ -76,14 +79,14 @@ async def test_the_least_recently_used_chunks_leave(http: TestClient) -> None:  
     async with http.get(f"/ns/{first}") as answer:
         assert answer.status == 200
     assert await put(http, f"/ns/{third}-00-aa", bytes(300)) == 201
-    found = []
+    statuses = []
     for name in (first, f"{first}-00-aa", second, f"{second}-00-aa"):
         async with http.get(f"/ns/{name}") as answer:
-            found.append(answer.status)
-    assert found == [200, 200, 404, 404]
+            statuses.append(answer.status)
+    assert statuses == [200, 200, 404, 404]
 
 
-async def test_a_body_that_breaks_off_leaves_nothing(http: TestClient, tmp_path: Path) -> None:  # type: ignore[type-arg]
+async def test_a_body_that_breaks_off_leaves_nothing(http: Client, tmp_path: Path) -> None:
     async def half() -> AsyncIterator[bytes]:
         yield b"half"
         raise ConnectionResetError
@@ -96,7 +99,7 @@ async def test_a_body_that_breaks_off_leaves_nothing(http: TestClient, tmp_path:
         assert await answer.read() == b""
 
 
-async def test_uploads_that_run_count_against_the_capacity(http: TestClient) -> None:  # type: ignore[type-arg]
+async def test_uploads_that_run_count_against_the_capacity(http: Client) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -116,7 +119,7 @@ async def test_uploads_that_run_count_against_the_capacity(http: TestClient) -> 
     assert await put(http, "/ns/b", bytes(500)) == 201
 
 
-async def test_a_body_of_unknown_length_is_refused(http: TestClient) -> None:  # type: ignore[type-arg]
+async def test_a_body_of_unknown_length_is_refused(http: Client) -> None:
     async def endless() -> AsyncIterator[bytes]:
         yield b"data"
 
@@ -129,7 +132,7 @@ async def test_limits_hold_for_what_a_server_before_has_stored(
     # By the test alone, whose objects are years old.
     monkeypatch.setattr(capacity, "_SWEEP_SECONDS", 1e6)
 
-    async def server(**limits: float) -> tuple[StoreServer, TestClient]:  # type: ignore[type-arg]
+    async def server(**limits: float) -> tuple[StoreServer, Client]:
         store = StoreServer(StoreSettings(tmp_path / "objects", **limits))  # type: ignore[arg-type]
         client = TestClient(TestServer(store.app()))
         await client.start_server()

@@ -16,7 +16,7 @@ from tandem_kvstore.errors import StoreUnsupported
 from tandem_kvstore.format.collection import Bounds
 from tandem_kvstore.probe import probe_store
 
-from .gate import conditions, gate
+from .gate import gate, refuse_conditions
 from .kv import chain, engine, group_specs, layer_groups
 from .servers import Server, tandem_store, versitygw
 
@@ -94,7 +94,7 @@ async def test_the_probe_says_what_is_missing(unconditional: Server) -> None:
 async def test_an_s3_store_that_answers_501_to_a_condition_is_known_as_such(
     tmp_path: Path, versitygw_program: None
 ) -> None:
-    async with versitygw(tmp_path) as server, gate(server.location, conditions) as front:
+    async with versitygw(tmp_path) as server, gate(server.location, refuse_conditions) as front:
         client = engine(front.location)
         with pytest.raises(StoreUnsupported):
             await client.objects.put_if("object", (b"data",), None)

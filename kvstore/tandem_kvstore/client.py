@@ -22,6 +22,7 @@ from .chain import LayerWatch, RearWatch
 from .chunk_store import Chunk, ChunkStore, Deliver, Groups, Outcome, Progress
 from .chunk_writer import GroupSource, LayerGroups
 from .errors import Reason, StoreDenied, StoreError, StoreUnavailable, message_of
+from .format.collection import LOAD_SECONDS, WRITE_SECONDS
 from .guard.load_guard import Decision, Hit, LoadGuard
 from .guard.missing_keys import MissingKeys
 from .health import NO_ANSWER, StoreHealth
@@ -32,10 +33,6 @@ from .stores import ObjectStore
 __all__ = ["Groups", "LoadResult", "Observer", "StoreClient"]
 
 _log = logging.getLogger(__name__)
-
-WRITE_SECONDS: Final = 120.0
-"""Longest time from a chunk's first data object to its manifest. The collector deletes data without
-a manifest only after a longer time, see `Bounds.io_deadline`."""
 
 STALL_SECONDS: Final = 0.25
 """A load or look-up that brings nothing for so long is a failure of the store. Shorter: short
@@ -256,7 +253,8 @@ class StoreClient:
     ) -> Reason | None:
         """Run a load and learn from it. Returns why it ended early."""
         try:
-            async with deadline:
+            # Later, the collector may delete data whose manifest the load has read.
+            async with deadline, asyncio.timeout(LOAD_SECONDS):
                 reason = await work
         except TimeoutError:
             self.guard.observe_slow_load(progress.bytes, _now() - start, _now())

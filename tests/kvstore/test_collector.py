@@ -1,6 +1,7 @@
 """The collector: a property test of the plan against a model, and real stores."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,13 @@ from hypothesis import strategies as st
 
 from tandem_kvstore.collector import Collector, Touches
 from tandem_kvstore.errors import Reason
-from tandem_kvstore.format.collection import Bounds, Collection, plan_collection
+from tandem_kvstore.format.collection import (
+    LOAD_SECONDS,
+    WRITE_SECONDS,
+    Bounds,
+    Collection,
+    plan_collection,
+)
 from tandem_kvstore.stores import ObjectInfo
 
 from .kv import chain, engine, group_specs
@@ -130,17 +137,16 @@ async def test_one_collector_is_elected_and_replaced_when_it_stops(server: Serve
     await client.chunks.close()
 
 
-WRITE_SECONDS, LOAD_SECONDS = 120.0, 250.0
-"""The longest write and load, within the I/O deadline of 300 seconds."""
 DEADLINE = Bounds(capacity=1, max_age=1e9)
 
 
 class Simulation:
-    """A namespace whose capacity is 1 byte, with two collectors, writers and readers on one
-    clock."""
+    """A namespace in which nothing may stay, two collectors that take turns, and writers, on one
+    clock. A reader reads each manifest at the last moment before it is deleted."""
 
-    def __init__(self) -> None:
+    def __init__(self, io_deadline: float) -> None:
         self.now = 1000.0
+        self.bounds = replace(DEADLINE, io_deadline=io_deadline)
         self.objects: dict[str, float] = {}
         self.manifests_to_come: list[tuple[float, str]] = []
         self.readers: list[tuple[float, tuple[str, ...]]] = []
@@ -163,56 +169,75 @@ class Simulation:
         self.objects |= dict.fromkeys(self.data_of(key), self.now)
         self.manifests_to_come.append((self.now + min(seconds, WRITE_SECONDS), key))
 
-    def read(self, key: str) -> None:
-        """Start a load if there is a manifest."""
-        if key in self.objects:
-            self.readers.append((self.now + LOAD_SECONDS, self.data_of(key)))
-
     def collect(self, collector: int) -> None:
         # As `Collector` does when it takes the lease of another one.
         if collector != self.collector:
             self.collector, self.unreferenced = collector, {}
         objects = [ObjectInfo(name, 10, modified) for name, modified in self.objects.items()]
-        plan = plan_collection(objects, {}, self.unreferenced, DEADLINE, self.now)
+        plan = plan_collection(objects, {}, self.unreferenced, self.bounds, self.now)
+        for key in plan.manifests:
+            self.readers.append((self.now + LOAD_SECONDS, self.data_of(key)))
         for name in (*plan.manifests, *plan.data):
             del self.objects[name]
         self.unreferenced = plan.unreferenced
 
-
-_actions = st.lists(
-    st.tuples(
-        st.sampled_from(["write", "read", "collect"]),
-        st.integers(0, 1),
-        st.sampled_from([0.0, 60.0, 110.0, 301.0]),
-    ),
-    min_size=10,
-    max_size=40,
-)
+    def is_lost(self) -> bool:
+        """Whether data are gone that a reader reads now, or that a manifest to come names."""
+        read = [names for end, names in self.readers if end >= self.now]
+        written = [self.data_of(key) for _, key in self.manifests_to_come]
+        return any(name not in self.objects for names in read + written for name in names)
 
 
 @settings(max_examples=150)
-@given(_actions)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["write", "collect", "collect"]),
+            st.integers(0, 1),
+            st.sampled_from([0.0, 60.0, 110.0, 301.0]),
+        ),
+        min_size=10,
+        max_size=40,
+    )
+)
 def test_no_reader_loses_what_it_reads_whatever_writers_and_collectors_do(
     actions: list[tuple[str, int, float]],
 ) -> None:
-    simulation = Simulation()
+    simulation = Simulation(DEADLINE.io_deadline)
     for action, number, seconds in actions:
-        match action:
-            case "write":
-                simulation.write(KEYS[0], seconds)
-            case "read":
-                simulation.read(KEYS[0])
-            case _:
+        if action == "write":
+            simulation.write(KEYS[0], seconds)
+        for _ in range(6):
+            if action == "collect":
                 simulation.collect(number)
-        simulation.wait(seconds)
-        for end, names in simulation.readers:
-            if end >= simulation.now:
-                assert all(name in simulation.objects for name in names)
-        for _, key in simulation.manifests_to_come:
-            assert all(name in simulation.objects for name in simulation.data_of(key))
-    # In the end everything is deleted.
+            simulation.wait(seconds / 6)
+            assert not simulation.is_lost()
+    # And everything leaves.
     simulation.wait(WRITE_SECONDS)
     for _ in range(3):
         simulation.collect(0)
         simulation.wait(301.0)
     assert simulation.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("manifest_after", "needed"), [(0.0, LOAD_SECONDS), (WRITE_SECONDS, WRITE_SECONDS)]
+)
+def test_a_deadline_shorter_than_a_load_or_a_write_loses_data(
+    manifest_after: float, needed: float
+) -> None:
+    def is_lost(io_deadline: float) -> bool:
+        simulation = Simulation(io_deadline)
+        simulation.write(KEYS[0], manifest_after)
+        simulation.wait(0.0)
+        for second in range(400):
+            simulation.collect(0)
+            if simulation.is_lost():
+                return True
+            # The second round sees at once what the first one has deleted.
+            simulation.wait(1.0 if second else 0.0)
+        return False
+
+    assert is_lost(needed - 1.0)
+    assert not is_lost(max(needed, LOAD_SECONDS))
+    assert DEADLINE.io_deadline > needed

@@ -19,6 +19,10 @@ TOUCH_PREFIX: Final = "touch."
 LEASE: Final = "collector"
 """Name of the object that elects the collector."""
 _KEY_LENGTH: Final = 64
+WRITE_SECONDS: Final = 120.0
+"""Longest time from a chunk's first data object to its manifest."""
+LOAD_SECONDS: Final = 240.0
+"""Longest load, from its first manifest to its last data, whatever deadline the engine sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,8 @@ class Bounds:
     max_age: float
     """Seconds since a chunk was written or last used, after which it is deleted."""
     io_deadline: float = 300.0
-    """Seconds that data stay after their manifest. Shorter than the longest load or write: a reader
-    finds data missing and computes."""
+    """Seconds that data stay after their manifest, more than LOAD_SECONDS and WRITE_SECONDS. Shorter
+    than these: a reader finds data missing and computes."""
     low_water: float = 0.9
     """Share of the capacity."""
 

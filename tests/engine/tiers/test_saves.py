@@ -14,9 +14,10 @@ from tandem_engine.engine import Engine, Generation
 from tandem_engine.tiers import chunk_memory, saves
 from tandem_engine.tiers.chunk_memory import ChunkMemory
 from tandem_engine.tiers.step_layers import StepLayers
-from tandem_kvstore.client import WRITE_SECONDS, StoreClient
+from tandem_kvstore.client import StoreClient
 from tandem_kvstore.errors import StoreUnavailable
 from tandem_kvstore.format import manifest
+from tandem_kvstore.format.collection import WRITE_SECONDS
 from tandem_kvstore.format.tensors import Buffer
 from tandem_kvstore.stores.files import FileStore
 

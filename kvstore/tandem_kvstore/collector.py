@@ -8,11 +8,15 @@ compared: a process takes a lease over when it has not seen it change for the le
 its own clock; ages are differences of the store's times, and "now" is the time at which the store
 wrote the lease last.
 
-On a store that refuses or ignores conditional writes the lease is the last writer's. There a
-process acts only in a round that finds its own lease, written in the round before. Two processes
-may act at once for the rest of one round: some of their deletes are in vain. No reader loses data,
-because each process must itself have seen data without a manifest for the I/O deadline before it
-deletes them.
+A long round renews the lease, and ends when it is lost. A process that was paused for longer than
+the lease ends its round, too, and forgets since when data had no manifest: another process may have
+acted meanwhile. So each process deletes only data that it saw without a manifest for the I/O
+deadline while nobody else acted.
+
+A store that refuses conditional writes, or ignores conditions, keeps the lease of the last writer.
+Several processes may act there at once until each looks at the lease again, for a third of its
+duration. That costs deletes of what is gone already, and touch records that one of them has not
+read.
 """
 
 import asyncio
@@ -27,9 +31,9 @@ import msgspec
 
 from .bounds_file import BoundsReader
 from .errors import ObjectExists, ObjectMissing, StoreError, StoreUnsupported
-from .format.collection import LEASE, TOUCH_PREFIX, Collection, plan_collection
+from .format.collection import LEASE, TOUCH_PREFIX, Bounds, Collection, plan_collection
 from .stores import ObjectStore
-from .stores.base import ObjectInfo
+from .stores.base import ObjectInfo, TaggedObject
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +42,10 @@ _KEYS_PER_RECORD: Final = 50_000
 
 OnRemoved = Callable[[Sequence[str]], None]
 """Called with the keys of chunks that the collector has deleted."""
+
+
+class _LeaseLost(Exception):
+    """Another process may be the collector."""
 
 
 class Touches:
@@ -87,6 +95,8 @@ class Collector:
         self._holder = uuid.uuid4().hex
         # The lease of another process, and when this process first read this content.
         self._observed: tuple[bytes, float] | None = None
+        # When the lease was last known to be this process's, in time.monotonic().
+        self._held = 0.0
         self._unreferenced: dict[str, float] = {}
         self._uses: dict[str, float] = {}
         self._records_read: set[str] = set()
@@ -94,19 +104,29 @@ class Collector:
     async def collect(self, now: float | None = None) -> Collection | None:
         """Run one round and return what it deleted. Raises StoreError.
 
-        Returns None if there are no bounds, if this process is not the collector (yet), or if the
-        store has no listing. `now`: seconds by the clock of this process.
+        Returns None if there are no bounds, if this process is not the collector (yet, or no
+        longer), or if the store has no listing. `now`: seconds by the clock of this process.
         """
         now = time.monotonic() if now is None else now
         if (bounds := self._bounds()) is None:
             return None
+        self._held = time.monotonic()
         try:
             if not await self._take_lease(now):
                 return None
-            objects = [info async for info in self._objects.scan()]
+            return await self._act(bounds)
+        except _LeaseLost:
+            self._unreferenced = {}
         except StoreUnsupported as err:
             _log.warning("this namespace is not collected: %s", err)
-            return None
+        return None
+
+    async def _act(self, bounds: Bounds) -> Collection | None:
+        objects = []
+        async for info in self._objects.scan():
+            await self._keep_lease()
+            objects.append(info)
+        await self._keep_lease()
         present = next((info.modified for info in objects if info.name == LEASE), None)
         if present is None:
             return None
@@ -124,13 +144,31 @@ class Collector:
                 _log.warning("collecting failed: %s", err)
             await asyncio.sleep(interval)
 
-    async def _take_lease(self, now: float) -> bool:
-        body = (msgspec.json.encode({"holder": self._holder, "renewal": uuid.uuid4().hex}),)
+    async def _keep_lease(self) -> None:
+        """Renew the lease when a third of it is over. Raises _LeaseLost, StoreError."""
+        began = time.monotonic()
+        if began - self._held < self._lease / 3:
+            return
+        # Without `_take_lease`: in mid-round nobody takes over.
         try:
-            current = await self._objects.get_tagged(LEASE, 1 << 12)
+            found = await self._objects.get_tagged(LEASE, 1 << 12)
+        except ObjectMissing as err:
+            raise _LeaseLost from err
+        is_ours = self._holder.encode() in bytes(found.data)
+        if not is_ours or not await self._write_lease(found, is_ours=True):
+            raise _LeaseLost
+        # Too late, even if the lease seems kept: it may be this process's write over another's.
+        if time.monotonic() - self._held > self._lease:
+            raise _LeaseLost
+        self._held = began
+
+    async def _take_lease(self, now: float) -> bool:
+        try:
+            found = await self._objects.get_tagged(LEASE, 1 << 12)
         except ObjectMissing:
-            return await self._write_lease(body, None, is_ours=False)
-        lease = bytes(current.data)
+            self._unreferenced = {}
+            return await self._write_lease(None, is_ours=False)
+        lease = bytes(found.data)
         is_ours = self._holder.encode() in lease
         if not is_ours:
             if self._observed is None or self._observed[0] != lease:
@@ -139,22 +177,22 @@ class Collector:
                 return False
             # Taking over: since when data are unreferenced is not known, so they wait again.
             self._unreferenced = {}
-        if current.tag is None:
-            # A store without tags has no conditional writes.
-            await self._objects.put(LEASE, body)
-            return is_ours
-        return await self._write_lease(body, current.tag, is_ours=is_ours)
+        return await self._write_lease(found, is_ours=is_ours)
 
-    async def _write_lease(self, body: tuple[bytes], tag: str | None, *, is_ours: bool) -> bool:
-        """Replace the lease that has `tag`. Returns whether this process may act in this round."""
+    async def _write_lease(self, found: TaggedObject | None, *, is_ours: bool) -> bool:
+        """Write the lease over the one that was found. Returns whether this process may act now."""
+        body = (msgspec.json.encode({"holder": self._holder, "renewal": uuid.uuid4().hex}),)
         try:
-            await self._objects.put_if(LEASE, body, tag)
+            if found is None or found.tag is not None:
+                await self._objects.put_if(LEASE, body, found.tag if found is not None else None)
+                return True
         except (ObjectExists, ObjectMissing):
             return False
         except StoreUnsupported:
-            await self._objects.put(LEASE, body)
-            return is_ours
-        return True
+            pass
+        # Without conditions, or a tag to compare, the last writer has the lease.
+        await self._objects.put(LEASE, body)
+        return is_ours
 
     async def _read_records(self, objects: Sequence[ObjectInfo]) -> None:
         records = {i.name: i.modified for i in objects if i.name.startswith(TOUCH_PREFIX)}
@@ -175,6 +213,7 @@ class Collector:
         removed: list[str] = []
         try:
             for name in plan.manifests:
+                await self._keep_lease()
                 await self._objects.delete(name)
                 removed.append(name)
         finally:
@@ -182,6 +221,7 @@ class Collector:
             if removed:
                 self._on_removed(removed)
         for name in (*plan.data, *plan.records):
+            await self._keep_lease()
             await self._objects.delete(name)
         self._unreferenced = dict(plan.unreferenced)
         for name in plan.data:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -11,8 +12,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from tandem_kvstore.server import capacity
+from tandem_kvstore.server import app, capacity
 from tandem_kvstore.server.app import StoreServer, StoreSettings
+
+from .servers import tandem_store
 
 pytestmark = pytest.mark.component
 
@@ -117,6 +120,46 @@ async def test_uploads_that_run_count_against_the_capacity(http: Client) -> None
     goes_on.set()
     assert await upload == 201
     assert await put(http, "/ns/b", bytes(500)) == 201
+
+
+async def test_a_client_that_sends_a_little_at_a_time_is_cut_off(
+    http: Client,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "_UPLOAD", 0.2)
+
+    async def trickle() -> AsyncIterator[bytes]:
+        for _ in range(600):
+            yield b"x"
+            await asyncio.sleep(0.05)
+
+    # The connection may end before the client has read the answer.
+    with suppress(aiohttp.ClientError):
+        assert await put(http, "/ns/a", trickle(), Content_Length="600") == 408
+    async with http.get("/ns/a") as answer:
+        assert answer.status == 404
+    # Its space is free again, and nothing of it is left.
+    assert await put(http, "/ns/b", bytes(600)) == 201
+    assert [file.name for file in (tmp_path / "objects/ns").iterdir()] == ["b"]
+
+
+async def test_a_disk_that_takes_only_a_part_of_an_object_is_full(tmp_path: Path) -> None:
+    # The limit of a file's size acts as a disk that fills: a write takes what fits.
+    within = ("prlimit", "--fsize=50000")
+    async with tandem_store(tmp_path, within=within) as server, aiohttp.ClientSession() as http:
+        url = f"{server.location.endpoint}/ns/a"
+        async with http.put(url, data=bytes(60_000)) as answer:
+            assert answer.status == 507
+        async with http.get(url) as answer:
+            assert answer.status == 404
+        async with http.put(url, data=bytes(50_000)) as answer:
+            assert answer.status == 201
+
+
+async def test_a_condition_on_an_object_that_is_gone_fails(http: Client) -> None:
+    assert await put(http, "/ns/a", b"other") == 201
+    assert await put(http, "/ns/gone", b"data", If_Match='"tag"') == 412
 
 
 async def test_a_body_of_unknown_length_is_refused(http: Client) -> None:

@@ -24,8 +24,8 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from ..errors import ObjectExists, StoreDenied, StoreError, StoreFull
-from ..stores.files import FileStore
+from ..errors import ObjectExists, ObjectMissing, StoreDenied, StoreError, StoreFull
+from ..stores.files import FileStore, write_all
 from .capacity import Capacity
 
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
@@ -34,6 +34,9 @@ DEFAULT_MAX_OBJECT: Final = 1 << 30
 DEFAULT_CAPACITY: Final = 100 << 30
 _IDLE: Final = 60.0
 """Seconds without a byte after which an upload is given up."""
+_UPLOAD: Final = 300.0
+"""Seconds that a body may take. Shorter: slow links fail. Longer: slow clients keep others waiting,
+and the space that their bodies are to take."""
 
 
 class Conditions(StrEnum):
@@ -129,6 +132,7 @@ class StoreServer:
         condition: tuple[bool, str | None],
     ) -> bool:
         target = store.directory / name
+        ends = asyncio.get_running_loop().time() + _UPLOAD
         try:
             file = await asyncio.to_thread(store.new_temporary)
         except StoreError as err:
@@ -136,19 +140,23 @@ class StoreServer:
         try:
             with file.open("wb", buffering=0) as stream:
                 received = 0
-                while piece := await asyncio.wait_for(request.content.read(1 << 18), _IDLE):
+                while piece := await _piece(request, ends):
                     received += len(piece)
-                    await asyncio.to_thread(stream.write, piece)
+                    await asyncio.to_thread(write_all, stream, piece)
             if received != size:
                 raise web.HTTPBadRequest(text="the body is shorter than Content-Length")
             existed = target.exists()
             await asyncio.to_thread(store.publish, file, name, *condition)
+        except ObjectMissing as err:
+            # No object has the tag; without a tag, the directory was removed during the upload.
+            kind = web.HTTPPreconditionFailed if condition[1] else web.HTTPInternalServerError
+            raise kind from err
         except StoreError as err:
             raise _http_error(err) from err
-        except OSError as err:
-            raise _InsufficientStorage from err
         except TimeoutError as err:
             raise web.HTTPRequestTimeout from err
+        except OSError as err:
+            raise _InsufficientStorage from err
         finally:
             with suppress(OSError):
                 file.unlink()
@@ -163,9 +171,12 @@ class StoreServer:
 
     async def _list(self, request: web.Request, namespace: str) -> web.StreamResponse:
         store = FileStore(self._directory(namespace.split("/")))
+        try:
+            entries = await asyncio.to_thread(store.entries)
+        except StoreError as err:
+            raise _http_error(err) from err
         answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await answer.prepare(request)
-        entries = await asyncio.to_thread(store.entries)
         for start in range(0, len(entries), 1000):
             lines = (msgspec.json.encode(entry) for entry in entries[start : start + 1000])
             await answer.write(b"".join(line + b"\n" for line in lines))
@@ -194,6 +205,12 @@ class StoreServer:
                 text="a namespace has at most 16 segments of A-Z a-z 0-9 . _ -"
             )
         return self._settings.directory.joinpath(*segments)
+
+
+async def _piece(request: web.Request, ends: float) -> bytes:
+    """The next bytes of a body, empty at its end. Raises TimeoutError, at `ends` at the latest."""
+    left = ends - asyncio.get_running_loop().time()
+    return await asyncio.wait_for(request.content.read(1 << 18), min(_IDLE, left))
 
 
 class _InsufficientStorage(web.HTTPServerError):

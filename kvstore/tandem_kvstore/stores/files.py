@@ -12,6 +12,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -139,7 +140,7 @@ class FileStore:
         try:
             with file.open("wb", buffering=0) as stream:
                 for part in parts:
-                    _write_all(stream.fileno(), part)
+                    write_all(stream, part)
             yield file
         finally:
             # After a rename it does not exist.
@@ -151,10 +152,11 @@ def tag_of(status: os.stat_result) -> str:
     return f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
 
 
-def _write_all(descriptor: int, part: Buffer) -> None:
+def write_all(stream: FileIO, part: Buffer) -> None:
+    """Write all of `part`: one call writes less on a disk that is almost full. Raises OSError."""
     view = memoryview(part).cast("B")
     while view:
-        view = view[os.write(descriptor, view) :]
+        view = view[stream.write(view) :]
 
 
 @contextmanager

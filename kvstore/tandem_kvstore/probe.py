@@ -37,6 +37,16 @@ _SECONDS: Final = 10.0
 _CONNECT_SECONDS: Final = 5.0
 """Seconds for the connection, or the request for the store's time, that explains a failure."""
 _PAYLOAD: Final = b"tandem doctor"
+_RIGHTS: Final = {
+    "write": "s3:PutObject", "read": "s3:GetObject", "list": "s3:ListBucket",
+    "delete": "s3:DeleteObject",
+}  # fmt: skip
+"""What the probe does, in this order, and its name in S3's policies."""
+_VALIDITY_FIX: Final = "renew the store's certificate, or set this machine's clock"
+_NAME_FIX: Final = "use a host name that is in the certificate, or have one issued for this name"
+_CERTIFICATE_FIXES: Final = {9: _VALIDITY_FIX, 10: _VALIDITY_FIX, 62: _NAME_FIX, 64: _NAME_FIX}
+"""By OpenSSL's X509_V_ERR: not yet valid, expired, another host name, another address."""
+_OTHER_CERTIFICATE_FIX: Final = "give the certificate of the authority that issued it as ca_file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +68,32 @@ async def probe_store(location: StoreLocation) -> ProbeResult:
         objects = open_store(location)
     except LocationError as err:
         return ProbeResult(False, str(err), "correct the files of the credentials, or ca_file")
+    allowed: list[str] = []
     try:
         async with asyncio.timeout(_SECONDS):
-            return await _exercise(objects, location)
+            return await _exercise(objects, location, allowed)
     except TimeoutError:
         return await _explain_silence(location)
+    except StoreDenied as err:
+        return await _explain_denial(err, location, objects, allowed)
     except StoreError as err:
         return await _explain(err, location)
     finally:
         await objects.close()
 
 
-async def _exercise(objects: ObjectStore, location: StoreLocation) -> ProbeResult:
+async def _exercise(
+    objects: ObjectStore, location: StoreLocation, allowed: list[str]
+) -> ProbeResult:
+    """`allowed` gets those of _RIGHTS that the store has granted."""
     name = f"probe.{uuid.uuid4().hex}"
     lacks, fixes = [], []
     await objects.put(name, (_PAYLOAD,))
+    allowed.append("write")
     try:
-        if bytes(await objects.get(name, 1 << 10)) != _PAYLOAD:
+        read = bytes(await objects.get(name, 1 << 10))
+        allowed.append("read")
+        if read != _PAYLOAD:
             return ProbeResult(
                 False,
                 "the store returned other bytes than were written",
@@ -92,7 +111,9 @@ async def _exercise(objects: ObjectStore, location: StoreLocation) -> ProbeResul
                 "you need to change nothing: of two writers the last one counts, and KV stays "
                 "right; see docs/kv-storage.md#stores-without-conditional-writes"
             )
-        if not await _lists(objects, name):
+        is_listed = await _lists(objects, name)
+        allowed.append("list")
+        if not is_listed:
             lacks.append("a listing of what was just written")
             fixes.append(
                 "bound the namespace in the store itself, for instance by a lifecycle rule"
@@ -119,8 +140,6 @@ async def _explain(err: StoreError, location: StoreLocation) -> ProbeResult:
             "the store takes no more bytes",
             "give it more space, or set capacity_bytes so that unused chunks leave",
         )
-    if isinstance(err, StoreDenied):
-        return await _explain_denial(err, location)
     if isinstance(err, ObjectMissing):
         if location.protocol is Protocol.S3:
             return ProbeResult(
@@ -138,7 +157,9 @@ async def _explain(err: StoreError, location: StoreLocation) -> ProbeResult:
     return ProbeResult(False, str(err), "see docs/kv-storage.md for what a store must support")
 
 
-async def _explain_denial(err: StoreDenied, location: StoreLocation) -> ProbeResult:
+async def _explain_denial(
+    err: StoreDenied, location: StoreLocation, objects: ObjectStore, allowed: list[str]
+) -> ProbeResult:
     if isinstance(err, StoreExpired):
         return ProbeResult(
             False,
@@ -158,11 +179,33 @@ async def _explain_denial(err: StoreDenied, location: StoreLocation) -> ProbeRes
             f"the store refused the signature, and its clock differs by {skew:+.0f} s",
             "set both clocks by NTP: S3 refuses signatures that are 15 minutes off",
         )
+    if not allowed and await _may_read(objects):
+        allowed.append("read")
+    if allowed:
+        denied = next(right for right in _RIGHTS if right not in allowed)
+        return ProbeResult(
+            False,
+            f"the credentials may {' and '.join(allowed)}, but not {denied}",
+            f"give them the right to {denied} in {location.namespace}"
+            f" ({_RIGHTS[denied]} in S3's policies)",
+        )
     return ProbeResult(
         False,
         "the store refused the credentials",
         f"check the keys, and that they may get, put, list and delete in {location.namespace}",
     )
+
+
+async def _may_read(objects: ObjectStore) -> bool:
+    """Whether the store answers that an object is missing, instead of refusing to look."""
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            await objects.get(f"probe.{uuid.uuid4().hex}", 1 << 10)
+    except ObjectMissing:
+        return True
+    except (StoreError, TimeoutError):
+        return False
+    return True
 
 
 async def _explain_silence(location: StoreLocation) -> ProbeResult:
@@ -200,7 +243,7 @@ async def _explain_connection(location: StoreLocation) -> ProbeResult:
         return ProbeResult(
             False,
             f"the certificate of {host} is not trusted: {err.verify_message}",
-            "give the authority's certificate as ca_file, or use the name in the certificate",
+            _CERTIFICATE_FIXES.get(err.verify_code, _OTHER_CERTIFICATE_FIX),
         )
     except ssl.SSLError as err:
         return ProbeResult(

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from tandem_contract.commandline import HostPort
 from tandem_doctor.findings import Severity
@@ -21,6 +22,7 @@ from tandem_kvstore.stores import open_store
 from tandem_local.ports import free_port
 
 from ..chaos.toxiproxy import toxiproxy
+from .gate import error, gate
 from .servers import (
     ACCESS_KEY,
     NAMESPACE,
@@ -28,6 +30,7 @@ from .servers import (
     Server,
     s3_location,
     small_disk,
+    store_in_this_process,
     tandem_store,
     versitygw,
 )
@@ -51,6 +54,34 @@ async def test_wrong_keys_and_a_missing_bucket(tmp_path: Path, versitygw_program
     for result in (wrong, missing):
         assert not result.works
         assert "secret" not in repr(result).replace("Secret", "")
+
+
+@pytest.mark.parametrize(
+    ("denied", "detail", "right"),
+    [
+        ("write", "the credentials may read, but not write", "s3:PutObject"),
+        ("read", "the credentials may write, but not read", "s3:GetObject"),
+        ("list", "the credentials may write and read, but not list", "s3:ListBucket"),
+        ("delete", "the credentials may write and read and list, but not delete",
+         "s3:DeleteObject"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("protocol", ["http", "s3"])
+async def test_a_right_that_is_missing_is_named(
+    tmp_path: Path, versitygw_program: None, protocol: str, denied: str, detail: str, right: str
+) -> None:
+    rights = {"PUT": "write", "DELETE": "delete"}
+
+    def refuse(request: web.Request) -> web.Response | None:
+        read = "list" if "list" in request.query_string else "read"
+        is_denied = rights.get(request.method, read) == denied
+        return error(403, "AccessDenied") if is_denied else None
+
+    start = store_in_this_process if protocol == "http" else versitygw
+    async with start(tmp_path) as server, gate(server.location, refuse) as front:
+        result = await probe_store(front.location)
+    assert (result.works, result.detail) == (False, detail)
+    assert right in result.fix
 
 
 async def test_nothing_listens() -> None:

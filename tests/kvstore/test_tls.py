@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,35 @@ async def test_plain_http_with_a_private_authority(tmp_path: Path) -> None:
         assert (await probe_store(replace(location, ca_file=tmp_path / "ca.pem"))).works
     finally:
         await server.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "days", "reason", "fix"),
+    [
+        ("127.0.0.1", -1, "certificate has expired", "renew the store's certificate"),
+        ("127.0.0.2", 1, "IP address mismatch", "a host name that is in the certificate"),
+    ],
+)
+async def test_a_certificate_of_a_known_authority_that_is_not_valid_here(
+    tmp_path: Path, name: str, days: int, reason: str, fix: str
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    end = datetime.now(UTC) + timedelta(days=days)
+    begin = end - timedelta(days=30)
+    authority.issue_cert(name, not_before=begin, not_after=end).configure_cert(context)
+    server = TestServer(StoreServer(StoreSettings(tmp_path / "objects")).app(), scheme="https")
+    await server.start_server(ssl=context)
+    try:
+        endpoint = f"https://127.0.0.1:{server.port}"
+        location = store_location(endpoint, NAMESPACE)
+        result = await probe_store(replace(location, ca_file=tmp_path / "ca.pem"))
+    finally:
+        await server.close()
+    assert not result.works
+    assert reason in result.detail
+    assert fix in result.fix
 
 
 async def test_s3_with_a_private_authority(tmp_path: Path, versitygw_program: None) -> None:

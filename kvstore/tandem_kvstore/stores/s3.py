@@ -273,7 +273,8 @@ def error_by_text(what: str, text: str) -> StoreError:
     status = int(answer[1]) if answer else None
     if status == 507 or any(code in text for code in _FULL_CODES):
         return StoreFull(f"{what}: the store is full")
-    if _is_denial(text):
+    # A listing that is denied has no class of its own.
+    if status in (401, 403) or _is_denial(text):
         return _denial(what, text)
     if status in (405, 501):
         return StoreUnsupported(f"{what}: the store does not support it")

@@ -11,7 +11,7 @@ wrote the lease last.
 A long round renews the lease, and ends when it is lost. A process that was paused for longer than
 the lease ends its round, too, and forgets since when data had no manifest: another process may have
 acted meanwhile. So each process deletes only data that it saw without a manifest for the I/O
-deadline while nobody else acted.
+deadline while no other process acted.
 
 A store that refuses conditional writes, or ignores conditions, keeps the lease of the last writer.
 Several processes may act there at once until each looks at the lease again, for a third of its
@@ -149,7 +149,7 @@ class Collector:
         began = time.monotonic()
         if began - self._held < self._lease / 3:
             return
-        # Without `_take_lease`: in mid-round nobody takes over.
+        # Without `_take_lease`: in mid-round a process does not take over.
         try:
             found = await self._objects.get_tagged(LEASE, 1 << 12)
         except ObjectMissing as err:

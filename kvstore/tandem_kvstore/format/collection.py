@@ -34,8 +34,8 @@ class Bounds:
     max_age: float
     """Seconds since a chunk was written or last used, after which it is deleted."""
     io_deadline: float = 300.0
-    """Seconds that data stay after their manifest, more than LOAD_SECONDS and WRITE_SECONDS. Shorter
-    than these: a reader finds data missing and computes."""
+    """Seconds that data stay after their manifest: more than LOAD_SECONDS and WRITE_SECONDS. Less:
+    a reader finds data missing and computes."""
     low_water: float = 0.9
     """Share of the capacity."""
 

@@ -1,10 +1,10 @@
-"""`KvReference`: where KV of a prompt's prefix lies in external storage.
+"""`KvReference`: names the stored KV of a prompt's prefix.
 
-A hand-off through storage carries it in `kv_transfer_params`:
+A hand-off through storage has it in `kv_transfer_params`:
 
-    prefill request   sidecar → engine   StoreLeg: "store the KV, and name it in the answer"
-    prefill answer    engine → sidecar   StoreAnswer, once the store shows the KV to other engines
-    decode request    sidecar → engine   LoadLeg: the reference of that answer, and a time limit
+    prefill request   sidecar → engine   StoreLeg: store the KV, and name it in the answer
+    prefill answer    engine → sidecar   StoreAnswer, when a look-up finds the KV in the store
+    decode request    sidecar → engine   LoadLeg: the reference of the answer, and a time limit
 
 Errors: `KvReferenceUnusable`.
 """
@@ -16,11 +16,11 @@ from typing import Annotated, Any, Final
 import msgspec
 
 TENSOR_FORMAT: Final = "tandem-kv/2"
-"""The format of the objects that this release writes, and the only one that it reads. It changes
-whenever an older reader would misread the objects."""
+"""Format of the objects that this release writes; it reads no other. It changes whenever an older
+release would misread the objects."""
 
 REFERENCE: Final = "tandem_kv_reference"
-"""Key of the object in `kv_transfer_params`."""
+"""Key of the KvReference in `kv_transfer_params`."""
 
 _HASH: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -29,10 +29,10 @@ STORE: Final = "tandem_kv_store"
 """Key of a prefill leg's StoreLeg in `kv_transfer_params`."""
 
 LOAD_TIMEOUT: Final = "tandem_kv_load_timeout"
-"""Key of the seconds, beside the reference, that a decode engine may take to load the KV."""
+"""Key of the seconds that a decode engine may take to load the KV, next to REFERENCE."""
 
 MAX_TIMEOUT: Final = 3600.0
-"""Longest time limit that an engine accepts, in seconds: it keeps blocks for a load meanwhile."""
+"""Longest time limit in seconds that an engine accepts, because it keeps blocks for a load."""
 
 
 class KvReferenceUnusable(ValueError):
@@ -40,22 +40,22 @@ class KvReferenceUnusable(ValueError):
 
 
 class KvReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """KV of the first `token_count` tokens of a prompt, which lies at `path`."""
+    """The KV of the first `token_count` tokens of a prompt, stored at `path`."""
 
     path: str
-    """`{kv_namespace}/{prefix_hash}`, below the endpoint that both engines are configured with.
-    The reference has no endpoint: a request must not make an engine connect to another host."""
+    """`{kv_namespace}/{prefix_hash}`, below the endpoint in each engine's configuration. The
+    reference has no endpoint: a request must not make an engine connect to another host."""
     prefix_hash: str
-    """Key of the last chunk, 64 hexadecimal digits: it covers all tokens up to that chunk's end."""
+    """Key of the prefix's last chunk, 64 hexadecimal digits. It covers all tokens of the prefix."""
     token_count: int
-    """Tokens from the start of the prompt that the chain of chunks covers."""
+    """Tokens of the prefix."""
     tensor_format: str = TENSOR_FORMAT
 
 
 def read_reference(data: object) -> KvReference:
     """The reference in a decoded JSON object.
 
-    Raises KvReferenceUnusable when a field is missing or wrong, or when another release wrote it.
+    Raises KvReferenceUnusable if a field is missing or wrong, or if another release wrote it.
     """
     try:
         reference = msgspec.convert(data, KvReference)
@@ -74,10 +74,10 @@ def read_reference(data: object) -> KvReference:
 
 
 class StoreLeg(msgspec.Struct, frozen=True, gc=False):
-    """What a prefill leg asks of its engine."""
+    """The request of a prefill leg: store the prompt's KV."""
 
     timeout: Annotated[float, msgspec.Meta(gt=0, le=MAX_TIMEOUT)]
-    """Seconds after the prefill in which the KV has to be in the store."""
+    """Seconds after the prefill within which the KV must be in the store."""
 
 
 class StoreAnswer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -86,8 +86,7 @@ class StoreAnswer(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     tandem_kv_reference: KvReference | None = None
     """KV that was in the store when the engine answered."""
     tandem_kv_not_stored: str | None = None
-    """Why there is none: `short`, when the prompt has not even one chunk, or a reason of
-    `tandem_kvstore.errors.Reason`."""
+    """Why no KV is stored: SHORT, or a value of `tandem_kvstore.errors.Reason`."""
 
 
 class LoadLeg(msgspec.Struct, frozen=True, gc=False):
@@ -95,17 +94,17 @@ class LoadLeg(msgspec.Struct, frozen=True, gc=False):
 
     tandem_kv_reference: KvReference
     tandem_kv_load_timeout: Annotated[float, msgspec.Meta(gt=0, le=MAX_TIMEOUT)]
-    """Seconds in which the KV has to be loaded; after them the engine computes the rest."""
+    """Seconds after which the engine ends the load and computes the rest."""
 
 
 SHORT: Final = "short"
-"""The prompt has not even one chunk: there is nothing to store, and that is no failure."""
+"""The prompt is shorter than a chunk: there is nothing to store. This is no failure."""
 
 
 def load_leg(value: Mapping[str, Any]) -> LoadLeg:
-    """The decode leg's parameters in a decoded request body.
+    """The LoadLeg in decoded `kv_transfer_params`.
 
-    Raises KvReferenceUnusable when they are incomplete, or when another release wrote them.
+    Raises KvReferenceUnusable if it is incomplete, or if another release wrote it.
     """
     reference = read_reference(value.get(REFERENCE))
     try:

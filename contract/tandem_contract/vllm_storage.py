@@ -1,7 +1,8 @@
 """Names of vLLM's connector for KV in external storage.
 
-vLLM imports the class from the module; docs/vllm-storage.md documents the configuration. The keys
-of the store are those of the torch engine's `--kv-storage-config`, too, which the operator writes.
+vLLM imports CONNECTOR from MODULE_PATH. docs/vllm-storage.md documents the configuration, whose
+keys for the store are also those of the torch engine's `--kv-storage-config`. The operator writes
+both.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ CONNECTOR: Final = "TandemStorageConnector"
 MODULE_PATH: Final = "tandem_vllm_storage.connector"
 """`kv_connector_module_path`, beside CONNECTOR."""
 LOAD_FAILURE_POLICY: Final = "recompute"
-"""`kv_load_failure_policy` that the connector requires: vLLM's default fails a request whose load
-failed."""
+"""`kv_load_failure_policy` that the connector requires. vLLM's default fails a request if its load
+fails."""
 PACKAGES_PATH: Final = "/opt/tandem/python"
 """Directory that the init container's entrypoint fills (images/tandem-vllm-storage.Dockerfile), and
 that `PYTHONPATH` of the engine's container names."""
@@ -23,19 +24,20 @@ ENDPOINT: Final = "endpoint"
 """URL of the store: http://, https:// or file:///."""
 KV_NAMESPACE: Final = "kv_namespace"
 PROTOCOL: Final = "protocol"
-"""s3, http or file, where endpoint and credentials do not tell."""
+"""s3, http or file; left out, endpoint and credentials select it."""
 CREDENTIALS_DIR: Final = "credentials_dir"
 """Mounted Secret with the files access_key, secret_key and, optionally, session_token."""
 BOUNDS_FILE: Final = "bounds_file"
-"""JSON file with the two keys below, read again while the engine runs; it wins over settings of the
-same names. Written by the kubelet from the annotation `labels.STORAGE_BOUNDS`."""
+"""JSON file with CAPACITY and MAX_AGE, read again while the engine runs; it overrides the settings
+of the same names. Written by the kubelet from the annotation `labels.STORAGE_BOUNDS`."""
 CAPACITY: Final = "capacity_bytes"
-"""Bytes of the namespace; left out or 0, no bound."""
+"""Most bytes of the namespace; left out or 0: no limit."""
 MAX_AGE: Final = "max_age_seconds"
+"""Seconds since its last use after which a chunk is deleted."""
 CHUNK_TOKENS: Final = "chunk_tokens"
 """Tokens of a stored chunk."""
 WEIGHTS: Final = "weights"
-"""Commit or digest that names the weights, for vLLM."""
+"""Commit or digest of the weights; only vLLM's connector has this key."""
 _SETTINGS: Final = (
     ENDPOINT, KV_NAMESPACE, PROTOCOL, CREDENTIALS_DIR, BOUNDS_FILE, CAPACITY, MAX_AGE, CHUNK_TOKENS,
     "region", "virtual_host_style", "ca_file", "pending_bytes",
@@ -44,7 +46,7 @@ SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm": (*_SETTINGS, WEIGHTS),
     "torch": (*_SETTINGS, "host_bytes"),
 }
-"""Type of engine → all keys that it accepts; it does not start with another one. Read by the
+"""All keys that an engine accepts, by its type; with another key it does not start. Read by the
 operator."""
 
 # Metrics on the engine's /metrics page. Written by the connector, read by dashboards.
@@ -53,16 +55,16 @@ STORED_TOKENS: Final = "tandem_vllm_storage_stored_tokens"
 LOADED_BYTES: Final = "tandem_vllm_storage_loaded_bytes"
 LOAD_SECONDS: Final = "tandem_vllm_storage_load_seconds"
 TRANSFER_SECONDS: Final = "tandem_vllm_storage_transfer_seconds"
-"""Of hand-offs through storage: look-up and load of the KV that a decode leg names. Read by the
-sidecar and the router, as the next."""
+"""Seconds that a hand-off's look-up and load took on the decode engine. Read by the sidecar and the
+router."""
 TRANSFER_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2.5, 5, 10)
-"""Its bounds in seconds; the sidecar's own histogram of transfers has all of them."""
+"""Bounds of TRANSFER_SECONDS; the sidecar's own histogram of transfers has all of them."""
 FAILED_TRANSFERS: Final = "tandem_vllm_storage_failed_transfers"
-"""Decode legs whose named KV was not loaded as a whole."""
+"""Decode legs whose named KV was not loaded as a whole. Read by the sidecar and the router."""
 NOT_LOADED_CHUNKS: Final = "tandem_vllm_storage_not_loaded_chunks"
 NOT_STORED_CHUNKS: Final = "tandem_vllm_storage_not_stored_chunks"
 BREAKER_STATE: Final = "tandem_vllm_storage_breaker_state"
-"""0 closed, 1 half-open, 2 open."""
+"""0 closed, 1 half-open, 2 open. Read by the operator."""
 FAILURE: Final = "tandem_vllm_storage_failure"
-"""1 for the newest failure of the store, 0 for those before, by the label `message`. Read by the
-operator, too, as the two above it."""
+"""1 for the newest failure of the store, 0 for earlier ones, by the label `message`. Read by the
+operator."""

@@ -3,15 +3,14 @@
 1. Prefill leg: the client's body capped to one token; `kv_transfer_params` ask to store the KV.
 2. The prefill engine answers when the store shows the KV, with a KvReference to it.
 3. Decode leg: the client's body with that reference and `kv_transfer_timeout`. The decode engine
-   loads what the reference covers and computes the rest; after the time limit it computes the rest
-   of what it has not loaded.
+   loads what the reference covers, within this time, and computes the rest.
 
-A reference has neither an endpoint nor credentials: each engine uses the store and the namespace
-that it is configured with, and refuses a path outside of them. What is stored stays for the next
-request with the prompt, so there is nothing to release.
+A reference has neither an endpoint nor credentials: each engine uses the store and the namespace in
+its own configuration, and refuses a path outside of them. Stored KV stays for the next request with
+the same prompt, so there is nothing to release.
 
-An engine that answers without parameters does not name what it stores. The decode engine then looks
-the prompt up by itself, and may find that not all of it is stored yet.
+If the prefill engine answers without parameters, the decode engine looks the prompt up by itself,
+and may find that not all of it is stored yet.
 """
 
 from typing import Any, Final

@@ -85,7 +85,7 @@ class StoreClient:
         """How many leading chunks the store has, and why not more."""
         if not self.guard.breaker.allows:
             return 0, Reason.BREAKER_OPEN
-        if not chunks:
+        if not chunks:  # No request is sent, so the breaker learns nothing.
             return 0, None
         _, outcome = await self._store.find(chunks)
         self._judge(chunks, outcome)

@@ -1,8 +1,10 @@
 """Chunks with known bytes, and a store client for them."""
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem_kvstore.chunk_store import Chunk, ChunkStore, chunks_of
 from tandem_kvstore.client import StoreClient
@@ -47,6 +49,16 @@ def layer_groups(chunk: Chunk, writer: int = 0) -> list[LayerGroup]:
         LayerGroup(name, specs, tuple(tensor_bytes(chunk, spec, writer) for spec in specs))
         for name, specs in group_specs()
     ]
+
+
+async def cancel_when(blocked: asyncio.Event, load: Coroutine[Any, Any, object]) -> None:
+    """Run `load`, and cancel it when one of its tasks has set `blocked`."""
+    task = asyncio.create_task(load)
+    await blocked.wait()
+    # The tasks behind the blocked one have run by the next turn of the loop.
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def tensor_bytes(chunk: Chunk, spec: TensorSpec, writer: int = 0) -> bytes:

@@ -10,7 +10,7 @@ from tandem_kvstore.chain import Outcome, Progress, load_by_layers
 from tandem_kvstore.errors import KvRejected, Reason
 from tandem_kvstore.format.manifest import MAX_INLINE
 
-from .kv import chain, client, engine, group_specs
+from .kv import cancel_when, chain, client, engine, group_specs
 from .servers import file_store
 from .test_faults import FAULTS, Fault
 
@@ -97,12 +97,7 @@ async def test_a_load_that_is_cancelled_keeps_whole_chunks() -> None:
             blocked.set()
             await asyncio.Event().wait()
 
-    task = asyncio.create_task(load_by_layers(load, 3, 2, Watch(), progress))
-    await blocked.wait()
-    # The tasks behind the blocked one have run by the next turn of the loop.
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await cancel_when(blocked, load_by_layers(load, 3, 2, Watch(), progress))
     assert progress.chunks == 1
 
 

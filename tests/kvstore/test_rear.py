@@ -11,7 +11,7 @@ from tandem_kvstore.chain import Outcome, Progress, load_rear
 from tandem_kvstore.chunk_store import Chunk
 from tandem_kvstore.errors import KvRejected, Reason
 
-from .kv import chain, client, engine, group_specs
+from .kv import cancel_when, chain, client, engine, group_specs
 from .servers import file_store
 from .test_faults import FAULTS, Fault
 
@@ -89,11 +89,7 @@ async def test_a_load_that_is_cancelled_keeps_the_last_chunks() -> None:
             blocked.set()
             await asyncio.Event().wait()
 
-    task = asyncio.create_task(load_rear(load, 6, Watch(first=0), progress))
-    await blocked.wait()
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await cancel_when(blocked, load_rear(load, 6, Watch(first=0), progress))
     assert progress.chunks == 1
 
 

@@ -60,8 +60,9 @@ class Servers(NamedTuple):
 
 
 @asynccontextmanager
-async def running(scratch: Path, chunks: int) -> AsyncIterator[Servers]:
-    """Start the servers, and end them afterwards; the engine streams `chunks` events.
+async def running(scratch: Path, chunks: int, *, interval: float = 0.0) -> AsyncIterator[Servers]:
+    """Start the servers, and end them afterwards; the engine streams `chunks` events, `interval`
+    seconds apart.
 
     Raises SetupError when Envoy is missing, RuntimeError with the output of a server that did not
     start.
@@ -73,7 +74,10 @@ async def running(scratch: Path, chunks: int) -> AsyncIterator[Servers]:
     # Free now, but not reserved: another process could still take one of them.
     engine, envoy, sidecar, admin = (free_port(_HOST) for _ in range(4))
     config.write_text(json.dumps(bare_proxy(envoy, engine)))
-    fake = (str(python), "-m", "benchmarks.fake_engine", str(engine), "--chunks", str(chunks))
+    fake = (
+        *(str(python), "-m", "benchmarks.fake_engine", str(engine)),
+        *("--chunks", str(chunks), "--interval", f"{interval:g}"),
+    )
     # One worker thread, as the sidecar has; a dynamic base id lets other Envoys run here.
     bare = (str(program), "-c", str(config), "--concurrency", "1", "--use-dynamic-base-id")
     ours = (

@@ -62,6 +62,11 @@ PLAIN: Final = Case("plain, 1 KB", 12000)
 HAND_OFF: Final = Case("hand-off, 1 KB", 8000, split=True)
 STREAM: Final = Case(f"stream of {CHUNKS} chunks", 1500, stream=True)
 HAND_OFF_STREAM: Final = Case("hand-off, then stream", 1500, stream=True, split=True)
+# Few, because such an answer takes more than half a second. Each event is read and written alone,
+# so the CPU per stream hardly depends on which process runs when.
+PACED_STREAM: Final = Case(f"stream of {CHUNKS} chunks, paced", 48, stream=True)
+_INTERVAL: Final = 0.002
+"""Seconds between the events of a paced stream. Longer ones only make the benchmark longer."""
 # One client: h2load lets all clients send at the same moment, and they would delay each other.
 PACED: Final = Case("200 req/s", 800, clients=1, rate=200)
 PACED_HAND_OFF: Final = Case("200 req/s, hand-off", 800, split=True, clients=1, rate=200)
@@ -170,7 +175,16 @@ async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
             progress(LARGE.name)
             # Last, because it raises the sidecar's memory, which is read afterwards.
             await bench.run(servers.sidecar, LARGE)
-            return figures(bench, servers.sidecar.resident()), bench.samples
+            resident = servers.sidecar.resident()
+        async with running(scratch, CHUNKS, interval=_INTERVAL) as servers:
+            paced = Bench(scratch, servers)
+            for number in range(rounds):
+                compared = [servers.sidecar, servers.envoy]
+                for server in reversed(compared) if number % 2 else compared:
+                    progress(f"round {number + 1} of {rounds}: {PACED_STREAM.name}, {server.name}")
+                    await paced.run(server, PACED_STREAM)
+    bench.samples += paced.samples
+    return figures(bench, resident), bench.samples
 
 
 def figures(bench: Bench, resident: float) -> list[Figure]:
@@ -192,6 +206,7 @@ def figures(bench: Bench, resident: float) -> list[Figure]:
         cpu("plain 1 KB over Envoy's", PLAIN, PLAIN, 1.8),
         cpu("hand-off 1 KB over Envoy's plain", HAND_OFF, PLAIN, 4),
         cpu(f"{CHUNKS}-chunk stream over Envoy's", STREAM, STREAM, 1.1),
+        cpu("stream, paced by the engine, over Envoy's", PACED_STREAM, PACED_STREAM, 1.1),
         cpu("hand-off + stream over Envoy's stream", HAND_OFF_STREAM, STREAM, 2),
         latency("plain", PACED),
         latency("hand-off", PACED_HAND_OFF),

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from tandem_contract import ports
+from tandem_contract.connectors import LEASE_DURATION, TORCH_NIXL_SETTINGS
 
 from .tiers.settings import KvStorageConfig
 from .transfer.wire import MAX_ID, MAX_SECONDS
@@ -132,7 +133,7 @@ def parse_kv_transfer_config(
     """Parse vLLM's JSON; without an engine id, a new one is made.
 
     Raises ConfigError when `text` is not such an object, has another connector or an unknown field,
-    role or policy, an engine id that is too long, or a lease that is not above 0 seconds and at
+    setting, role or policy, an engine id that is too long, or a lease that is not above 0 seconds and at
     most a day.
     """
     try:
@@ -143,11 +144,17 @@ def parse_kv_transfer_config(
         raise ConfigError(
             f"--kv-transfer-config: kv_connector {wire.kv_connector!r}: this engine has {CONNECTOR}"
         )
-    lease = wire.kv_connector_extra_config.get("kv_lease_duration", 30.0)
+    extra = wire.kv_connector_extra_config
+    if unknown := sorted(extra.keys() - {*TORCH_NIXL_SETTINGS}):
+        raise ConfigError(
+            f"--kv-transfer-config: kv_connector_extra_config has {unknown[0]!r}: this engine knows"
+            f" {' and '.join(TORCH_NIXL_SETTINGS)} only"
+        )
+    lease = extra.get(LEASE_DURATION, 30.0)
     is_number = isinstance(lease, int | float) and not isinstance(lease, bool)
     if not is_number or not 0 < lease <= MAX_SECONDS:
         raise ConfigError(
-            f"--kv-transfer-config: kv_lease_duration {lease!r}: "
+            f"--kv-transfer-config: {LEASE_DURATION} {lease!r}: "
             "write seconds above 0, at most a day"
         )
     # Checked here, because a Hello with a longer id would be refused for each hand-off.

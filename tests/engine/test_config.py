@@ -60,6 +60,11 @@ def test_what_is_left_out_has_a_default_and_ids_are_new_each_time() -> None:
         ),
         (
             '{"kv_connector": "NixlConnector", "kv_role": "kv_both",'
+            ' "kv_connector_extra_config": {"num_threads": 4}}',
+            "has 'num_threads': this engine knows backends and kv_lease_duration only",
+        ),
+        (
+            '{"kv_connector": "NixlConnector", "kv_role": "kv_both",'
             f' "engine_id": "{"x" * 513}"}}',
             "engine_id has more than 512 characters",
         ),

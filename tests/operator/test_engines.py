@@ -230,6 +230,14 @@ def test_every_step_of_the_table_has_a_golden_file() -> None:
             {"connector": "nixl"}, {"connector": "storage", "extraConfig": {"host_bytes": 1}}]}},
          "spec.transfer.connectors[1].extraConfig.host_bytes: the vllm engine knows no such setting"
          " of its store: known are bounds_file"),
+        ({"model": {"name": "tiny", "source": {"tiny": {}}}, "engine": {"type": "torch"},
+          "transfer": {"extraConfig": {"kv_lease_durations": 5}}},
+         "spec.transfer.extraConfig.kv_lease_durations: the torch engine knows no such setting of"
+         " nixl (did you mean 'kv_lease_duration'?)"),
+        ({"model": {"name": "tiny", "source": {"tiny": {}}}, "engine": {"type": "torch"},
+          "transfer": {"storage": {"endpoint": "http://s"}, "extraConfig": {"chunk_tokens": 512}}},
+         "spec.transfer.extraConfig.chunk_tokens: the torch engine knows no such setting of nixl:"
+         " known are backends, kv_lease_duration"),
         ({"engine": {"extraArgs": ["--no-enable-prefix-caching"]},
           "transfer": {"storage": {"endpoint": "http://s"}}},
          "spec.engine.extraArgs[0]: --no-enable-prefix-caching and transfer.storage exclude"),

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tandem_contract import environment as variables
 from tandem_contract import ports
-from tandem_contract.connectors import ConnectorName
+from tandem_contract.connectors import BACKENDS, LEASE_DURATION, ConnectorName
 from tandem_contract.durations import Seconds
 from tandem_contract.paths import Role
 
@@ -253,9 +253,9 @@ def _nixl_config(spec: PoolSpec) -> dict[str, Any]:
     if engine.type == "torch" or vllm_versions.LEASE.includes(
         vllm_versions.parse_release(engine.version)
     ):
-        extra["kv_lease_duration"] = _number(transfer.lease_duration)
+        extra[LEASE_DURATION] = _number(transfer.lease_duration)
     if transfer.backends:
-        extra["backends"] = list(transfer.backends)
+        extra[BACKENDS] = list(transfer.backends)
     return extra
 
 

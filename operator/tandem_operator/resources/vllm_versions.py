@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tandem_contract.connectors import ConnectorName
+from tandem_contract.connectors import TORCH_NIXL_SETTINGS, ConnectorName
 from tandem_contract.vllm_storage import CONNECTOR
 
 from .lmcache import lmcache_problems
-from .schema import Path_, Problem
+from .schema import Path_, Problem, nearest
 from .spec import SIDECAR, DecodeSpec, PoolSpec, PrefillSpec
 from .spec_parts import Transfer
 from .storage import bounds_problems, chunk_problems, setting_problems, storage_problems
@@ -108,11 +108,7 @@ def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
     yield from bounds_problems(spec)
     yield from setting_problems(spec)
     if spec.engine.type != "vllm":
-        if spec.transfer.require_rdma:
-            yield Problem(
-                ("spec", "transfer", "requireRdma"),
-                "the torch engine moves KV over TCP: leave it out",
-            )
+        yield from _unsupported_by_torch(spec.transfer)
         yield from chunk_problems(spec)
         return
     release = parse_release(spec.engine.version)
@@ -140,6 +136,25 @@ def unsupported_settings(spec: PrefillSpec | DecodeSpec) -> Iterator[Problem]:
         versions = ALL2ALL.get(backend, VersionRange())
         if not versions.includes(release):
             yield _requires(backend, versions, spec, ("spec", "parallelism", "all2allBackend"))
+
+
+def _unsupported_by_torch(transfer: Transfer) -> Iterator[Problem]:
+    """Settings of `transfer` that the torch engine lacks. With an unknown one of nixl it would not
+    start; those of its store are checked elsewhere."""
+    if transfer.require_rdma:
+        yield Problem(
+            ("spec", "transfer", "requireRdma"),
+            "the torch engine moves KV over TCP: leave it out",
+        )
+    if transfer.connector != ConnectorName.NIXL:
+        return
+    for name in sorted(transfer.extra_config.keys() - {*TORCH_NIXL_SETTINGS}):
+        known = f": known are {', '.join(TORCH_NIXL_SETTINGS)}"
+        yield Problem(
+            ("spec", "transfer", "extraConfig", name),
+            "the torch engine knows no such setting of nixl"
+            f"{nearest(name, TORCH_NIXL_SETTINGS) or known}",
+        )
 
 
 def _contradictions(transfer: Transfer) -> Iterator[Problem]:

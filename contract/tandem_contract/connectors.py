@@ -7,8 +7,8 @@ LEASE_DURATION: Final = "kv_lease_duration"
 """Setting of nixl in `kv_connector_extra_config`: seconds that a prefill engine holds KV for its
 reader. Written by the operator and by users, read by engines."""
 BACKENDS: Final = "backends"
-"""Setting of nixl: the backends of NIXL, in order. Written from `transfer.backends`; the torch engine
-accepts it without effect."""
+"""Setting of nixl: the backends of NIXL, in order. Written from `transfer.backends`; the torch
+engine accepts it without effect."""
 TORCH_NIXL_SETTINGS: Final = (BACKENDS, LEASE_DURATION)
 """All settings of nixl that the torch engine accepts; it does not start with another one. Read by
 the operator."""

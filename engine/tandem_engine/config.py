@@ -133,8 +133,8 @@ def parse_kv_transfer_config(
     """Parse vLLM's JSON; without an engine id, a new one is made.
 
     Raises ConfigError when `text` is not such an object, has another connector or an unknown field,
-    setting, role or policy, an engine id that is too long, or a lease that is not above 0 seconds and at
-    most a day.
+    setting, role or policy, an engine id that is too long, or a lease that is not above 0 seconds
+    and at most a day.
     """
     try:
         wire = msgspec.json.decode(text, type=_Wire)

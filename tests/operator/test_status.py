@@ -9,6 +9,7 @@ from tandem_contract import labels
 from tandem_operator.conditions import ConditionType, Reason
 from tandem_operator.observed import Failure, NodeState, PoolKey, RouterState
 from tandem_operator.planning.status import statuses
+from tandem_operator.resources.resolve import own_version
 from tandem_operator.resources.schema import problems
 from tandem_operator.routing.endpoint.plan import RouterReason
 
@@ -206,6 +207,26 @@ def test_progressing_says_why_new_pods_are_not_ready_while_old_ones_serve() -> N
     assert status_and_reason(cluster, "PodsReady") == ("True", "AllReady")
     message = cluster.condition("d", "Progressing")["message"]
     assert f"{new.name}: container engine: Error (exit code 2)" in message
+
+
+@pytest.mark.parametrize(("version", "hints"), [("0.0.1", True), (own_version(), False)])
+def test_failing_torch_engines_of_another_version_are_named(version: str, hints: bool) -> None:
+    model = {"name": "tiny", "source": {"tiny": {}}}
+    torch = prefill_pool(model=model, engine={"type": "torch"})
+    cluster = settled(torch, decode_pool(rollout={"maxSurge": 1, "maxUnavailable": 0}))
+    image = f"registry/tandem-engine:{version}"
+    for kind, name in (("PrefillPool", "p"), ("DecodePool", "d")):
+        cluster.edit(kind, name, engine={"type": "torch", "image": image, "maxNumSeqs": 3})
+    cluster.reconcile()
+    # The first failure is replaced at once, the second waits.
+    for _ in range(2):
+        for pod in [pod for pod in cluster.of("d") if not pod.ready]:
+            cluster.fail(pod.name, "container engine: unrecognized arguments: --new")
+        cluster.reconcile()
+    message = cluster.condition("d", "Progressing")["message"]
+    assert "unrecognized arguments: --new" in message
+    fix = f"engine.image is of version {version}, the operator of {own_version()}"
+    assert (fix in message) is hints
 
 
 def test_a_pool_stalls_after_the_deadline_until_it_makes_progress() -> None:

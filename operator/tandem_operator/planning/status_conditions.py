@@ -12,6 +12,7 @@ from tandem_contract import labels
 
 from ..conditions import ConditionType, Reason
 from ..observed import PodState
+from ..resources.resolve import other_version_hint
 from ..resources.spec_parts import Storage
 from . import progress
 from .actions import PoolPlan
@@ -109,20 +110,29 @@ def _missing_pods(facts: Facts, count: str) -> ConditionState:
     unscheduled = [pod for pod in unready if not pod.scheduled and not pod.over]
     # A failed pod needs a change of the spec; an unscheduled one may only have to wait.
     if failed:
-        return ConditionState("False", Reason.PODS_FAIL, f"{count}: {_troubles(failed)}")
+        message = f"{count}: {_troubles(facts, failed)}"
+        return ConditionState("False", Reason.PODS_FAIL, message)
     if unscheduled:
         hint = _NO_SPARE if facts.is_rolling else ""
-        message = f"{count}: {_troubles(unscheduled)}{hint}"
+        message = f"{count}: {_troubles(facts, unscheduled)}{hint}"
         return ConditionState("False", Reason.UNSCHEDULABLE, message)
     if unready:
-        return ConditionState("False", Reason.PODS_FAIL, f"{count}: {_troubles(unready)}")
+        message = f"{count}: {_troubles(facts, unready)}"
+        return ConditionState("False", Reason.PODS_FAIL, message)
     return ConditionState("False", Reason.PODS_NOT_READY, count)
 
 
-def _troubles(pods: list[PodState]) -> str:
-    """The first pod's trouble, and how many more pods have one."""
+def _troubles(facts: Facts, pods: list[PodState]) -> str:
+    """The first pod's trouble, how many more pods have one, and a hint if the version may be why.
+
+    An engine of another version may not know what the operator writes for its own.
+    """
     more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
-    return f"{pods[0].name}: {pods[0].trouble}{more}"
+    pool, hint = facts.plan.pool, ""
+    has_run = pods[0].scheduled or pods[0].over
+    if has_run and pool is not None and pool.spec.engine.type == "torch":
+        hint = other_version_hint(pool.spec.engine.version)
+    return f"{pods[0].name}: {pods[0].trouble}{more}{hint}"
 
 
 def _compatible(facts: Facts) -> ConditionState:
@@ -204,7 +214,7 @@ def _progressing(facts: Facts) -> ConditionState:
     # While older pods keep PodsReady true, only this message says why new pods are not ready.
     counting = [pod for pod in facts.counting_pods if pod.revision == plan.update]
     if failing := [pod for pod in counting if pod.trouble and not pod.ready]:
-        pods += f": {_troubles(failing)}"
+        pods += f": {_troubles(facts, failing)}"
     held_by = plan.validation.rejection or plan.refused or (plan.pull and plan.pull.failure)
     messages: dict[Reason, str] = {
         Reason.WAITING_FOR_PEER: f"keeps revision {plan.current} until the whole set can"

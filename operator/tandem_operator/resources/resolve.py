@@ -55,6 +55,20 @@ def own_version() -> str:
     return version("tandem-llm")
 
 
+def other_version_hint(version: str) -> str:
+    """What to do when torch engines of `version` fail; empty for this distribution's version.
+
+    The operator writes the arguments and files that its own version of the engine reads.
+    """
+    if version == own_version():
+        return ""
+    return (
+        f". engine.image is of version {version}, the operator of {own_version()}: an engine of"
+        " another version may refuse an argument or a setting. Leave engine.image and"
+        f" engine.version out, or take the image of version {own_version()}"
+    )
+
+
 @dataclass(frozen=True)
 class Defaults:
     """Values for what a pool leaves out; an installation sets its own images here."""

@@ -149,6 +149,15 @@ class PodState:
         return self.over or (not self.ready and self.trouble is not None)
 
     @property
+    def state(self) -> str:
+        """The pod's state in the operator's metrics."""
+        if self.leaving:
+            return "draining"
+        if self.over:
+            return "failed"
+        return "ready" if self.ready else "pending"
+
+    @property
     def active(self) -> bool:
         """Whether the pod counts towards `spec.replicas`: neither terminated nor leaving."""
         return not self.over and not self.leaving

@@ -88,6 +88,17 @@ def test_a_pool_that_moves_affects_both_sets_and_both_endpoints(cache: ClusterCa
     assert cache.observe(SET).decodes == ()
 
 
+def test_a_prefill_pool_affects_the_endpoints_of_decode_pools_that_inherit_from_it() -> None:
+    cache = ClusterCache(nodes=False)
+    cache.upsert_pool(decode())
+    assert cache.upsert_pool(prefill()) == {SET, ENDPOINT}
+    assert cache.upsert_pool(prefill(2, status={"readyReplicas": 1})) == {SET}
+    edited = {**prefill(3, model={"name": "m"})}
+    edited["metadata"]["generation"] = 2
+    assert cache.upsert_pool(edited) == {SET, ENDPOINT}
+    assert cache.remove("PrefillPool-p") == {SET, ENDPOINT}
+
+
 @pytest.mark.parametrize("spec", [None, [], "x", {"prefillRef": 3}, {"routing": {"endpoint": []}}])
 def test_an_invalid_pool_has_a_set_of_its_own(spec: object) -> None:
     cache = ClusterCache(nodes=False)

@@ -199,7 +199,7 @@ class ClusterCache:
     def pod_counts(self) -> Iterable[tuple[str, str, str, str, int]]:
         """Namespace, pool, role, state and number of pods, for the metrics."""
         for key in self.pods.all_keys():
-            counts = Counter((pod.role, _metric_state(pod)) for pod in self.pods.by_key(key))
+            counts = Counter((pod.role, pod.state) for pod in self.pods.by_key(key))
             for (role, state), count in counts.items():
                 yield key.namespace, key.name, role, state, count
 
@@ -209,6 +209,9 @@ class ClusterCache:
         keys: tuple[PoolKey | WorkKey, ...] = (resource.key, set_key(resource.body))
         if resource.key.kind == DECODE_POOL:
             keys += (endpoint_of(resource),)
+        is_new_spec = [resource.generation] != [
+            p.generation for p in self.pools.by_key(resource.key)
+        ]
         # When the pool moved to another set or endpoint, the old keys are among those returned.
         # The version is read from `body`, since `trimmed` has removed it.
         changed = self.pools.put(
@@ -219,7 +222,7 @@ class ClusterCache:
             scope=scope_of(body),
             listed_at=listed_at,
         )
-        return {key for key in changed if not isinstance(key, PoolKey)}
+        return self._work(changed, is_new_spec=is_new_spec)
 
     def upsert_pod(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
         # PodState has only fields that planning reads: other updates of the pod enqueue nothing.
@@ -312,7 +315,7 @@ class ClusterCache:
                 self.failures.pop(key, None)
                 self.kv_bytes_moved.pop(key, None)
                 self.storage.pop(key, None)
-        work_keys = {key for key in keys if not isinstance(key, PoolKey)}
+        work_keys = self._work(keys, is_new_spec=True)
         work_keys |= self.pull_jobs.remove(uid, version) | self.pull_pods.remove(uid, version)
         return work_keys | self.children.remove(uid, version) | self._sets(pool_keys)
 
@@ -326,19 +329,21 @@ class ClusterCache:
         uid, version, scope = body["metadata"]["uid"], version_of(body), scope_of(body)
         return store.put(uid, version, (key,), value, scope=scope, listed_at=at)
 
+    def _work(self, keys: set[PoolKey | WorkKey], *, is_new_spec: bool) -> set[WorkKey]:
+        """What a change of a pool, indexed under `keys`, affects."""
+        work = {key for key in keys if not isinstance(key, PoolKey)}
+        is_prefill = any(isinstance(key, PoolKey) and key.kind == PREFILL_POOL for key in keys)
+        if not (is_new_spec and is_prefill):
+            return work
+        # DecodePools inherit from the PrefillPool, and cannot be read without it.
+        members = (pool for key in work for pool in self.pools.by_key(key))
+        return work | {endpoint_of(pool) for pool in members if pool.key.kind == DECODE_POOL}
+
     def _all_sets(self) -> set[WorkKey]:
         return {key for key in self.work_keys() if isinstance(key, SetKey)}
 
     def _sets(self, pools: Iterable[PoolKey]) -> set[WorkKey]:
         return {set_key(resource.body) for pool in pools for resource in self.pools.by_key(pool)}
-
-
-def _metric_state(pod: PodState) -> str:
-    if pod.leaving:
-        return "draining"
-    if pod.over:
-        return "failed"
-    return "ready" if pod.ready else "pending"
 
 
 def _values(store: Store[K, Any], keys: Iterable[K]) -> Iterable[Any]:

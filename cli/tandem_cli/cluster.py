@@ -253,13 +253,17 @@ def _pool(pool: PoolResource, pods: list[PodState]) -> PoolView:
     )
 
 
+_OPERATOR: Final = "app.kubernetes.io/component=operator"
+"""Label of the operator's pods, as the chart sets it."""
+
+
 def _conditions(pool: PoolResource) -> list[Condition]:
     """The conditions that need attention; Ready is one if the status is of an older generation."""
     observed = pool.status.get("observedGeneration", 0)
     # The conditions describe an older spec: showing them would mislead.
     if observed < pool.generation:
         what = "this change" if observed else "this pool"
-        message = f"the operator has not observed {what} yet: is it running?"
+        message = f"the operator has not observed {what} yet: kubectl get pods -A -l {_OPERATOR}"
         return [Condition(ConditionType.READY, "Unknown", "NotObserved", message)]
     conditions: list[Mapping[str, Any]] = pool.status.get("conditions") or []
     return [

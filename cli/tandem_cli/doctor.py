@@ -104,7 +104,7 @@ def _engines(target: Target) -> tuple[Finding, ...]:
         facts = asyncio.run(_cluster(target) if state is None else _stack(state))
     # Without engines no check applies, and an empty list would read as success.
     if not facts.engines:
-        fail("no pod with an engine is running: see tandem status")
+        fail("no pod with an engine is running: tandem status (with the same flags) says why")
     return run_checks(facts)
 
 

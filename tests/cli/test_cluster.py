@@ -161,7 +161,8 @@ def test_a_status_of_an_older_generation_is_not_ready(observed: int, subject: st
     (condition,) = set_view.pools[0].conditions
     assert condition == Condition(
         *("Ready", "Unknown", "NotObserved"),
-        f"the operator has not observed {subject} yet: is it running?",
+        f"the operator has not observed {subject} yet:"
+        " kubectl get pods -A -l app.kubernetes.io/component=operator",
     )
     assert not set_view.ready
 

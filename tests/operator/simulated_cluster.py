@@ -168,6 +168,9 @@ class SimulatedCluster:
     def make_ready(self, name: str) -> None:
         self._change(name, phase="Running", scheduled=True, ready=True, ready_since=self.now)
 
+    def schedule(self, name: str) -> None:
+        self._change(name, scheduled=True)
+
     def make_unready(self, name: str) -> None:
         self._change(name, ready=False, ready_since=None)
 

@@ -78,7 +78,9 @@ def test_last_transition_time_changes_only_with_the_status() -> None:
     cluster.make_unready(cluster.of("d")[0].name)
     cluster.reconcile()
     between = cluster.condition("d", "Ready")
-    assert (between["status"], between["message"]) == ("False", "1 of 2 pods are ready")
+    assert between["status"] == "False"
+    assert between["message"].startswith("1 of 2 pods are ready: d-")
+    assert " starts or loads its weights: kubectl logs d-" in between["message"]
     assert between["lastTransitionTime"] != before
     cluster.now += 100
     cluster.make_unready(cluster.of("d")[1].name)
@@ -209,6 +211,17 @@ def test_progressing_says_why_new_pods_are_not_ready_while_old_ones_serve() -> N
     assert f"{new.name}: container engine: Error (exit code 2)" in message
 
 
+def test_a_pod_whose_containers_do_not_start_is_named_with_the_command_that_says_why() -> None:
+    cluster = settled()
+    cluster.remove_pod(cluster.of("d")[0].name)
+    cluster.reconcile()
+    (pod,) = [pod for pod in cluster.of("d") if not pod.ready]
+    cluster.schedule(pod.name)
+    cluster.reconcile()
+    message = cluster.condition("d", "PodsReady")["message"]
+    assert message.endswith(f"waits for images or volumes: kubectl describe pod {pod.name}")
+
+
 @pytest.mark.parametrize(("version", "hints"), [("0.0.1", True), (own_version(), False)])
 def test_failing_torch_engines_of_another_version_are_named(version: str, hints: bool) -> None:
     model = {"name": "tiny", "source": {"tiny": {}}}
@@ -225,8 +238,7 @@ def test_failing_torch_engines_of_another_version_are_named(version: str, hints:
         cluster.reconcile()
     message = cluster.condition("d", "Progressing")["message"]
     assert "unrecognized arguments: --new" in message
-    fix = f"engine.image is of version {version}, the operator of {own_version()}"
-    assert (fix in message) is hints
+    assert (f"image is of version {version}, the operator of {own_version()}" in message) is hints
 
 
 def test_a_pool_stalls_after_the_deadline_until_it_makes_progress() -> None:

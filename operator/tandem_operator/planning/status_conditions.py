@@ -110,16 +110,24 @@ def _missing_pods(facts: Facts, count: str) -> ConditionState:
     unscheduled = [pod for pod in unready if not pod.scheduled and not pod.over]
     # A failed pod needs a change of the spec; an unscheduled one may only have to wait.
     if failed:
-        message = f"{count}: {_troubles(facts, failed)}"
-        return ConditionState("False", Reason.PODS_FAIL, message)
+        return ConditionState("False", Reason.PODS_FAIL, f"{count}: {_troubles(facts, failed)}")
     if unscheduled:
         hint = _NO_SPARE if facts.is_rolling else ""
         message = f"{count}: {_troubles(facts, unscheduled)}{hint}"
         return ConditionState("False", Reason.UNSCHEDULABLE, message)
     if unready:
-        message = f"{count}: {_troubles(facts, unready)}"
-        return ConditionState("False", Reason.PODS_FAIL, message)
-    return ConditionState("False", Reason.PODS_NOT_READY, count)
+        return ConditionState("False", Reason.PODS_FAIL, f"{count}: {_troubles(facts, unready)}")
+    return ConditionState("False", Reason.PODS_NOT_READY, f"{count}{_start_hint(facts)}")
+
+
+def _start_hint(facts: Facts) -> str:
+    """Where the first unready pod says more: a missing volume, say, is only in its events."""
+    for pod in facts.counting_pods:
+        if pod.scheduled and not pod.ready and pod.phase == "Pending":
+            return f": {pod.name} waits for images or volumes: kubectl describe pod {pod.name}"
+        if pod.scheduled and not pod.ready:
+            return f": {pod.name} starts or loads its weights: kubectl logs {pod.name} -c engine"
+    return ""
 
 
 def _troubles(facts: Facts, pods: list[PodState]) -> str:

@@ -209,19 +209,12 @@ class ClusterCache:
         keys: tuple[PoolKey | WorkKey, ...] = (resource.key, set_key(resource.body))
         if resource.key.kind == DECODE_POOL:
             keys += (endpoint_of(resource),)
-        is_new_spec = [resource.generation] != [
-            p.generation for p in self.pools.by_key(resource.key)
-        ]
+        known = self.pools.by_key(resource.key)
+        is_new_spec = [pool.generation for pool in known] != [resource.generation]
         # When the pool moved to another set or endpoint, the old keys are among those returned.
         # The version is read from `body`, since `trimmed` has removed it.
-        changed = self.pools.put(
-            resource.uid,
-            version_of(body),
-            keys,
-            resource,
-            scope=scope_of(body),
-            listed_at=listed_at,
-        )
+        uid, version, scope = resource.uid, version_of(body), scope_of(body)
+        changed = self.pools.put(uid, version, keys, resource, scope=scope, listed_at=listed_at)
         return self._work(changed, is_new_spec=is_new_spec)
 
     def upsert_pod(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:

@@ -294,9 +294,8 @@ class Engine:
             self._remove(seq, hold=holds is not None)
 
     def _first_token_timing(self, seq: Sequence) -> Timing:
-        timing, external = seq.first_token_timing(time.perf_counter()), seq.pulled_tokens
-        self._observer.record_prompt(timing.computed or 0, seq.cached_tokens, external)
-        return timing
+        self._observer.record_prompt(seq.local_tokens, seq.cached_tokens, seq.pulled_tokens)
+        return seq.first_token_timing(time.perf_counter())
 
     def _end(self, seq: Sequence, last: Delta) -> None:
         """Send the last delta now; free the blocks as soon as no step or pull writes to them."""

@@ -135,11 +135,14 @@ class Sequence:
         """Prompt tokens whose KV was pulled."""
         return self.pull.tokens if self.pull is not None else 0
 
-    def first_token_timing(self, now: float) -> Timing:
-        """The timing of the first token, sampled at `now` (time.perf_counter()).
+    @property
+    def local_tokens(self) -> int:
+        """Prompt tokens neither cached nor pulled. As in vLLM's counters, a last token that was
+        pulled is none of them, although it is computed again."""
+        return max(0, self.uncached_tokens - self.pulled_tokens)
 
-        The token that is computed again after a pull counts as pulled, as in vLLM.
-        """
+    def first_token_timing(self, now: float) -> Timing:
+        """The timing of the first token, sampled at `now` (time.perf_counter())."""
         start, pull = self.start_time or self.arrival_time, self.pull
         pull_seconds = pull.seconds if pull is not None else 0.0
         # Before the first chunk, a pull's time is reported as transfer, not as queue.
@@ -149,7 +152,8 @@ class Sequence:
             queue=queue if pull is not None else queue + self.waited,
             compute=now - start - self.waited,
             cached=self.cached_tokens,
-            computed=max(0, self.prompt_tokens - self.cached_tokens - self.pulled_tokens),
+            # The last token is always computed: after a pull of the whole prompt, too.
+            computed=max(1, self.local_tokens),
             transfer=pull_seconds if pull is not None else None,
             bytes=pull.bytes if pull is not None else None,
         )

@@ -109,6 +109,9 @@ async def test_a_hand_off_answers_as_a_single_engine_does(length: int) -> None:
         assert [*first.token_ids, *later_ids] == expected(prompt(length), 8)
         assert first.timing is not None
         assert first.timing.bytes == pair.counts_d.counts["pulled_bytes"] > 0
+        # The last token of a prompt is always computed. vLLM's counters say that it was pulled.
+        assert first.timing.computed == 1
+        assert pair.counts_d.counts["computed"] == 0
         await until(lambda: all_free(pair.p))
     assert pair.counts_d.counts["external_hits"] == pair.counts_d.counts["external"] == length
     assert pair.counts_p.counts["expired"] == 0

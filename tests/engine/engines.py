@@ -15,6 +15,7 @@ import torch
 from tandem_engine.blocks import BlockEvent
 from tandem_engine.config import EngineConfig, KvRole, KvTransferConfig
 from tandem_engine.engine import Engine, Generation
+from tandem_engine.observer import EngineObserver
 from tandem_engine.tiny import make_tiny_model
 from tandem_engine.types import Delta, LoadFailurePolicy, PullResult, SamplingParams, Tier
 from tandem_kvstore.errors import Reason
@@ -123,7 +124,7 @@ def transfer(
 
 
 @asynccontextmanager
-async def running(tally: Tally | None = None, **settings: Any) -> AsyncIterator[Engine]:
+async def running(tally: EngineObserver | None = None, **settings: Any) -> AsyncIterator[Engine]:
     """A started engine; every block must be free again when the test ends."""
     values = {"dtype": "float64", "num_blocks": 64, "device": DEVICE, **settings}
     config = EngineConfig(model=tiny_model(), **values)

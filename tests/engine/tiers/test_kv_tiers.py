@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from tandem_contract import metrics as names
 from tandem_engine.blocks import BlocksRemoved, BlocksStored
 from tandem_engine.engine import Engine
+from tandem_engine.metrics import EngineMetrics
 from tandem_engine.tiers.chunk_memory import ChunkMemory
 from tandem_engine.tiers.settings import KvStorageConfig
 from tandem_engine.types import Request
 from tandem_kvstore import maintenance
+from tandem_kvstore.errors import StoreFull
+from tandem_kvstore.stores.files import FileStore
 
 from ..engines import GREEDY, Tally, expected, finish, prompt, running, until
 
@@ -106,6 +110,74 @@ async def test_host_memory_is_bounded_and_evicts_the_least_recently_used() -> No
         await ask(engine, prompt(LENGTH, 2))
     removed = [e for e in tally.events if isinstance(e, BlocksRemoved) and e.medium == "CPU"]
     assert len(removed) == 12
+
+
+async def test_host_memory_keeps_a_prompt_that_was_used_again() -> None:
+    tally, size = Tally(), 2 * 6 * 2 * CHUNK * 2 * 2 * 16 * 8  # of two prompts
+    async with running(tally, kv_storage=host(size), num_blocks=14) as engine:
+        for seed in (0, 1, 0):
+            await ask(engine, prompt(LENGTH, seed))
+        await until(lambda: tally.counts["host_stored"] == 12 * CHUNK)
+        await ask(engine, prompt(LENGTH, 2))
+        await until(lambda: tally.counts["host_stored"] == 18 * CHUNK)
+        # The second prompt has left for the third one, and not the first, which was used since.
+        loaded = tally.counts["host_loaded"]
+        assert loaded == 6 * CHUNK
+        await ask(engine, prompt(LENGTH, 0))
+        assert tally.counts["host_loaded"] == loaded + 6 * CHUNK
+        await ask(engine, prompt(LENGTH, 1))
+        assert tally.counts["host_loaded"] == loaded + 6 * CHUNK
+
+
+async def test_a_chunk_whose_write_failed_is_written_from_host_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def put_if(files: FileStore, name: str, *_: object) -> None:
+        raise StoreFull(f"{name}: the store is full")
+
+    def read(*_: object) -> None:
+        raise AssertionError("the chunk is in host memory")
+
+    tally = Tally()
+    async with running(tally, kv_storage=storage(tmp_path, host_bytes=1 << 30)) as engine:
+        with monkeypatch.context() as full:
+            full.setattr(FileStore, "put_if", put_if)
+            await ask(engine, prompt(LENGTH))
+            await until(lambda: tally.counts["not_stored_full"] == 6)
+        assert tally.counts["host_stored"] == 6 * CHUNK
+        monkeypatch.setattr(ChunkMemory, "read", read)
+        assert engine.reset_prefix_cache()
+        await ask(engine, prompt(LENGTH))
+        await until(lambda: tally.counts["storage_stored"] == 6 * CHUNK)
+    assert chunk_files(tmp_path) == 6
+
+
+async def test_the_metrics_page_has_what_each_tier_stored_and_loaded(tmp_path: Path) -> None:
+    metrics, settings = EngineMetrics("tiny"), storage(tmp_path, host_bytes=1 << 30)
+
+    def value(name: str, **labels: str) -> float | None:
+        labels |= {"model_name": "tiny", "engine": "0"}
+        return metrics.registry.get_sample_value(name, labels)
+
+    async with running(metrics, kv_storage=settings) as engine:
+        await ask(engine, prompt(LENGTH))
+        await until(lambda: value(names.ENGINE_TIER_STORED, tier="storage") == 6 * CHUNK)
+        assert value(names.ENGINE_TIER_STORED, tier="host") == 6 * CHUNK
+        size = value(names.ENGINE_HOST_TIER_BYTES)
+        assert size == 6 * 2 * CHUNK * 2 * 2 * 16 * 8
+        assert engine.reset_prefix_cache()
+        await ask(engine, prompt(LENGTH))
+    assert value(names.ENGINE_TIER_LOADED, tier="host") == 6 * CHUNK
+    assert value(names.ENGINE_TIER_LOADED, tier="storage") == 0
+    metrics = EngineMetrics("tiny")
+    async with running(metrics, kv_storage=settings) as engine:
+        await ask(engine, prompt(LENGTH))
+    assert value(names.ENGINE_TIER_LOADED, tier="storage") == 6 * CHUNK
+    assert value(names.ENGINE_TIER_LOADED, tier="host") == 0
+    loaded = value(names.ENGINE_STORAGE_LOAD_BYTES)
+    assert loaded is not None
+    assert loaded >= size
+    assert value(f"{names.ENGINE_STORAGE_LOAD_SECONDS}_count") == 1
 
 
 async def test_events_name_the_tier(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The hash of a model's weights. It covers every byte, so no two models share keys.
 
 Hashing takes about a second per gigabyte, so the digest of each file is cached, by path, size,
-modification time and inode: a file that is written again is hashed again.
+modification time, change time and inode: a file that is written again is hashed again, also by a
+tool that keeps its size and sets its modification time back.
 """
 
 import hashlib
@@ -26,10 +27,19 @@ def weights_hash(files: Sequence[Path], cache: Path | None = None) -> str:
     return total.hexdigest()
 
 
+def file_version(status: os.stat_result) -> tuple[int, ...]:
+    """Differs when the file was written again. Not the modification time alone: tools that unpack
+    or copy files set it, but none can set the time of the last change."""
+    return (
+        *(status.st_size, status.st_mtime_ns, status.st_ctime_ns),
+        *(status.st_ino, status.st_dev),
+    )
+
+
 def _file_digest(file: Path, cache: Path | None) -> bytes:
     status = file.stat()
-    state = (str(file.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev)
-    name = hashlib.sha256(repr((_SCHEME, state)).encode()).hexdigest()
+    state = (_SCHEME, str(file.resolve()), *file_version(status))
+    name = hashlib.sha256(repr(state).encode()).hexdigest()
     if cache is not None:
         with suppress(OSError, ValueError):
             if len(digest := bytes.fromhex((cache / name).read_text())) == 32:
@@ -37,7 +47,7 @@ def _file_digest(file: Path, cache: Path | None) -> bytes:
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, _SCHEME).digest()
     # The digest of a file that changed while it was read must not be cached.
-    if cache is not None and file.stat().st_mtime_ns == status.st_mtime_ns:
+    if cache is not None and file_version(file.stat()) == file_version(status):
         # A cache that cannot be written only costs time at the next start.
         with suppress(OSError):
             cache.mkdir(parents=True, exist_ok=True)

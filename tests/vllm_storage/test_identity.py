@@ -90,6 +90,11 @@ def change(config: Any, part: str, **values: object) -> None:
         pytest.param(lambda c: change(c, "cache_config", block_size=32), id="block size"),
         pytest.param(lambda c: change(c, "model_config", dtype="float16"), id="data type"),
         pytest.param(lambda c: change(c, "model_config", quantization="awq"), id="quantization"),
+        pytest.param(
+            lambda c: change(c, "model_config", quantization_config={"ignore": ["lm_head"]}),
+            id="settings of quantization",
+        ),
+        pytest.param(lambda c: change(c, "model_config", code_revision="v2"), id="code"),
         pytest.param(lambda c: change(c, "model_config", get_num_kv_heads=lambda _: 4), id="heads"),
         pytest.param(
             lambda c: change(
@@ -137,6 +142,35 @@ def test_weights_are_a_commit_or_all_bytes(tmp_path: Path, monkeypatch: pytest.M
     assert weights_identity(config, SETTINGS) != first
     named = StorageSettings(endpoint="http://store:8080", weights="v1")
     assert weights_identity(config, named) == "v1"
+
+
+def test_weights_that_are_made_up_are_no_models_weights() -> None:
+    config = engine()
+    config.load_config = SimpleNamespace(load_format="dummy")
+    named = StorageSettings(endpoint="http://store:8080", weights="v1")
+    assert weights_identity(config, SETTINGS) == weights_identity(config, named) == "dummy"
+
+
+def test_the_weights_of_a_draft_model_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def written(name: str, content: bytes) -> SimpleNamespace:
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "model.safetensors").write_bytes(content)
+        return SimpleNamespace(model=str(tmp_path / name), revision=None)
+
+    def weights(draft: SimpleNamespace | None) -> str:
+        config = engine()
+        change(config, "model_config", model=written("model", b"model").model)
+        config.speculative_config = SimpleNamespace(draft_model_config=draft)
+        return weights_identity(config, SETTINGS)
+
+    alone, first = weights(None), weights(written("draft", b"one"))
+    assert len({alone, first, weights(written("draft", b"other"))}) == 3
+    # Layers of the model itself that draft, and drafts without a model.
+    assert weights(written("model", b"model")) == alone
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tandem_contract.vllm_storage import CONNECTOR, LOAD_FAILURE_POLICY
 from tandem_kvstore.format.identity import KvIdentity
-from tandem_kvstore.weights import weights_hash
+from tandem_kvstore.weights import file_version, weights_hash
 
 from .messages import RankLayout
 from .settings import StorageConfigError, StorageSettings
@@ -58,15 +58,31 @@ def check_engine(vllm_config: Any, kv_cache_config: Any) -> None:
 
 
 def weights_identity(vllm_config: Any, settings: StorageSettings) -> str:
-    """The commit of the model's snapshot, or the hash of all bytes of its weights.
+    """Commit of the model's snapshot, or the hash of all bytes of its weights; with those of a
+    draft model, whose layers may have KV, too.
 
-    Reads all weights, unless their digest is cached. Raises StorageConfigError, OSError.
+    Reads all weights unless their digest is cached. Raises StorageConfigError, OSError.
     """
+    load = getattr(vllm_config, "load_config", None)
+    if getattr(load, "load_format", None) == "dummy":
+        # Made up, the same in each engine of this model: its files are not read.
+        return "dummy"
     if settings.weights is not None:
         return settings.weights
-    model = Path(str(vllm_config.model_config.model))
+    model = vllm_config.model_config
+    speculative = getattr(vllm_config, "speculative_config", None)
+    draft = getattr(speculative, "draft_model_config", None)
+    models = [model]
+    # Layers that predict several tokens lie in the files of the model itself.
+    if draft is not None and (draft.model, draft.revision) != (model.model, model.revision):
+        models.append(draft)
+    return "+".join(_weights_of(one.model, one.revision) for one in models)
+
+
+def _weights_of(name: object, revision: str | None) -> str:
+    model = Path(str(name))
     if not model.is_dir():
-        model = _cached_snapshot(str(model), vllm_config.model_config.revision)
+        model = _cached_snapshot(str(model), revision)
     # In the cache of the Hugging Face hub, the directory's name is the commit.
     if model.parent.name == "snapshots" and _COMMIT.fullmatch(model.name):
         return model.name
@@ -88,14 +104,7 @@ def adapter_hash(directory: Path) -> str:
     """The hash of a LoRA adapter's content. Raises OSError, StorageConfigError."""
     # The configuration has the scale: with another one, equal weights give other KV.
     files = [*weight_files(directory), *directory.glob("adapter_config.json")]
-    return _files_hash(tuple((file, _version(file)) for file in files))
-
-
-def _version(file: Path) -> tuple[int, ...]:
-    """What changes when the file is replaced. The time alone may not: tools that unpack an adapter
-    may give each version the same time."""
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
+    return _files_hash(tuple((file, file_version(file.stat())) for file in files))
 
 
 @lru_cache(maxsize=1024)
@@ -137,7 +146,10 @@ def _identity(
 
 
 def _quantization(model: Any) -> str:
-    return str(model.quantization or "")
+    method = str(model.quantization or "")
+    # Of weights that vLLM quantizes when it loads them: which layers, and how.
+    settings = getattr(model, "quantization_config", None)
+    return method if settings is None else f"{method}:{settings!r}"
 
 
 def _overrides(model: Any) -> str:
@@ -147,7 +159,11 @@ def _overrides(model: Any) -> str:
     # KV does not depend on the model's path, or on the library that wrote its configuration.
     for name in ("_name_or_path", "transformers_version"):
         config.pop(name, None)
-    text = json.dumps({"dtype": str(model.dtype), "model": config}, sort_keys=True)
+    settings = {"dtype": str(model.dtype), "model": config}
+    # Of a model that brings its own code, which may lie in another repository.
+    if (code := getattr(model, "code_revision", None)) is not None:
+        settings["code"] = code
+    text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """KV that moves through the store between a producer and a consumer, both real vLLM.
 
-The consumer starts when the producer has stored the first prompts. The sidecar's hand-off, the
-references it carries and the EPP's tier StorageWarm are shown on the same two engines.
+Both engines start again when the first prompts are stored. What they load then, the hand-off, its
+references and the EPP's tier StorageWarm are shown on the same two engines.
 """
 
 import itertools
@@ -28,14 +28,14 @@ from tandem_local.ports import free_port
 
 from ..epp.real import Epp, envoy, envoy_settings, epp, until
 from ..kvstore.servers import NAMESPACE, Server, store_in_this_process
-from ..sidecar.processes import sidecar
+from ..sidecar.processes import Sidecar, sidecar
 from .engines import MODEL_NAME, metric
 from .single import SingleVllm, single_vllm
 from .storage import CHUNK, data_objects, packages, transfer_config
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 LOADED = f"{names.LOADED_TOKENS}_total"
@@ -48,11 +48,12 @@ LIMIT = 120.0
 # One ends in a chunk, one with a chunk, and one has none.
 FIRST = ((1, 1500), (2, 3 * CHUNK), (3, 100))
 IN_CHUNKS = 5 * CHUNK + 3 * CHUNK
+HANDED_OFF = (4, 4 * CHUNK + 7)
 
 
 @dataclass
 class Split:
-    """The engines, the store between them, and what the producer answered first."""
+    """The engines, the store between them, and what they answered before they started again."""
 
     prefill: SingleVllm
     decode: SingleVllm
@@ -63,6 +64,9 @@ class Split:
     events: tuple[int, int]
     """Ports of the producer's KV events, and of their replay."""
     answers: list[list[int]]
+    """To FIRST, by a producer, and to HANDED_OFF, by both."""
+    producer_loaded: float
+    """Tokens that a producer loaded of a prompt that it had stored."""
     model: Path
 
     async def figure(self, name: str, **labels: str) -> float:
@@ -84,6 +88,15 @@ class Split:
     async def tokens(self, engine: SingleVllm, tokens: Sequence[int], **members: Any) -> list[int]:
         """The ids of the tokens that an engine answers."""
         return ids(await self.complete(engine.url, tokens, **members))
+
+    async def handed_off(self, process: Sidecar, tokens: Sequence[int]) -> list[int]:
+        """The ids of the tokens that both engines answer behind a sidecar."""
+        chosen = {headers.PREFILLER_HOST_PORT: str(self.prefill.address)}
+        url = process.url("/v1/completions")
+        async with self.http.post(url, json=request(tokens), headers=chosen) as answer:
+            assert answer.status == 200, await answer.text()
+            assert answer.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
+            return ids(await answer.json())
 
     async def prefilled(self, tokens: Sequence[int]) -> KvReference:
         """What the producer names after a prefill leg."""
@@ -133,71 +146,99 @@ async def split(
     async with AsyncExitStack() as stack, AsyncExitStack() as store:
         server = await store.enter_async_context(store_in_this_process(directory / "store"))
 
-        def start(role: str, *flags: str) -> SingleVllm:
+        def start(engines: AsyncExitStack, name: str, role: str, *flags: str) -> SingleVllm:
             config = transfer_config(server.location.endpoint, role, kv_namespace=NAMESPACE)
-            own = directory / role
+            own = directory / name
             own.mkdir()
             flags = ("--kv-transfer-config", config, *flags)
-            return stack.enter_context(single_vllm(large_model, own, *flags, env=env))
+            return engines.enter_context(single_vllm(large_model, own, *flags, env=env))
 
         timeout = aiohttp.ClientTimeout(total=300)
         http = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
-        prefill = start("kv_producer", "--kv-events-config", json.dumps(events))
-        await prefill.ready()
-        split = Split(prefill, prefill, http, server, store, ports, [], large_model)
-        for seed, length in FIRST:
-            split.answers.append(await split.tokens(prefill, prompt(seed, length)))
-        # No request is needed for the engine to notice that its writes have ended.
-        await prefill.metric_reaches(http, STORED, IN_CHUNKS)
-        split.decode = start("kv_consumer")
-        await split.decode.ready()
+        async with AsyncExitStack() as engines:
+            prefill = start(engines, "producer", "kv_producer")
+            decode = start(engines, "consumer", "kv_consumer")
+            split = Split(prefill, decode, http, server, store, ports, [], 0, large_model)
+            await store_first(split)
+        # As the operator configures a prefill pod: it loads what it stored before.
+        events_flags = ("--kv-events-config", json.dumps(events))
+        split.prefill = start(stack, "prefill", "kv_both", *events_flags)
+        split.decode = start(stack, "decode", "kv_consumer")
+        for engine in (split.prefill, split.decode):
+            await engine.ready()
         yield split
 
 
+async def store_first(split: Split) -> None:
+    """Store the first prompts, and keep the answers."""
+    for engine in (split.prefill, split.decode):
+        await engine.ready()
+    for each in FIRST:
+        split.answers.append(await split.tokens(split.prefill, prompt(*each)))
+    async with sidecar(*sidecar_flags(split)) as process:
+        split.answers.append(await split.handed_off(process, prompt(*HANDED_OFF)))
+    # No request is needed for the engine to notice that its writes have ended.
+    await split.prefill.metric_reaches(split.http, STORED, IN_CHUNKS + 4 * CHUNK)
+    await split.forget(split.prefill)
+    assert await split.tokens(split.prefill, prompt(*FIRST[0])) == split.answers[0]
+    split.producer_loaded = metric(await split.prefill.metrics(split.http), LOADED)
+
+
+def sidecar_flags(split: Split) -> tuple[str, ...]:
+    return (
+        *("--engine", split.decode.url, "--prefill-allow", "127.0.0.0/8"),
+        *("--pod-name", "decode-0", "--connector", "storage"),
+        *("--kv-transfer-timeout", "120s", "--prefill-timeout", "120s", "--silence-timeout", "60s"),
+    )
+
+
+# First: the next test damages what is stored.
+async def test_after_both_engines_restarted_a_hand_off_computes_only_new_tokens(
+    split: Split,
+) -> None:
+    loaded = 0.0
+    async with sidecar(*sidecar_flags(split)) as process:
+        # A load has a deadline, which it can miss on a busy machine: the prompt is computed then.
+        while loaded < 4 * CHUNK:
+            await split.forget(split.prefill)
+            await split.forget(split.decode)
+            before = metric(await split.prefill.metrics(split.http), LOADED)
+            assert await split.handed_off(process, prompt(*HANDED_OFF)) == split.answers[-1]
+            loaded = metric(await split.prefill.metrics(split.http), LOADED) - before
+    assert await split.figure(LOADED) >= 4 * CHUNK
+
+
 async def test_an_engine_that_started_later_loads_what_was_stored(split: Split) -> None:
-    prompts = [prompt(*each) for each in FIRST]
-    decode = split.decode
-    assert metric(await decode.metrics(split.http), LOADED) == 0
+    prompts, answers = [prompt(*each) for each in FIRST], split.answers[: len(FIRST)]
+    decode, loaded = split.decode, await split.figure(LOADED)
     # A load has a deadline, which it can miss on a busy machine: the prompt is computed then.
-    while metric(page := await decode.metrics(split.http), LOADED) < IN_CHUNKS:
-        assert [await split.tokens(decode, tokens) for tokens in prompts] == split.answers
+    while metric(page := await decode.metrics(split.http), LOADED) < loaded + IN_CHUNKS:
+        assert [await split.tokens(decode, tokens) for tokens in prompts] == answers
         await split.forget(decode)
     assert metric(page, "vllm:external_prefix_cache_hits_total") >= metric(page, LOADED)
     # A consumer only loads, and a producer only saves.
     assert metric(page, STORED) == 0
-    await split.forget(split.prefill)
-    assert await split.tokens(split.prefill, prompts[0]) == split.answers[0]
-    assert metric(await split.prefill.metrics(split.http), LOADED) == 0
+    assert split.producer_loaded == 0
 
     for path in data_objects(split.store.directory):
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)
     while not await split.figure(NOT_LOADED, reason="corrupt"):
-        assert [await split.tokens(decode, tokens) for tokens in prompts] == split.answers
+        assert [await split.tokens(decode, tokens) for tokens in prompts] == answers
         await split.forget(decode)
 
 
 async def test_kv_moves_through_the_store_alone(split: Split) -> None:
     loaded, transfers, failed = [await split.figure(n) for n in (LOADED, TRANSFERS, FAILED)]
-    flags = (
-        *("--engine", split.decode.url, "--prefill-allow", "127.0.0.0/8"),
-        *("--pod-name", "decode-0", "--connector", "storage"),
-        *("--kv-transfer-timeout", "120s", "--prefill-timeout", "120s", "--silence-timeout", "60s"),
-    )
-    async with sidecar(*flags) as process:
-        chosen = {headers.PREFILLER_HOST_PORT: str(split.prefill.address)}
+    async with sidecar(*sidecar_flags(split)) as process:
         seeds = itertools.count(100)
         # The circuit breaker of a decode engine that had to wait for the store may be open.
         while await split.figure(TRANSFERS) == transfers:
             tokens = prompt(next(seeds), 4 * CHUNK + 7)
-            url = process.url("/v1/completions")
-            async with split.http.post(url, json=request(tokens), headers=chosen) as answer:
-                assert answer.status == 200, await answer.text()
-                assert answer.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
-                text = await answer.json()
+            answer = await split.handed_off(process, tokens)
             # Salted, the prompt has other keys: it is computed.
-            assert ids(text) == await split.tokens(split.decode, tokens, cache_salt="alone")
+            assert answer == await split.tokens(split.decode, tokens, cache_salt="alone")
         assert await split.figure(TRANSFERS) == transfers + 1
         assert await split.figure(LOADED) == loaded + 4 * CHUNK
         errors = await split.figure(FAILED) - failed

@@ -40,7 +40,7 @@ from .options import command
     type=click.IntRange(min=1),
     default=DEFAULT_CAPACITY,
     show_default=True,
-    help="Bytes of all objects; above it the least recently used chunks are removed.",
+    help="Most bytes of all objects together; above it the least recently used chunks are removed.",
 )
 @click.option(
     "--max-object-bytes",
@@ -52,7 +52,7 @@ from .options import command
 @click.option(
     "--max-age",
     type=DURATION,
-    help="Time after which an unused chunk is removed.  [default: none, only for space]",
+    help="Time after which an unused chunk is removed.  [default: no age limit]",
 )
 @click.option(
     "--no-conditional",

@@ -94,7 +94,8 @@ class LoadLeg(msgspec.Struct, frozen=True, gc=False):
 
     tandem_kv_reference: KvReference
     tandem_kv_load_timeout: Annotated[float, msgspec.Meta(gt=0, le=MAX_TIMEOUT)]
-    """Seconds after which the engine ends the load and computes the rest."""
+    """Seconds after which the engine ends the load and computes the rest; it ends each load after
+    four minutes, since the collector may then delete the data."""
 
 
 SHORT: Final = "short"

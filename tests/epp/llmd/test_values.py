@@ -57,8 +57,10 @@ def test_a_pool_brings_llmds_defaults() -> None:
 
 def test_gates_without_an_effect_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     gates = ("--feature-gates=haPopulateNonLeaderDatastore=false,flowControl",)
-    named = settings(*POOL, *gates, "--feature-gates=flowControl=false").feature_gates
-    assert named == {"haPopulateNonLeaderDatastore", "flowControl"}
+    named = frozenset({"haPopulateNonLeaderDatastore", "flowControl"})
+    both = settings(*POOL, *gates, "--feature-gates=flowControl=false")
+    assert both == replace(AS_LLMD, feature_gates=both.feature_gates)
+    assert both.feature_gates == named
     log_treatments({"feature-gates": ("flowControl=1", "flowControl=0")})
     assert not caplog.records
     log_treatments({"feature-gates": ("dataLayer", "flowControl=0", "flowControl=1")})

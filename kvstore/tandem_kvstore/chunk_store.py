@@ -35,7 +35,7 @@ from .chain import (
 )
 from .checksums import hashed
 from .chunk_writer import BrokenKeys, ChunkWriter, LayerGroups
-from .errors import KvRejected, ObjectMissing, Reason, StoreError, message_of
+from .errors import KvRejected, ObjectMissing, ObjectTooLarge, Reason, StoreError, message_of
 from .format.identity import KvIdentity
 from .format.manifest import MAX_INLINE, MAX_MANIFEST, Manifest, decode_manifest, inline_data
 from .format.tensors import Buffer, TensorSpec, header_bytes, tensor_views
@@ -99,7 +99,7 @@ class ChunkStore:
             return False
         try:
             await self._manifest(chunk, is_cut=True)
-        except (ObjectMissing, KvRejected):
+        except (ObjectMissing, ObjectTooLarge, KvRejected):
             return False
         return True
 
@@ -175,7 +175,7 @@ class ChunkStore:
             manifest, to = manifests[index], partial(deliver, index)
             try:
                 await self._load_group(manifest, None, groups[group], to, progress)
-            except (ObjectMissing, KvRejected):
+            except (ObjectMissing, ObjectTooLarge, KvRejected):
                 self.mark_broken(manifest.prefix_hash)
                 raise
 
@@ -220,14 +220,14 @@ class ChunkStore:
         """A chunk's manifest, and the data that follow it, unless `is_cut`. Raises StoreError and
         KvRejected."""
         limit = MAX_MANIFEST if is_cut else MAX_MANIFEST + MAX_INLINE
-        async with self._look_ups:
-            data = await self._objects.get(chunk.key, limit, is_cut=is_cut)
         try:
+            async with self._look_ups:
+                data = await self._objects.get(chunk.key, limit, is_cut=is_cut)
             place = (chunk.key, self._identity, chunk.previous, chunk.token_count)
             manifest = decode_manifest(data, *place)
             has_body = manifest.is_inline and not is_cut
             return manifest, inline_data(data, manifest) if has_body else None
-        except KvRejected:
+        except (ObjectTooLarge, KvRejected):
             self.mark_broken(chunk.key)
             raise
 
@@ -259,7 +259,7 @@ class ChunkStore:
         try:
             for task in tasks:
                 await task
-        except (ObjectMissing, KvRejected):
+        except (ObjectMissing, ObjectTooLarge, KvRejected):
             self.mark_broken(manifest.prefix_hash)
             raise
         finally:

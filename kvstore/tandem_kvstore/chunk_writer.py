@@ -31,8 +31,6 @@ class GroupSource:
         self._given: list[LayerGroup] = []
         self._coming = groups if isinstance(groups, AsyncIterator) else None
         self._present = iter(()) if isinstance(groups, AsyncIterator) else iter(groups)
-        self.is_awaited = False
-        """Whether a write is waiting for a group, or was when it was cancelled."""
 
     def __aiter__(self) -> "GroupSource":
         return self
@@ -41,11 +39,10 @@ class GroupSource:
         if self._coming is None:
             group = next(self._present, None)
         else:
-            self.is_awaited = True
-            # No `finally`: the value stays True when a deadline ends this wait.
             group = await anext(self._coming, None)
-            self.is_awaited = False
         if group is None:
+            # `all` asks once more, and an iterator that has ended may wait for ever.
+            self._coming = None
             raise StopAsyncIteration
         self._given.append(group)
         return group

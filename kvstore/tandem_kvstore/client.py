@@ -12,7 +12,7 @@ deadline keeps the chunks that were delivered as a whole.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -215,8 +215,9 @@ class StoreClient:
                 # `has` before the data are sent: after a restart, most chunks are there already.
                 is_new = not await self._store.has(chunk) and await self._store.put(chunk, source)
         except TimeoutError:
-            # A layer group that the engine has not delivered is no failure of the store.
-            if source.is_awaited:
+            # The groups came slowly, which says nothing of the store. When all have come, a second
+            # write has the whole time.
+            if isinstance(groups, AsyncIterator):
                 return await self.store(chunk, await source.all())
             self._health.record_failure(NO_ANSWER)
             self._observer.record_not_stored(Reason.TIMEOUT)

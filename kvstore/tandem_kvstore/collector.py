@@ -15,8 +15,8 @@ deadline while no other process acted.
 
 A store that refuses conditional writes, or ignores conditions, keeps the lease of the last writer.
 Several processes may act there at once until each looks at the lease again, for a third of its
-duration. That costs deletes of what is gone already, and touch records that one of them has not
-read.
+duration. They may then delete objects that are gone already, and touch records that another one has
+not read.
 """
 
 import asyncio
@@ -197,6 +197,7 @@ class Collector:
     async def _read_records(self, objects: Sequence[ObjectInfo]) -> None:
         records = {i.name: i.modified for i in objects if i.name.startswith(TOUCH_PREFIX)}
         for name in records.keys() - self._records_read:
+            await self._keep_lease()
             try:
                 record = await self._objects.get(name, _MAX_RECORD)
                 keys = msgspec.json.decode(record, type=list[str])

@@ -81,7 +81,7 @@ class ObjectExists(StoreError):
 
 
 class ObjectTooLarge(StoreError):
-    """The object is longer than the caller's limit; it was not read."""
+    """The object is longer than the caller's limit."""
 
     reason = Reason.CORRUPT
 

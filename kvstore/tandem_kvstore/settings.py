@@ -24,7 +24,7 @@ class EngineStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     ca_file: str | None = None
     chunk_tokens: int = 256
     """Tokens of a chunk, a multiple of the block size, the same on all engines that share KV.
-    Smaller: fewer tokens at a prompt's end are not stored, but the store gets more requests."""
+    Smaller: more of a prompt's end is stored, with more requests to the store."""
     pending_bytes: int = 1 << 29
     """Bytes of chunks that may wait to be written, for each process that writes. Too low: chunks
     are not stored under load. Too high: they fill the host's memory while the store is slow."""

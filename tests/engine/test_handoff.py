@@ -199,6 +199,7 @@ async def test_after_a_failed_pull_stored_kv_is_loaded(
     counts = pair.counts_d.counts
     assert (counts["pull_failures"], counts["pulls"]) == (1, 0)
     assert (counts["storage_loaded"], counts["computed"]) == (6 * 32, 200 - 6 * 32)
+    assert (counts["external_queries"], counts["external_hits"]) == (200, 6 * 32)
 
 
 async def test_a_request_that_is_aborted_while_it_loads_instead_of_pulling(

@@ -131,6 +131,18 @@ async def test_a_small_chunk_that_was_cut_off_is_refused_and_replaced(
     await client.chunks.close()
 
 
+async def test_an_inline_chunk_that_is_too_long_is_replaced(server: Server) -> None:
+    (chunk,), client = chain(1, 1), engine(server.location, max_inline=MAX_INLINE)
+    await client.put_all([chunk])
+    with (server.directory / chunk.key).open("ab") as file:
+        file.write(bytes(2 * MAX_INLINE))
+    outcome = await client.chunks.fetch([chunk], group_specs(), client.deliver)
+    assert outcome == Outcome(0, Reason.CORRUPT)
+    assert await client.chunks.put(chunk, layer_groups(chunk, writer=2))
+    assert (await client.chunks.fetch([chunk], group_specs(), client.deliver)).chunks == 1
+    await client.chunks.close()
+
+
 async def test_an_empty_object_that_a_look_up_finds_is_replaced(server: Server) -> None:
     (chunk,), client = chain(1, 1), engine(server.location)
     await client.put_all([chunk])

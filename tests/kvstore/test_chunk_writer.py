@@ -4,12 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem_kvstore import client as client_module
 from tandem_kvstore.format.manifest import MAX_INLINE
 from tandem_kvstore.format.tensors import LayerGroup
+from tandem_kvstore.stores.files import FileStore
 
 from .kv import Engine, chain, client, engine, group_specs, layer_groups
 from .servers import Server, file_store
@@ -139,9 +141,11 @@ async def test_a_failed_write_ends_before_the_next_group_comes(tmp_path: Path) -
         await write
 
 
+@pytest.mark.parametrize("is_last_written", [False, True], ids=["awaited", "written"])
 async def test_a_chunk_whose_groups_come_slower_than_a_write_may_take_is_written_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_last_written: bool
 ) -> None:
+    """The deadline ends while a group is awaited, or while the manifest is written."""
     (chunk,), coming = chain(1, 1), Coming()
     behind = engine(file_store(tmp_path).location)
     guarded, _, counts = client(file_store(tmp_path).location)
@@ -153,16 +157,30 @@ async def test_a_chunk_whose_groups_come_slower_than_a_write_may_take_is_written
         return deadlines[-1]
 
     monkeypatch.setattr(client_module.asyncio, "timeout", recorded_timeout)
+    begun, put_if = asyncio.Event(), FileStore.put_if
+
+    async def first_stalls(store: FileStore, name: str, *rest: Any) -> None:
+        if not begun.is_set():
+            begun.set()
+            await asyncio.Event().wait()
+        await put_if(store, name, *rest)
+
     write = asyncio.create_task(guarded.store(chunk, coming))
     first, second = layer_groups(chunk)
     async with timeout(60):
         await coming.send(first)
+        if is_last_written:
+            monkeypatch.setattr(FileStore, "put_if", first_stalls)
+            await coming.send(second)
+            await coming.send(None)
+            await begun.wait()
         coming.waits.clear()
         deadlines[0].reschedule(asyncio.get_running_loop().time())
-        # This write ends, and the chunk waits for its other groups.
-        await coming.send(second)
-        assert not await behind.chunks.has(chunk)
-        await coming.send(None)
+        if not is_last_written:
+            # This write ends, and the chunk waits for its other groups.
+            await coming.send(second)
+            assert not await behind.chunks.has(chunk)
+            await coming.send(None)
         assert await write
     assert (await behind.chunks.fetch([chunk], group_specs(), behind.deliver)).chunks == 1
     behind.assert_delivered([chunk])

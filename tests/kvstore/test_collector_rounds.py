@@ -9,7 +9,8 @@ import pytest
 
 from tandem_kvstore import collector
 from tandem_kvstore.collector import Collector
-from tandem_kvstore.format.collection import Bounds
+from tandem_kvstore.format.collection import TOUCH_PREFIX, Bounds
+from tandem_kvstore.format.tensors import Buffer
 from tandem_kvstore.stores import ObjectInfo
 from tandem_kvstore.stores.files import FileStore
 
@@ -31,6 +32,7 @@ class SlowStore(FileStore):
         super().__init__(directory)
         self.now = 0.0
         self.seconds_of_a_delete = 0.0
+        self.seconds_of_a_record = 0.0
         self.on_delete: Callable[[], Awaitable[None]] = _nothing
         self.on_listed: Callable[[], Awaitable[None]] = _nothing
 
@@ -38,6 +40,10 @@ class SlowStore(FileStore):
         async for info in super().scan():
             yield info
         await self.on_listed()
+
+    async def get(self, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
+        self.now += self.seconds_of_a_record if name.startswith(TOUCH_PREFIX) else 0.0
+        return await super().get(name, limit, is_cut=is_cut)
 
     async def delete(self, name: str) -> None:
         self.now += self.seconds_of_a_delete
@@ -75,6 +81,21 @@ async def test_a_long_round_keeps_the_lease(store: SlowStore) -> None:
     assert len(plan.manifests) == 4
     assert store.now > LEASE
     assert not [info for info in store.entries() if len(info.name) == 64]
+
+
+async def test_a_round_that_reads_many_records_keeps_the_lease(store: SlowStore) -> None:
+    first, second = collectors(store)
+    for number in range(4):
+        await store.put(f"{TOUCH_PREFIX}writer.{number}", (b"[]",))
+    store.seconds_of_a_record = 25.0
+
+    async def look() -> None:
+        assert await second.collect() is None
+
+    store.on_delete = look
+    plan = await first.collect()
+    assert plan is not None
+    assert len(plan.manifests) == 4
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

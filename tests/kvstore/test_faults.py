@@ -54,6 +54,11 @@ def serve_another_requests_manifest(server: Server, chunks: list[Chunk]) -> None
     file.write_bytes((server.directory / chunks[5].key).read_bytes())
 
 
+def lengthen(server: Server, chunks: list[Chunk]) -> None:
+    with data_file(server, chunks[3]).open("ab") as file:
+        file.write(b"more")
+
+
 def truncate(server: Server, chunks: list[Chunk]) -> None:
     file = data_file(server, chunks[3])
     os.truncate(file, file.stat().st_size - 1)
@@ -100,6 +105,7 @@ FAULTS = [
     pytest.param(serve_another_requests_data, Reason.CORRUPT, id="another-requests-kv-served"),
     pytest.param(serve_another_requests_manifest, Reason.SWAPPED, id="another-requests-manifest"),
     pytest.param(truncate, Reason.TRUNCATED, id="gibberish-after-a-failed-store"),
+    pytest.param(lengthen, Reason.CORRUPT, id="data-longer-than-the-manifest-says"),
     pytest.param(lose_a_data_object, Reason.MISSING, id="data-lost-behind-its-manifest"),
     pytest.param(lose_a_manifest, Reason.MISSING, id="manifest-lost"),
     pytest.param(damage_a_manifest, Reason.CORRUPT, id="manifest-damaged"),

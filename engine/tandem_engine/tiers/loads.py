@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem_contract.kv_reference import LoadLeg
+from tandem_contract.transfer_params import TransferParams
 from tandem_kvstore.chunk_store import Chunk, Deliver
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.guard.load_guard import Decision, Way
@@ -303,7 +304,9 @@ class TierLoads:
         if result.tokens > 0:
             seconds = asyncio.get_running_loop().time() - begin
             seq.pull = PullResult(result.tokens, result.bytes, seconds)
-            self._observer.record_external_lookup(seq.uncached_tokens, result.tokens)
+            # A pull that failed has counted the queries.
+            queries = 0 if isinstance(seq.request.kv, TransferParams) else seq.uncached_tokens
+            self._observer.record_external_lookup(queries, result.tokens)
         self._on_end(seq, result.computed)
         if (kv := self._arriving.pop(seq.id, None)) is not None:
             kv.end()

@@ -59,7 +59,8 @@ _RECOVERY: Final = 0.5
 faster. More: noise counts as a change. Less: such a store stays unused for minutes."""
 _LARGER: Final = 4
 """A load with at least this multiple of the bytes of any load before is tried: the fit knows little
-about it. Less: more loads from slow stores. More: a long delay longer counts as a low rate."""
+about it. Less: more loads from slow stores. More: the fit takes a long
+delay for a low rate until a larger load is tried."""
 _LATENCY: Final = 0.005
 _SECONDS_PER_BYTE: Final = 1 / 500e6
 """Prior of a store until loads were measured: 5 ms and 500 MB/s."""

@@ -2,7 +2,8 @@
 
     GET    /{namespace}/{name}     200, or 206 with Range; 404
     HEAD   /{namespace}/{name}
-    PUT    /{namespace}/{name}     201; If-None-Match: * and If-Match: TAG → 412; 413; 507; 501
+    PUT    /{namespace}/{name}     201; If-None-Match: * and If-Match: TAG → 412;
+                                   408 after five minutes; 413; 507; 501
     DELETE /{namespace}/{name}     204
     GET    /{namespace}/?list      one JSON object a line: name, size, modified
     GET    /healthz                200

@@ -83,7 +83,8 @@ class S3Store:
     async def get(self, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
         end = limit if is_cut else limit + 1
         # A range although all of it is wanted: one call of the library instead of two, of which
-        # each costs a turn of the event loop, and an object that is too large is not read.
+        # each costs a turn of the event loop. Of an object that is too large, `limit` + 1 bytes
+        # are read.
         try:
             data = await self._send(
                 f"GET {name}",

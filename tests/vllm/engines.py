@@ -155,9 +155,20 @@ class Vllm:
         return directory
 
 
-def make_pair(model: Path, directory: Path, **transfer: Any) -> tuple[Vllm, Vllm]:
-    """A prefill and a decode engine, not started; their logs go to `directory`."""
-    prefill, decode = pods(_pools(model, transfer))
+def make_pair(
+    model: Path,
+    directory: Path,
+    *,
+    adapters: Mapping[str, Path] | None = None,
+    decode_args: Sequence[str] = (),
+    **transfer: Any,
+) -> tuple[Vllm, Vllm]:
+    """A prefill and a decode engine, not started; their logs go to `directory`.
+
+    `adapters`: LoRA adapters that both engines load, name → directory. `decode_args`: additional
+    arguments of the decode engine alone. `transfer`: fields of spec.transfer.
+    """
+    prefill, decode = pods(_pools(model, adapters or {}, decode_args, transfer))
     listening = {
         pod["metadata"]["name"]: [
             port["containerPort"] for c in pod["spec"]["containers"] for port in c["ports"]
@@ -171,8 +182,13 @@ def make_pair(model: Path, directory: Path, **transfer: Any) -> tuple[Vllm, Vllm
     return first, second
 
 
-def _pools(model: Path, transfer: Mapping[str, Any]) -> Any:
-    engine = {
+def _pools(
+    model: Path,
+    adapters: Mapping[str, Path],
+    decode_args: Sequence[str],
+    transfer: Mapping[str, Any],
+) -> Any:
+    engine: dict[str, Any] = {
         "version": "0.32.0",
         "dtype": "float32",
         "blockSize": 32,
@@ -187,15 +203,17 @@ def _pools(model: Path, transfer: Mapping[str, Any]) -> Any:
         ],
         "env": [{"name": name, "value": value} for name, value in ON_A_CPU.items()],
     }
-    source = {"name": MODEL_NAME, "source": {"path": str(model)}}
+    source: dict[str, Any] = {"name": MODEL_NAME, "source": {"path": str(model)}}
+    if adapters:
+        source["loraAdapters"] = [{"name": n, "path": str(path)} for n, path in adapters.items()]
     prefill = {
         "model": source,
         "accelerator": {"count": 0},
         "engine": engine,
         "transfer": {"bufferDevice": "cpu", "leaseDuration": f"{LEASE:.0f}s", **transfer},
     }
-    inherited = {name: engine[name] for name in ("extraArgs", "env")}
-    decode = {"accelerator": {"count": 0}, "replicas": 1, "engine": inherited}
+    arguments = {"extraArgs": [*engine["extraArgs"], *decode_args], "env": engine["env"]}
+    decode = {"accelerator": {"count": 0}, "replicas": 1, "engine": arguments}
     return pair(prefill, decode)[0]
 
 

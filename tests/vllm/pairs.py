@@ -123,9 +123,9 @@ class Pair:
 
 
 @contextmanager
-def running_pair(model: Path, directory: Path, **transfer: Any) -> Iterator[Pair]:
-    """Run a pair whose pools have the fields `transfer` in spec.transfer."""
-    pair = Pair(*make_pair(model, directory, **transfer), directory)
+def running_pair(model: Path, directory: Path, **settings: Any) -> Iterator[Pair]:
+    """Run a pair with the `settings` of `make_pair`."""
+    pair = Pair(*make_pair(model, directory, **settings), directory)
     try:
         pair.start()
         yield pair

@@ -13,6 +13,8 @@ from typing import Final
 
 from opentelemetry.trace import SpanKind
 
+from tandem_contract.timing import Timing
+
 from .record import (
     Leg,
     Outcome,
@@ -131,9 +133,19 @@ def _leg_attributes(leg: Leg) -> Attributes:
             attributes["tandem.compute_seconds"] = timing.compute
         if timing.cached is not None:
             attributes["gen_ai.usage.cache_read.input_tokens"] = timing.cached
-        if timing.cached is not None and timing.computed is not None:
-            attributes["gen_ai.usage.input_tokens"] = timing.cached + timing.computed
+        if (tokens := _prompt_tokens(timing)) is not None:
+            attributes["gen_ai.usage.input_tokens"] = tokens
     return attributes
+
+
+def _prompt_tokens(timing: Timing) -> int | None:
+    """Tokens of the prompt; None: unknown."""
+    # Tokens whose KV was transferred are neither cached nor computed.
+    if timing.prompt is not None or timing.bytes is not None:
+        return timing.prompt
+    if timing.cached is None or timing.computed is None:
+        return None
+    return timing.cached + timing.computed
 
 
 def _unix(record: Record, loop_time: float) -> float:

@@ -1,3 +1,4 @@
+import pytest
 from opentelemetry.trace import SpanKind
 
 from tandem_contract.timing import Timing
@@ -60,6 +61,27 @@ def test_attributes_of_spans() -> None:
         "gen_ai.usage.cache_read.input_tokens": 16,
     }
     assert decode.attributes["tandem.first_byte_seconds"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("timing", "prompt"),
+    [
+        (Timing(cached=16, computed=48), 64),
+        (Timing(cached=16, computed=1, bytes=4096, prompt=64), 64),
+        (Timing(cached=16, computed=1, bytes=4096), None),
+        (Timing(prompt=64), 64),
+        (Timing(cached=16), None),
+    ],
+)
+def test_tokens_whose_kv_was_transferred_are_input_tokens(
+    timing: Timing, prompt: int | None
+) -> None:
+    request_record = handed_off(timing=timing)
+    for leg in request_record.legs:
+        leg.traceparent = TRACE.new_traceparent()
+    spans = {span.name: span for span in request_spans(request_record, TRACE)}
+    decode = spans["decode"]
+    assert decode.attributes.get("gen_ai.usage.input_tokens") == prompt
 
 
 def test_a_failed_leg_is_an_error_and_an_aborted_one_is_not() -> None:

@@ -24,7 +24,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -102,7 +102,7 @@ class Collector:
         self._records_read: set[str] = set()
 
     async def collect(self, now: float | None = None) -> Collection | None:
-        """Run one round and return what it deleted. Raises StoreError.
+        """Run one round and return its plan. Raises StoreError.
 
         Returns None if there are no bounds, if this process is not the collector (yet, or no
         longer), or if the store has no listing. `now`: seconds by the clock of this process.
@@ -132,7 +132,7 @@ class Collector:
             return None
         await self._read_records(objects)
         plan = plan_collection(objects, self._uses, self._unreferenced, bounds, present)
-        await self._delete(plan)
+        await self._delete(plan, {info.name: info.modified for info in objects})
         return plan
 
     async def run(self, interval: float = 20.0) -> None:
@@ -210,7 +210,8 @@ class Collector:
         live = {info.name for info in objects}
         self._uses = {key: used for key, used in self._uses.items() if key in live}
 
-    async def _delete(self, plan: Collection) -> None:
+    async def _delete(self, plan: Collection, listed: Mapping[str, float]) -> None:
+        """`listed`: when each object was written, by the listing."""
         removed: list[str] = []
         try:
             for name in plan.manifests:
@@ -221,9 +222,23 @@ class Collector:
             # Also if a delete failed: the manifests before it are deleted.
             if removed:
                 self._on_removed(removed)
-        for name in (*plan.data, *plan.records):
+        for name in plan.data:
+            await self._keep_lease()
+            if not await self._is_written_again(name, listed[name]):
+                await self._objects.delete(name)
+        for name in plan.records:
             await self._keep_lease()
             await self._objects.delete(name)
         self._unreferenced = dict(plan.unreferenced)
         for name in plan.data:
             self._unreferenced.pop(name, None)
+
+    async def _is_written_again(self, name: str, modified: float) -> bool:
+        """Whether data have been written since the listing: a writer of the same bytes is about to
+        write a manifest for them, or has written it."""
+        try:
+            found = await self._objects.info(name)
+        except ObjectMissing:
+            return False
+        # Stores round to seconds, and the listed time is minutes old.
+        return found.modified > modified + 1.0

@@ -9,7 +9,7 @@ import pytest
 import safetensors
 
 from tandem_kvstore.chunk_store import Outcome
-from tandem_kvstore.errors import Reason
+from tandem_kvstore.errors import ObjectMissing, Reason
 from tandem_kvstore.format.manifest import MAX_INLINE, manifest_keys
 from tandem_kvstore.format.tensors import Buffer
 from tandem_kvstore.stores.files import FileStore
@@ -140,6 +140,18 @@ async def test_an_inline_chunk_that_is_too_long_is_replaced(server: Server) -> N
     assert outcome == Outcome(0, Reason.CORRUPT)
     assert await client.chunks.put(chunk, layer_groups(chunk, writer=2))
     assert (await client.chunks.fetch([chunk], group_specs(), client.deliver)).chunks == 1
+    await client.chunks.close()
+
+
+async def test_the_info_of_an_object_is_its_line_of_the_listing(server: Server) -> None:
+    client = engine(server.location)
+    await client.objects.put("name", (b"four",))
+    [listed] = [info async for info in client.objects.scan()]
+    found = await client.objects.info("name")
+    assert (found.name, found.size) == (listed.name, listed.size) == ("name", 4)
+    assert abs(found.modified - listed.modified) <= 1.0
+    with pytest.raises(ObjectMissing):
+        await client.objects.info("another")
     await client.chunks.close()
 
 

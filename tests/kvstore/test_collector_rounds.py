@@ -1,5 +1,6 @@
 """Rounds of a collector that last longer than its lease, or in which its process is paused."""
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +97,24 @@ async def test_a_round_that_reads_many_records_keeps_the_lease(store: SlowStore)
     plan = await first.collect()
     assert plan is not None
     assert len(plan.manifests) == 4
+
+
+async def test_data_that_are_written_again_after_the_listing_stay(store: SlowStore) -> None:
+    first, _ = collectors(store)
+    assert await first.collect() is not None
+    again, *others = (info.name for info in store.entries() if len(info.name) > 64)
+
+    async def write_again() -> None:
+        later = store.entry(again).modified + 300.0
+        os.utime(store.directory / again, (later, later))
+
+    store.on_listed = write_again
+    plan = await first.collect()
+    assert plan is not None
+    assert {again, *others} == set(plan.data)
+    names = {info.name for info in store.entries()}
+    assert again in names
+    assert not names.intersection(others)
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

@@ -4,9 +4,10 @@ A chunk is deleted when it was not used for the longest allowed time; and while 
 above its capacity, the least recently used chunk is. The manifest goes first: from then on no load
 of the chunk starts. Data are deleted when they have been without a manifest for the I/O deadline:
 by then every load and every write of the chunk has ended. So no reader loses what it reads, and no
-writer what it has written, with one exception. Data objects are named by their content. If a chunk
-is written again with the same bytes between the listing and the deletion of its old data, its new
-manifest names data that are gone. Engines then compute the chunk, and write it again.
+writer what it has written, with one exception. Data objects are named by their content, so a chunk
+may be written again under the names of its old data. The collector looks at each data object once
+more before it deletes it; if the writer comes between this look and the deletion, the new manifest
+names data that are gone. Engines then compute the chunk, and write it again.
 """
 
 import sys

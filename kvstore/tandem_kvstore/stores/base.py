@@ -51,6 +51,10 @@ class ObjectStore(Protocol):
     async def delete(self, name: str) -> None:
         """Delete the object. Does nothing if it does not exist."""
 
+    async def info(self, name: str) -> ObjectInfo:
+        """The object's line of a listing, of which stores may round the time to seconds.
+        Raises ObjectMissing."""
+
     def scan(self) -> AsyncIterator[ObjectInfo]:
         """List all objects. Raises StoreUnsupported if the store has no listing."""
 

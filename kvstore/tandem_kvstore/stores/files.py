@@ -56,6 +56,9 @@ class FileStore:
     async def delete(self, name: str) -> None:
         await asyncio.to_thread(self.remove, name)
 
+    async def info(self, name: str) -> ObjectInfo:
+        return await asyncio.to_thread(self.entry, name)
+
     async def scan(self) -> AsyncIterator[ObjectInfo]:
         for info in await asyncio.to_thread(self.entries):
             yield info
@@ -112,6 +115,12 @@ class FileStore:
         """`delete`, blocking."""
         with _store_errors(name):
             (self.directory / name).unlink(missing_ok=True)
+
+    def entry(self, name: str) -> ObjectInfo:
+        """`info`, blocking."""
+        with _store_errors(name):
+            status = (self.directory / name).stat()
+            return ObjectInfo(name, status.st_size, status.st_mtime)
 
     def entries(self) -> list[ObjectInfo]:
         """`scan`, blocking; temporary files are left out."""

@@ -9,6 +9,7 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
 from typing import Final
 
 import aiohttp
@@ -92,6 +93,14 @@ class HttpStore:
                 pass
         except ObjectMissing:
             pass
+
+    async def info(self, name: str) -> ObjectInfo:
+        async with self._request("HEAD", name) as answer:
+            try:
+                modified = parsedate_to_datetime(answer.headers["Last-Modified"]).timestamp()
+            except (KeyError, ValueError) as err:
+                raise StoreUnsupported(f"HEAD {name}: the answer has no Last-Modified") from err
+            return ObjectInfo(name, answer.content_length or 0, modified)
 
     async def scan(self) -> AsyncIterator[ObjectInfo]:
         async with self._request("GET", "?list") as answer:

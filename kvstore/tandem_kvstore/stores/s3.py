@@ -121,6 +121,12 @@ class S3Store:
                 lambda client: obstore.delete_async(client, self._prefix + name),
             )
 
+    async def info(self, name: str) -> ObjectInfo:
+        meta = await self._send(
+            f"HEAD {name}", lambda client: obstore.head_async(client, self._prefix + name)
+        )
+        return ObjectInfo(name, meta["size"], meta["last_modified"].timestamp())
+
     async def scan(self) -> AsyncIterator[ObjectInfo]:
         with _store_errors("LIST"):
             async for batch in obstore.list(self._store(), self._prefix or None):

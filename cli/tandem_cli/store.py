@@ -72,8 +72,8 @@ def store(
     """Serve a directory as an HTTP store for KV tensors.
 
     Engines use it with the endpoint http://HOST:PORT. It has no access control: run it in a network
-    that only engines reach. At SIGTERM it sends running answers to their end;
-    uploads of which a part is missing fail after a minute.
+    that only engines reach. At SIGTERM it finishes running downloads for at most two minutes, and
+    ends uploads that are incomplete after one minute.
     """
     logging.basicConfig(level=logging.WARNING)
     settings = StoreSettings(

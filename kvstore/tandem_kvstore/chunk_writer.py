@@ -31,6 +31,8 @@ class GroupSource:
         self._given: list[LayerGroup] = []
         self._coming = groups if isinstance(groups, AsyncIterator) else None
         self._present = iter(()) if isinstance(groups, AsyncIterator) else iter(groups)
+        # When all had come, by the event loop's clock.
+        self._complete: float | None = None
 
     def __aiter__(self) -> "GroupSource":
         return self
@@ -43,9 +45,14 @@ class GroupSource:
         if group is None:
             # `all` asks once more, and an iterator that has ended may wait for ever.
             self._coming = None
+            self._complete = self._complete or asyncio.get_running_loop().time()
             raise StopAsyncIteration
         self._given.append(group)
         return group
+
+    def is_late(self, time: float) -> bool:
+        """Whether the last group had not come at `time`, by the event loop's clock."""
+        return self._complete is None or self._complete > time
 
     async def all(self) -> Sequence[LayerGroup]:
         """All groups, also those given before; returns when the last one has come."""

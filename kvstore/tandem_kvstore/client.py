@@ -215,9 +215,9 @@ class StoreClient:
                 # `has` before the data are sent: after a restart, most chunks are there already.
                 is_new = not await self._store.has(chunk) and await self._store.put(chunk, source)
         except TimeoutError:
-            # The groups came slowly, which says nothing of the store. When all have come, a second
-            # write has the whole time.
-            if isinstance(groups, AsyncIterator):
+            # Groups that come late say nothing of the store. When all have come, a second write
+            # has the whole time.
+            if isinstance(groups, AsyncIterator) and source.is_late(start + WRITE_SECONDS / 2):
                 return await self.store(chunk, await source.all())
             self._health.record_failure(NO_ANSWER)
             self._observer.record_not_stored(Reason.TIMEOUT)

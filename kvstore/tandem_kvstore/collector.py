@@ -237,8 +237,9 @@ class Collector:
         """Whether data have been written since the listing: a writer of the same bytes is about to
         write a manifest for them, or has written it."""
         try:
-            found = await self._objects.info(name)
-        except ObjectMissing:
+            info = await self._objects.info(name)
+        # A store that does not say when is collected as it was listed.
+        except (ObjectMissing, StoreUnsupported):
             return False
         # Stores round to seconds, and the listed time is minutes old.
-        return found.modified > modified + 1.0
+        return info.modified > modified + 1.0

@@ -146,10 +146,10 @@ async def test_an_inline_chunk_that_is_too_long_is_replaced(server: Server) -> N
 async def test_the_info_of_an_object_is_its_line_of_the_listing(server: Server) -> None:
     client = engine(server.location)
     await client.objects.put("name", (b"four",))
-    [listed] = [info async for info in client.objects.scan()]
-    found = await client.objects.info("name")
-    assert (found.name, found.size) == (listed.name, listed.size) == ("name", 4)
-    assert abs(found.modified - listed.modified) <= 1.0
+    [listed] = [entry async for entry in client.objects.scan()]
+    info = await client.objects.info("name")
+    assert (info.name, info.size) == (listed.name, listed.size) == ("name", 4)
+    assert abs(info.modified - listed.modified) <= 1.0
     with pytest.raises(ObjectMissing):
         await client.objects.info("another")
     await client.chunks.close()

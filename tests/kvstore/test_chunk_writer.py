@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tandem_kvstore import client as client_module
+from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.manifest import MAX_INLINE
 from tandem_kvstore.format.tensors import LayerGroup
 from tandem_kvstore.stores.files import FileStore
@@ -141,21 +142,31 @@ async def test_a_failed_write_ends_before_the_next_group_comes(tmp_path: Path) -
         await write
 
 
-@pytest.mark.parametrize("is_last_written", [False, True], ids=["awaited", "written"])
+@pytest.mark.parametrize(
+    ("is_last_written", "is_late"),
+    [
+        pytest.param(False, True, id="awaited"),
+        pytest.param(True, True, id="written-late"),
+        pytest.param(True, False, id="store-stalls"),
+    ],
+)
 async def test_a_chunk_whose_groups_come_slower_than_a_write_may_take_is_written_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_last_written: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_last_written: bool, is_late: bool
 ) -> None:
-    """The deadline ends while a group is awaited, or while the manifest is written."""
+    """The deadline ends while a group is awaited, or while the manifest is written: after groups
+    that came late, or because the store stalls."""
     (chunk,), coming = chain(1, 1), Coming()
     behind = engine(file_store(tmp_path).location)
     guarded, _, counts = client(file_store(tmp_path).location)
     deadlines: list[asyncio.Timeout] = []
     timeout = asyncio.timeout
 
-    def recorded_timeout(seconds: float | None) -> asyncio.Timeout:
-        deadlines.append(timeout(seconds))
+    def recorded_timeout(_: float | None) -> asyncio.Timeout:
+        deadlines.append(timeout(60))
         return deadlines[-1]
 
+    # Half of it is the time after which groups are late.
+    monkeypatch.setattr(client_module, "WRITE_SECONDS", 0.0 if is_late else 120.0)
     monkeypatch.setattr(client_module.asyncio, "timeout", recorded_timeout)
     begun, put_if = asyncio.Event(), FileStore.put_if
 
@@ -181,10 +192,10 @@ async def test_a_chunk_whose_groups_come_slower_than_a_write_may_take_is_written
             await coming.send(second)
             assert not await behind.chunks.has(chunk)
             await coming.send(None)
-        assert await write
-    assert (await behind.chunks.fetch([chunk], group_specs(), behind.deliver)).chunks == 1
-    behind.assert_delivered([chunk])
+        assert await write is is_late
+    loaded = await behind.chunks.fetch([chunk], group_specs(), behind.deliver)
+    assert loaded.chunks == int(is_late)
     # Groups that come slowly are no fault of the store.
-    assert counts.failures == []
-    assert not counts.not_stored
+    assert bool(counts.failures) is not is_late
+    assert counts.not_stored == ({} if is_late else {Reason.TIMEOUT: 1})
     await guarded.close()

@@ -58,25 +58,25 @@ def check_engine(vllm_config: Any, kv_cache_config: Any) -> None:
 
 
 def weights_identity(vllm_config: Any, settings: StorageSettings) -> str:
-    """Commit of the model's snapshot, or the hash of all bytes of its weights; with those of a
-    draft model, whose layers may have KV, too.
+    """What names the weights: `dummy`, the setting `weights`, or for the model and its draft
+    model, joined by `+`, the commit of the snapshot or the hash of all bytes.
 
     Reads all weights unless their digest is cached. Raises StorageConfigError, OSError.
     """
+    speculative = getattr(vllm_config, "speculative_config", None)
+    draft = getattr(speculative, "draft_model_config", None)
     load = getattr(vllm_config, "load_config", None)
     if getattr(load, "load_format", None) == "dummy":
         # Made up, the same in each engine of this model: its files are not read.
-        return "dummy"
+        return f"dummy:{draft.model}" if draft is not None else "dummy"
     if settings.weights is not None:
         return settings.weights
     model = vllm_config.model_config
-    speculative = getattr(vllm_config, "speculative_config", None)
-    draft = getattr(speculative, "draft_model_config", None)
     models = [model]
     # Layers that predict several tokens lie in the files of the model itself.
     if draft is not None and (draft.model, draft.revision) != (model.model, model.revision):
         models.append(draft)
-    return "+".join(_weights_of(one.model, one.revision) for one in models)
+    return "+".join(_weights_of(config.model, config.revision) for config in models)
 
 
 def _weights_of(name: object, revision: str | None) -> str:

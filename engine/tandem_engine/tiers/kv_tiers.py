@@ -84,7 +84,7 @@ class KvTiers:
         """Start a load for a sequence whose pull has failed, unless there is nothing to try."""
         if not self._loads.may_load(seq):
             return False
-        self._loads.load(seq)
+        self._loads.load(seq, is_instead_of_pull=True)
         return True
 
     def arriving(self, request_id: str) -> ArrivingKv:

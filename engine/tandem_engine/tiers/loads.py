@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandem_contract.kv_reference import LoadLeg
-from tandem_contract.transfer_params import TransferParams
 from tandem_kvstore.chunk_store import Chunk, Deliver
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.guard.load_guard import Decision, Way
@@ -105,12 +104,12 @@ class TierLoads:
             if (rear := self._rears.get(seq.id)) is not None:
                 rear.set_awaited()
 
-    def load(self, seq: EngineSequence) -> None:
+    def load(self, seq: EngineSequence, *, is_instead_of_pull: bool = False) -> None:
         """Start to load KV for a sequence that has its blocks. `on_end` follows, when no thread
         writes into them any more."""
         begin = asyncio.get_running_loop().time()
         self._loads[seq.id] = task = asyncio.create_task(self._load(seq))
-        task.add_done_callback(partial(self._finish, seq, begin))
+        task.add_done_callback(partial(self._finish, seq, begin, is_instead_of_pull))
 
     def arriving(self, request_id: str) -> ArrivingKv:
         """The KV that a load brings layer group by layer group, of a sequence with
@@ -289,7 +288,13 @@ class TierLoads:
         # The last token is computed here: its logits choose the next one.
         return min(chunks * self._device.tokens, len(seq.tokens) - 1)
 
-    def _finish(self, seq: EngineSequence, begin: float, task: "asyncio.Task[_Loaded]") -> None:
+    def _finish(
+        self,
+        seq: EngineSequence,
+        begin: float,
+        is_instead_of_pull: bool,
+        task: "asyncio.Task[_Loaded]",
+    ) -> None:
         del self._loads[seq.id]
         seq.arriving_tokens = None
         result = _Loaded(seq.computed_tokens, 0, 0)
@@ -305,7 +310,7 @@ class TierLoads:
             seconds = asyncio.get_running_loop().time() - begin
             seq.pull = PullResult(result.tokens, result.bytes, seconds)
             # A pull that failed has counted the queries.
-            queries = 0 if isinstance(seq.request.kv, TransferParams) else seq.uncached_tokens
+            queries = 0 if is_instead_of_pull else seq.uncached_tokens
             self._observer.record_external_lookup(queries, result.tokens)
         self._on_end(seq, result.computed)
         if (kv := self._arriving.pop(seq.id, None)) is not None:

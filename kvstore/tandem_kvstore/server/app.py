@@ -101,7 +101,9 @@ class StoreServer:
         file = store.directory / name
         if not await asyncio.to_thread(file.is_file):
             raise web.HTTPNotFound
-        self.capacity.touch(file, time.time())
+        # A collector's look is no use.
+        if request.method != "HEAD":
+            self.capacity.touch(file, time.time())
         # aiohttp implements sendfile, Range, ETag and If-Range.
         return web.FileResponse(file, chunk_size=1 << 18)
 

@@ -117,11 +117,11 @@ class HttpStore:
     async def _get(self, name: str, limit: int, *, is_cut: bool) -> TaggedObject:
         headers = {"Range": f"bytes=0-{limit - 1}"} if is_cut else None
         async with self._request("GET", name, headers=headers) as answer:
-            size = answer.content_length
+            if (size := answer.content_length) is None:
+                raise StoreUnsupported(f"GET {name}: the answer has no Content-Length")
             # A server may ignore the range and send the whole object.
-            if size is not None and is_cut:
-                size = min(size, limit)
-            if size is None or size > limit:
+            size = min(size, limit) if is_cut else size
+            if size > limit:
                 raise ObjectTooLarge(f"{name} has {size} bytes, at most {limit} expected")
             data = bytearray(size)
             filled = 0

@@ -61,7 +61,7 @@ async def test_hundreds_of_names_leave_no_more_than_the_first_ones(harness: Harn
             outbound._host(HostPort("10.0.0.1", port))
             reply._routing_lines(RoutingPath.FALLBACK, f"p{port}", "d")
         snapshots = []
-        for number in range(1, 1 + 6 * REQUESTS, REQUESTS):
+        for number in range(1, 1 + 8 * REQUESTS, REQUESTS):
             await serve(harness, number)
             harness.decode.requests.clear()
             gc.collect()

@@ -5,13 +5,11 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 
-from tandem_kvstore.chunk_store import ChunkStore
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.collector import OnRemoved
 from tandem_kvstore.errors import LocationError
 from tandem_kvstore.format.identity import KvIdentity
-from tandem_kvstore.maintenance import Maintenance
-from tandem_kvstore.stores import open_store
+from tandem_kvstore.open_client import open_client
 from tandem_kvstore.weights import weights_hash
 
 from ..blocks import BlockManager
@@ -95,20 +93,14 @@ def _client(
 ) -> StoreClient | None:
     if (location := storage.location()) is None:
         return None
+    bounds = storage.bounds_reader()
     try:
-        objects = open_store(location)
+        # The collector runs from the next await on, when the tiers are there.
+        return open_client(
+            *(location, identity, observer),
+            chunk_bytes=memory.chunk_bytes,
+            bounds=bounds,
+            on_removed=on_removed,
+        )
     except LocationError as err:
         raise ConfigError(f"--kv-storage-config: {err}") from err
-    maintenance = None
-    if (bounds := storage.bounds_reader()) is not None:
-        # Its task runs from the next await on, when the tiers are there.
-        maintenance = Maintenance(objects, bounds, on_removed)
-        maintenance.start()
-    return StoreClient(
-        ChunkStore(objects, location, identity),
-        objects,
-        observer,
-        chunk_tokens=identity.chunk_tokens,
-        chunk_bytes=memory.chunk_bytes,
-        maintenance=maintenance,
-    )

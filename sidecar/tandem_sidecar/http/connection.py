@@ -1,7 +1,9 @@
 """One connection to an engine: sends one request at a time and passes its answer to a receiver."""
 
 import asyncio
+import socket
 import ssl
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
@@ -88,8 +90,16 @@ class EngineConnection:
         self._transport.write(call.request)
 
     def drop(self) -> None:
-        """Close at once without reporting to the call."""
+        """Close at once without reporting to the call.
+
+        The engine is told before this returns, so before a client that is answered next can act.
+        """
         self._call = None
+        raw = self._transport.get_extra_info("socket")
+        # A transport closes its socket only in a later turn of the event loop.
+        if raw is not None and not self._transport.is_closing():
+            with raw.dup() as own, suppress(OSError):  # The engine may have closed it meanwhile.
+                own.shutdown(socket.SHUT_RDWR)
         self._transport.abort()
 
     def half_close(self) -> bool:

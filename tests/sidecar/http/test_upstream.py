@@ -1,8 +1,16 @@
 """Connections to engines: reused, replaced when stale, and answers of every framing."""
 
 import asyncio
+import socket
+from collections.abc import Callable
 
 import pytest
+import uvloop
+
+from tandem_contract.commandline import HostPort
+from tandem_sidecar.http.answers import Collector
+from tandem_sidecar.http.messages import request_bytes
+from tandem_sidecar.http.upstream import Pool
 
 from ..conftest import Harness
 from ..peers import PARAMS, Script, Turn
@@ -217,3 +225,30 @@ async def test_a_leg_that_reads_kv_is_sent_once(harness: Harness) -> None:
     ]
     assert len(read) == len(paths), "each hand-off's KV is read by one leg"
     await asyncio.wait_for(harness.decode.released.wait(), 10)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_aborted_call_ends_at_the_engine_before_anything_else_is_sent(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """A client that is answered after the abort finds that the engine was told already."""
+
+    async def abort() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.setblocking(False)
+            request = request_bytes(b"POST", b"/", [], BODY)
+            address, answer = HostPort(*server.getsockname()), Collector(lambda _: None)
+            call = Pool().send(address, b"POST", request, answer)
+            engine, _ = await loop.sock_accept(server)
+            with engine:
+                received = b""
+                while not received.endswith(BODY):
+                    received += await loop.sock_recv(engine, 1024)
+                engine.settimeout(10)
+                call.abort()
+                # Blocks the loop: what it would do in its next turn is not done yet.
+                assert engine.recv(1) == b""
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(abort())

@@ -49,6 +49,8 @@ class Engine:
     process: BaseProcess | None = None
     serves: bool = False
     """Whether the engine served at the last check and was not killed since."""
+    failures_before: int = 0
+    """Tests of the session that had failed when the fixture last checked."""
 
     @property
     def address(self) -> HostPort:

@@ -28,31 +28,35 @@ def shared_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[En
                 engine.kill()
 
 
-@pytest.fixture
-async def decode(shared_engines: list[Engine]) -> Engine:
-    await shared_engines[0].up()
-    return shared_engines[0]
+async def _running(engine: Engine, session: pytest.Session) -> Engine:
+    """The engine, serving; after a failed test, which may have left it busy, a new process."""
+    if engine.failures_before != session.testsfailed:
+        engine.kill()
+        engine.failures_before = session.testsfailed
+    await engine.up()
+    return engine
 
 
 @pytest.fixture
-async def prefill(shared_engines: list[Engine]) -> Engine:
-    await shared_engines[1].up()
-    return shared_engines[1]
+async def decode(shared_engines: list[Engine], request: pytest.FixtureRequest) -> Engine:
+    return await _running(shared_engines[0], request.session)
 
 
 @pytest.fixture
-async def second_prefill(shared_engines: list[Engine]) -> Engine:
-    await shared_engines[2].up()
-    return shared_engines[2]
+async def prefill(shared_engines: list[Engine], request: pytest.FixtureRequest) -> Engine:
+    return await _running(shared_engines[1], request.session)
 
 
 @pytest.fixture
-async def unified(shared_engines: list[Engine]) -> Engine:
-    await shared_engines[3].up()
-    return shared_engines[3]
+async def second_prefill(shared_engines: list[Engine], request: pytest.FixtureRequest) -> Engine:
+    return await _running(shared_engines[2], request.session)
 
 
 @pytest.fixture
-async def second_unified(shared_engines: list[Engine]) -> Engine:
-    await shared_engines[4].up()
-    return shared_engines[4]
+async def unified(shared_engines: list[Engine], request: pytest.FixtureRequest) -> Engine:
+    return await _running(shared_engines[3], request.session)
+
+
+@pytest.fixture
+async def second_unified(shared_engines: list[Engine], request: pytest.FixtureRequest) -> Engine:
+    return await _running(shared_engines[4], request.session)

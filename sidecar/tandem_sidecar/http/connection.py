@@ -98,7 +98,8 @@ class EngineConnection:
         raw = self._transport.get_extra_info("socket")
         # A transport closes its socket only in a later turn of the event loop.
         if raw is not None and not self._transport.is_closing():
-            with raw.dup() as own, suppress(OSError):  # The engine may have closed it meanwhile.
+            # OSError: the engine closed it meanwhile, or no file descriptor is left.
+            with suppress(OSError), raw.dup() as own:
                 own.shutdown(socket.SHUT_RDWR)
         self._transport.abort()
 

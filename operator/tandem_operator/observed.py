@@ -248,7 +248,7 @@ class StorageReport:
     """Ready engines that have used the store, of those that were asked."""
     failing: tuple[PodName, ...] = ()
     """Those whose circuit breaker is not closed."""
-    words: str = ""
+    message: str = ""
     """The store's last failure as the first of them reports it; empty: it names none."""
 
 

@@ -115,7 +115,7 @@ async def test_an_engine_says_that_its_store_went_and_came_back(
             pass
         assert failing is not None
         assert (failing.engines, failing.failing) == (1, (PodName("pod"),))
-        assert failing.words
+        assert failing.message
         async with tandem_store(tmp_path / "store", port=port):
             while await used() != StorageReport(1):
                 pass

@@ -331,11 +331,11 @@ def _storage_reachable(facts: Facts, store: Storage) -> ConditionState:
         )
     if not report.failing:
         return ConditionState("True", Reason.STORE_ANSWERS, f"the engines can use {store.endpoint}")
-    words = report.words or "the engine names no failure"
+    failure = report.message or "the engine names no failure"
     return ConditionState(
         "False", Reason.STORE_FAILS,
         f"{len(report.failing)} of {report.engines} engines cannot use {store.endpoint} and compute"
-        f" what they would load; {report.failing[0]}: {words}",
+        f" what they would load; {report.failing[0]}: {failure}",
     )  # fmt: skip
 
 

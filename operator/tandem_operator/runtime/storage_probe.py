@@ -1,7 +1,7 @@
 """Asks engines whether they can use their external store, for the condition StorageReachable.
 
 Every PERIOD seconds the operator reads the metrics of the ready engines of each pool whose set has
-a store: the circuit breaker, and the store's last failure in its own words. It asks no store.
+a store: the circuit breaker, and the store's last failure as the engine names it. It asks no store.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ _MOST_LINE: Final = 2000
 """Bytes of a line of a metrics page that is read."""
 _MOST_LINES: Final = 64
 """Lines of a metrics page that are read: a series for each engine of a pod, and some to spare."""
-_MOST_WORDS: Final = 200
-"""Characters of a failure: an engine may run any program, and the words go into the status."""
+_MOST_CHARACTERS: Final = 200
+"""Of a failure's message: an engine may run any program, and the message goes into the status."""
 
 
 async def probe_storage(cache: ClusterCache, enqueue: Callable[[set[WorkKey]], None]) -> None:
@@ -73,7 +73,7 @@ async def report_of(
     if not answers:
         return None
     used = [(pod.name, state) for pod, state in answers if state is not None]
-    failing = [(name, words) for name, (is_open, words) in used if is_open]
+    failing = [(name, message) for name, (is_open, message) in used if is_open]
     return StorageReport(
         len(used), tuple(name for name, _ in failing), failing[0][1] if failing else ""
     )
@@ -85,7 +85,7 @@ def storage_state(page: bytes) -> tuple[bool, str] | None:
     None: the page does not say, as before the engine has used the store.
     """
     breaker: float | None = None
-    words = ""
+    message = ""
     # An engine may run any program: neither a strange page nor a long one may stop the operator.
     names = tuple(name.encode() for name in (*_BREAKERS, *_FAILURES))
     lines = [line for line in page.split(b"\n") if line.startswith(names)]
@@ -96,10 +96,10 @@ def storage_state(page: bytes) -> tuple[bool, str] | None:
                 if sample.name in _BREAKERS:
                     breaker = max(breaker or _CLOSED, sample.value)
                 elif sample.name in _FAILURES and sample.value == 1.0:
-                    words = sample.labels.get("message", "")[:_MOST_WORDS]
+                    message = sample.labels.get("message", "")[:_MOST_CHARACTERS]
     except (ValueError, IndexError, ArithmeticError):
         return None
-    return None if breaker is None else (breaker != _CLOSED, words)
+    return None if breaker is None else (breaker != _CLOSED, message)
 
 
 def _has_storage(body: object) -> bool:

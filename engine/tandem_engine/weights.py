@@ -190,6 +190,13 @@ def tensor_files(directory: Path) -> list[Path]:
     return files
 
 
+def architecture_json(config: ModelConfig) -> str:
+    """The settings that KV depends on, as canonical JSON."""
+    # Stop tokens do not change the KV, and a copy of a model may override them.
+    fields = {k: v for k, v in asdict(config).items() if k != "eos_token_ids"}
+    return json.dumps(fields, sort_keys=True)
+
+
 def fingerprint(directory: Path, config: ModelConfig) -> str:
     """Hex digest, equal for copies of one model however sharded, different for other models.
 
@@ -198,9 +205,7 @@ def fingerprint(directory: Path, config: ModelConfig) -> str:
     tensors: dict[str, bytes] = {}
     for file in tensor_files(directory):
         tensors.update(_samples(file))
-    # Stop tokens do not change the KV, and a copy of a model may override them.
-    fields = {k: v for k, v in asdict(config).items() if k != "eos_token_ids"}
-    digest = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
+    digest = hashlib.sha256(architecture_json(config).encode())
     for name in sorted(tensors):
         digest.update(name.encode() + b"\0" + tensors[name])
     return digest.hexdigest()[:32]

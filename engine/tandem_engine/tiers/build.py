@@ -1,9 +1,7 @@
 """Builds the tiers that `--kv-storage-config` asks for."""
 
 import asyncio
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.collector import OnRemoved
@@ -17,7 +15,7 @@ from ..config import EngineConfig
 from ..observer import EngineObserver
 from ..runner import Runner
 from ..types import ConfigError
-from ..weights import tensor_files
+from ..weights import architecture_json, tensor_files
 from .chunk_memory import LAYOUT, ChunkMemory
 from .device_chunks import DeviceChunks
 from .kv_tiers import KvTiers
@@ -30,8 +28,6 @@ def storage_identity(config: EngineConfig, runner: Runner, storage: KvStorageCon
     """What the engine's KV depends on beside the prompt. Reads all weights unless their digest is
     cached. Raises ModelError, OSError."""
     layout = runner.cache.layout
-    # Stop tokens do not change the KV, and a copy of a model may override them.
-    model = {k: v for k, v in asdict(runner.model_config).items() if k != "eos_token_ids"}
     return KvIdentity(
         weights=weights_hash(tensor_files(config.model)),
         dtype=layout.dtype,
@@ -41,7 +37,7 @@ def storage_identity(config: EngineConfig, runner: Runner, storage: KvStorageCon
         block_size=layout.block_size,
         chunk_tokens=storage.chunk_tokens,
         layout=LAYOUT,
-        overrides=json.dumps(model, sort_keys=True),
+        overrides=architecture_json(runner.model_config),
         engine="tandem-engine",
     )
 

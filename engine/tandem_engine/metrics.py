@@ -21,10 +21,9 @@ from tandem_contract import metrics as names
 from tandem_contract.timing import Timing
 
 from .blocks import BlockEvent
-from .tier_metrics import TierMetrics
+from .tier_metrics import LABELS, TierMetrics
 from .types import FinishReason, PullResult
 
-_LABELS: Final = ("model_name", "engine")
 _RANK: Final = "0"
 """Value of the label `engine`: the data-parallel rank; this engine has only one."""
 _TTFT_BUCKETS: Final = (
@@ -90,7 +89,7 @@ class EngineMetrics(TierMetrics):
         by_source = Counter(
             names.ENGINE_PROMPT_BY_SOURCE,
             "Prompt tokens by where their KV came from",
-            (*_LABELS, "source"),
+            (*LABELS, "source"),
             registry=self.registry,
         )
         self._by_source = {
@@ -140,7 +139,7 @@ class EngineMetrics(TierMetrics):
         self._success = Counter(
             names.ENGINE_SUCCESS,
             "Sequences ended, by reason",
-            (*_LABELS, "finished_reason"),
+            (*LABELS, "finished_reason"),
             registry=self.registry,
         )
         # Export zeros from the start: rate() misses the first value of a late series.
@@ -158,7 +157,7 @@ class EngineMetrics(TierMetrics):
         waiting = Gauge(
             names.ENGINE_WAITING_BY_REASON,
             "Sequences waiting, by what for",
-            (*_LABELS, "reason"),
+            (*LABELS, "reason"),
             registry=self.registry,
         )
         waiting.labels(*self._labels, "capacity").set_function(
@@ -168,7 +167,7 @@ class EngineMetrics(TierMetrics):
         fetching = Gauge(
             names.ENGINE_KV_FETCH,
             "Sequences whose KV is loaded from another engine, by stage",
-            (*_LABELS, "stage"),
+            (*LABELS, "stage"),
             registry=self.registry,
         )
         loading = fetching.labels(*self._labels, names.KV_FETCH_LOADING)
@@ -182,7 +181,7 @@ class EngineMetrics(TierMetrics):
         Gauge(
             names.ENGINE_CACHE_CONFIG,
             "The KV cache's size, in its labels; always 1",
-            (*_LABELS, "block_size", "num_gpu_blocks"),
+            (*LABELS, "block_size", "num_gpu_blocks"),
             registry=self.registry,
         ).labels(*self._labels, str(block_size), str(num_blocks)).set(1)
 
@@ -233,19 +232,19 @@ class EngineMetrics(TierMetrics):
 
     # Called by the server.
 
-    def sequence(self) -> "SequenceTimes":
+    def start_sequence(self) -> "SequenceTimes":
         """Start timing a sequence that arrives now."""
         return SequenceTimes(self)
 
-    def first_token(self, seconds: float) -> None:
+    def observe_first_token(self, seconds: float) -> None:
         """Observe the seconds from arrival to the first token."""
         self._ttft.observe(seconds)
 
-    def next_token(self, seconds: float) -> None:
+    def observe_next_token(self, seconds: float) -> None:
         """Observe the seconds between two deliveries of one sequence."""
         self._itl.observe(seconds)
 
-    def finished(
+    def observe_end(
         self, reason: FinishReason, seconds: float, decoding: float, timing: Timing | None
     ) -> None:
         """Count a sequence that ended `seconds` after its arrival and decoded for `decoding`
@@ -259,14 +258,14 @@ class EngineMetrics(TierMetrics):
             self._prefill_tokens.observe(timing.computed or 0)
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels)
+        return Counter(name, text, LABELS, registry=self.registry).labels(*self._labels)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(name, text, _LABELS, registry=self.registry, buckets=buckets)
+        histogram = Histogram(name, text, LABELS, registry=self.registry, buckets=buckets)
         return histogram.labels(*self._labels)
 
     def _gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        gauge = Gauge(name, text, _LABELS, registry=self.registry)
+        gauge = Gauge(name, text, LABELS, registry=self.registry)
         gauge.labels(*self._labels).set_function(value)
 
 
@@ -279,18 +278,18 @@ class SequenceTimes:
         self._first: float | None = None
         self._last: float | None = None
 
-    def tokens(self) -> None:
+    def observe_tokens(self) -> None:
         """Observe a delivery of tokens."""
         now = time.perf_counter()
         if self._last is None:
             self._first = now
-            self._metrics.first_token(now - self._arrived)
+            self._metrics.observe_first_token(now - self._arrived)
         else:
-            self._metrics.next_token(now - self._last)
+            self._metrics.observe_next_token(now - self._last)
         self._last = now
 
-    def finished(self, reason: FinishReason, timing: Timing | None = None) -> None:
+    def observe_end(self, reason: FinishReason, timing: Timing | None = None) -> None:
         """Observe the end of the sequence; `timing` is that of its first token, if it got one."""
         first, last = self._first, self._last
         decoding = last - first if first is not None and last is not None else 0.0
-        self._metrics.finished(reason, time.perf_counter() - self._arrived, decoding, timing)
+        self._metrics.observe_end(reason, time.perf_counter() - self._arrived, decoding, timing)

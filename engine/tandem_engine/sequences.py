@@ -88,13 +88,12 @@ class RunningSequence:
             self._end("error")
             raise ApiError(500, delta.error or "the engine failed")
         # The engine sends each of these once, with the first token or with the last.
-        # The engine sends each of them once: keep the first value.
         self.timing = self.timing or delta.timing
         self.kv_transfer_params = self.kv_transfer_params or delta.kv_transfer_params
         piece = self._output.push(delta)
         # A delta whose text is held back counts as well: the engine has generated its tokens.
         if piece.token_ids:
-            self._times.tokens()
+            self._times.observe_tokens()
         if piece.finish_reason is not None:
             if delta.finish_reason is None:
                 # A stop string ended the sequence. The engine works on tokens and goes on.
@@ -120,7 +119,7 @@ class RunningSequence:
 
     def _end(self, reason: FinishReason) -> None:
         self._ended = True
-        self._times.finished(reason, self.timing)
+        self._times.observe_end(reason, self.timing)
 
 
 async def merge_pieces(

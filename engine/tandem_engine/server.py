@@ -208,7 +208,7 @@ class EngineServer:
             request,
             choice=Choice(index, prompt),
             output=OutputText(self._model.tokenizer, call.text, prompt),
-            times=self._metrics.sequence(),
+            times=self._metrics.start_sequence(),
         )
 
     def _finish(self, sequences: Sequence[RunningSequence]) -> None:

@@ -1,5 +1,7 @@
 """Metrics of the KV tiers: host memory and external storage."""
 
+from typing import Final
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem_contract import metrics as names
@@ -8,7 +10,8 @@ from tandem_kvstore.guard.breaker import BreakerState
 
 from .types import Tier
 
-_LABELS = ("model_name", "engine")
+LABELS: Final = ("model_name", "engine")
+"""Labels of every metric of the engine."""
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -26,12 +29,12 @@ class TierMetrics:
             names.ENGINE_STORAGE_NOT_STORED, "Chunks that were not written to storage", Reason
         )
         self._load_bytes = Counter(
-            names.ENGINE_STORAGE_LOAD_BYTES, "Bytes loaded from storage", _LABELS, registry=registry
+            names.ENGINE_STORAGE_LOAD_BYTES, "Bytes loaded from storage", LABELS, registry=registry
         ).labels(*labels)
         self._load_seconds = Histogram(
             names.ENGINE_STORAGE_LOAD_SECONDS,
             "Seconds from the look-up in storage to the last verified block",
-            _LABELS,
+            LABELS,
             registry=registry,
             buckets=_SECONDS,
         ).labels(*labels)
@@ -42,16 +45,16 @@ class TierMetrics:
             names.ENGINE_STORAGE_BREAKER,
             "Circuit breaker of the external storage: 0 closed, 1 half-open, 2 open; absent until"
             " the storage was used",
-            _LABELS,
+            LABELS,
             registry=registry,
         )
         self._failure = Gauge(
             names.ENGINE_STORAGE_FAILURE,
             "1 for the newest failure of the external storage, 0 for those before",
-            (*_LABELS, "message"),
+            (*LABELS, "message"),
             registry=registry,
         )
-        self._failure_words: str | None = None
+        self._failure_message: str | None = None
 
     def record_tier_load(self, tier: Tier, tokens: int) -> None:
         """Count tokens whose KV was loaded from a tier."""
@@ -69,12 +72,12 @@ class TierMetrics:
         """Show the state of the circuit breaker."""
         self._breaker.labels(*self._tier_labels).set(state)
 
-    def record_failure(self, words: str) -> None:
+    def record_failure(self, message: str) -> None:
         """Show the newest failure of the storage."""
-        if self._failure_words is not None:
-            self._failure.labels(*self._tier_labels, self._failure_words).set(0)
-        self._failure.labels(*self._tier_labels, words).set(1)
-        self._failure_words = words
+        if self._failure_message is not None:
+            self._failure.labels(*self._tier_labels, self._failure_message).set(0)
+        self._failure.labels(*self._tier_labels, message).set(1)
+        self._failure_message = message
 
     def record_load(self, chunks: int, size: int, seconds: float) -> None:
         """Count a load from storage, its bytes and seconds."""
@@ -93,11 +96,11 @@ class TierMetrics:
         self._not_stored[reason].inc()
 
     def _tier_gauge(self, name: str, text: str) -> Gauge:
-        gauge = Gauge(name, text, _LABELS, registry=self._tier_registry)
+        gauge = Gauge(name, text, LABELS, registry=self._tier_registry)
         return gauge.labels(*self._tier_labels)
 
     def _by(self, name: str, text: str, values: type[Tier] | type[Reason]) -> dict[str, Counter]:
         """A counter for each value of one label, with zeros from the start."""
         label = values.__name__.lower()
-        counter = Counter(name, text, (*_LABELS, label), registry=self._tier_registry)
+        counter = Counter(name, text, (*LABELS, label), registry=self._tier_registry)
         return {value: counter.labels(*self._tier_labels, value) for value in values}

@@ -93,8 +93,8 @@ class Tally:
     def record_breaker(self, state: BreakerState) -> None:
         self.counts["breaker"] = state
 
-    def record_failure(self, words: str) -> None:
-        self.failures.append(words)
+    def record_failure(self, message: str) -> None:
+        self.failures.append(message)
 
     def record_load(self, chunks: int, size: int, seconds: float) -> None:
         self.counts.update(loads=1)

@@ -79,10 +79,10 @@ def test_gauges_show_the_engine_at_the_scrape() -> None:
 
 def test_a_sequences_times() -> None:
     metrics = EngineMetrics("tiny")
-    times = metrics.sequence()
+    times = metrics.start_sequence()
     for _ in range(3):
-        times.tokens()
-    times.finished("stop")
+        times.observe_tokens()
+    times.observe_end("stop")
     samples = _samples(metrics)
     assert samples[(names.ENGINE_TTFT_SECONDS + "_count",)] == 1
     assert samples[(names.ENGINE_ITL_SECONDS + "_count",)] == 2
@@ -100,12 +100,12 @@ def test_block_events_are_handed_on() -> None:
 
 def test_the_prefill_of_a_sequence_is_observed_at_its_end() -> None:
     metrics = EngineMetrics("tiny")
-    times = metrics.sequence()
-    times.tokens()
-    times.tokens()
+    times = metrics.start_sequence()
+    times.observe_tokens()
+    times.observe_tokens()
     assert _samples(metrics)[(names.ENGINE_PREFILL_SECONDS + "_count",)] == 0
-    times.finished("length", Timing(queue=0.25, compute=0.5, cached=16, computed=48))
-    metrics.sequence().finished("abort")
+    times.observe_end("length", Timing(queue=0.25, compute=0.5, cached=16, computed=48))
+    metrics.start_sequence().observe_end("abort")
     samples = _samples(metrics)
     expected = {
         (names.ENGINE_QUEUE_SECONDS + "_sum",): 0.25,

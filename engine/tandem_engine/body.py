@@ -137,7 +137,7 @@ def _stream_id(value: Mapping[str, Any]) -> str | None:
     return convert(value[STREAM], PrefillStream, f"{FIELD}.{STREAM}").id
 
 
-def tokenized(body: Mapping[str, Any], kv: KvTransfer) -> tuple[int, ...]:
+def prompt_token_ids(body: Mapping[str, Any], kv: KvTransfer) -> tuple[int, ...]:
     """The prompt's token ids from the prefill, used instead of a chat's messages; () for none.
 
     Only a decode request may carry them, as in vLLM. Raises ApiError when they are not ids.

@@ -331,18 +331,18 @@ class Engine:
         # Failed under policy `recompute`: what is neither cached nor in a tier is computed here.
         elif outcome is None:
             if not self._tiers.load(seq):
-                self._scheduler.finish_pull(seq, seq.computed_tokens)
+                self._scheduler.finish_loading(seq, seq.computed_tokens)
         else:
             seq.pull = outcome
             self._observer.record_pull(outcome)
             self._observer.record_external_lookup(seq.uncached_tokens, outcome.tokens)
             # The last prompt token is computed here: its logits choose the first new token.
-            self._scheduler.finish_pull(seq, seq.prompt_tokens - 1)
+            self._scheduler.finish_loading(seq, seq.prompt_tokens - 1)
         self._wake.set()
 
     def _on_load_end(self, seq: Sequence, computed: int) -> None:
         if not seq.aborted:
-            self._scheduler.finish_pull(seq, computed)
+            self._scheduler.finish_loading(seq, computed)
         # A step on arriving KV may write to its blocks: `_advance` removes it then.
         elif seq not in self._step_sequences:
             self._remove(seq)

@@ -55,7 +55,7 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     topic: str = ""
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether events are published."""
         return self.enable_kv_cache_events and self.publisher != "null"
 

@@ -44,7 +44,7 @@ async def run_engine(
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     # Before the model is loaded: an endpoint in use fails at once.
     publisher = None
-    if settings.events is not None and settings.events.active:
+    if settings.events is not None and settings.events.is_active:
         publisher = KvEventPublisher(settings.events, host=settings.host)
         publisher.start()
     metrics = EngineMetrics(settings.names[0], publisher.publish if publisher else None)

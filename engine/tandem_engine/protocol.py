@@ -17,7 +17,7 @@ import msgspec
 
 from tandem_contract.transfer_params import FIELD
 
-from .body import ApiError, convert, refuse_unsupported, tokenized
+from .body import ApiError, convert, prompt_token_ids, refuse_unsupported
 from .output import TextOptions
 from .types import KvTransfer, SamplingParams
 
@@ -128,7 +128,7 @@ def parse_chat(raw: Mapping[str, Any], kv: KvTransfer) -> Call:
         raise ApiError(400, "messages is missing or empty", param="messages")
     sampling = _sampling(body, body.top_logprobs or 0 if body.logprobs else None, "top_logprobs")
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    ids = tokenized(raw, kv)
+    ids = prompt_token_ids(raw, kv)
     call = Call(
         **_shared(body, kv),
         sampling=sampling,

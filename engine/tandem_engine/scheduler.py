@@ -62,7 +62,7 @@ class Scheduler:
         self._max_tokens = max_tokens
         self._may_load = may_load
         self._waiting: list[Sequence] = []
-        # Has blocks, but its KV is being pulled: it takes no place in a step.
+        # Has blocks, but its KV is being pulled or loaded: it takes no place in a step.
         self._loading: list[Sequence] = []
         # Has blocks and KV, and waits for a place in the steps.
         self._loaded: list[Sequence] = []
@@ -80,7 +80,7 @@ class Scheduler:
 
     @property
     def loading(self) -> int:
-        """Sequences whose KV is being pulled."""
+        """Sequences whose KV is being pulled or loaded."""
         return len(self._loading)
 
     def __iter__(self) -> Iterator[Sequence]:
@@ -115,14 +115,14 @@ class Scheduler:
                 self._add_chunk(step.arriving, step, step.arriving.arriving_tokens)
         return step
 
-    def finish_pull(self, seq: Sequence, computed: int) -> None:
-        """Queue a sequence whose pull has ended: its first `computed` tokens have their KV.
+    def finish_loading(self, seq: Sequence, computed: int) -> None:
+        """Queue a sequence whose pull or load has ended: its first `computed` tokens have their KV.
 
         The other tokens are computed here, but for those of a rear that is still being loaded; a
         second call tells that its load has ended. The sequence keeps its blocks meanwhile.
         """
         if seq.phase is not Phase.LOADING:
-            self._add_rear(seq)
+            self._skip_rear(seq)
             return
         self._loading.remove(seq)
         seq.phase, seq.transfer_params = Phase.WAITING, None
@@ -136,7 +136,7 @@ class Scheduler:
             self._loaded.remove(chunk.sequence)
             self._set_running(chunk.sequence)
         self._set_computed(chunk.sequence, chunk.end)
-        self._add_rear(chunk.sequence)
+        self._skip_rear(chunk.sequence)
         if token is not None:
             chunk.sequence.tokens.append(token)
 
@@ -151,7 +151,7 @@ class Scheduler:
         else:
             self._blocks.free(seq.id)
 
-    def _add_rear(self, seq: Sequence) -> None:
+    def _skip_rear(self, seq: Sequence) -> None:
         """Go on after the rear if it is loaded and the tokens before it are computed."""
         rear = seq.rear
         if rear is not None and not rear.is_loading and seq.computed_tokens == rear.start:

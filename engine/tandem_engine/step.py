@@ -15,7 +15,7 @@ class Phase(Enum):
     """The scheduling state of a sequence. Only the scheduler changes it."""
 
     WAITING = auto()
-    """Queued: it has no blocks yet, or its pull has ended and no place in a step is free."""
+    """Queued: it has no blocks yet, or its KV has come and no place in a step is free."""
     LOADING = auto()
     """A pull or a load is filling its blocks."""
     RUNNING = auto()
@@ -77,7 +77,7 @@ class Sequence:
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache at first admission."""
     pull: PullResult | None = None
-    """The pull that loaded its KV; None when none did."""
+    """The pull, or the load from host memory and storage, that brought KV; None: none did."""
     arriving_tokens: int | None = None
     """Leading tokens whose KV a load brings layer by layer, from now on; see `tiers.arriving`.
     None: it has no such load, or its end is to be awaited."""
@@ -132,13 +132,13 @@ class Sequence:
 
     @property
     def pulled_tokens(self) -> int:
-        """Prompt tokens whose KV was pulled."""
+        """Prompt tokens whose KV a pull or a load brought."""
         return self.pull.tokens if self.pull is not None else 0
 
     @property
     def local_tokens(self) -> int:
-        """Prompt tokens neither cached nor pulled. As in vLLM's counters, a last token that was
-        pulled is none of them, although it is computed again."""
+        """Prompt tokens neither cached, pulled nor loaded. As in vLLM's counters, a last
+        token whose KV was pulled is none of them, although it is computed again."""
         return max(0, self.uncached_tokens - self.pulled_tokens)
 
     def first_token_timing(self, now: float) -> Timing:

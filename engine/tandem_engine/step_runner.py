@@ -41,7 +41,7 @@ class StepRunner:
             return await self._run_arriving(step, step.arriving)
         publish = self._holds.layer_publisher(step.chunks) if self._holds is not None else None
         with self._tiers.saving(step.chunks) as save:
-            run = partial(self._runner.run, step.chunks, _each(publish, save))
+            run = partial(self._runner.run, step.chunks, _combined(publish, save))
             begin = time.perf_counter()
             results = await asyncio.get_running_loop().run_in_executor(self._worker, run)
         self._tiers.observe_step(step.chunks, time.perf_counter() - begin)
@@ -73,8 +73,8 @@ class StepRunner:
         return results
 
 
-def _each(*callbacks: Callable[[int], None] | None) -> Callable[[int], None] | None:
-    """Calls those that are there; None if none is."""
+def _combined(*callbacks: Callable[[int], None] | None) -> Callable[[int], None] | None:
+    """A callback that calls all of `callbacks` that are not None; None if all are."""
     present = [callback for callback in callbacks if callback is not None]
 
     def call(layers: int) -> None:

@@ -164,10 +164,10 @@ DTYPE_BYTES: Final = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """A pull that succeeded."""
+    """A pull, or a load from host memory and storage, that brought KV."""
 
     tokens: int
-    """Prompt tokens whose KV was transferred."""
+    """Prompt tokens whose KV it brought."""
     bytes: int
     """Bytes of KV."""
     seconds: float

@@ -168,11 +168,11 @@ def test_a_bad_configuration_is_one_line(text: str, message: str) -> None:
 
 
 def test_events_are_off_unless_enabled() -> None:
-    assert not parse_kv_events_config("{}").active
-    assert parse_kv_events_config('{"enable_kv_cache_events": true}').active
+    assert not parse_kv_events_config("{}").is_active
+    assert parse_kv_events_config('{"enable_kv_cache_events": true}').is_active
     assert not parse_kv_events_config(
         '{"enable_kv_cache_events": true, "publisher": "null"}'
-    ).active
+    ).is_active
 
 
 async def test_a_star_is_the_address_the_engine_listens_at(

@@ -100,7 +100,7 @@ def test_remote_kv_loads_beside_the_running_and_leaves_one_token_to_compute() ->
     assert (step.pulls, [c.sequence for c in step.chunks]) == ([remote], [running])
     assert (bench.scheduler.loading, len(bench.blocks.table("2"))) == (1, 3)
     bench.run(step)
-    bench.scheduler.finish_pull(remote, 9)
+    bench.scheduler.finish_loading(remote, 9)
     assert [c[0] for c in bench.step()] == ["1"]
     bench.scheduler.remove(running)
     assert bench.step() == [("2", 9, 10, True)]
@@ -110,7 +110,7 @@ def test_a_failed_load_is_computed_in_the_blocks_it_has() -> None:
     bench = Bench()
     remote = bench.add(10, PARAMS)
     assert bench.scheduler.schedule().chunks == []
-    bench.scheduler.finish_pull(remote, 0)
+    bench.scheduler.finish_loading(remote, 0)
     assert bench.step() == [("1", 0, 10, True)]
 
 
@@ -153,7 +153,7 @@ def test_a_prompt_is_computed_up_to_its_rear_and_goes_on_after_it() -> None:
     assert (step.chunks, step.awaiting_rear) == ([], [seq])
     # The load ended early: a part of its tokens is computed.
     seq.rear.start, seq.rear.is_loading = 16, False
-    bench.scheduler.finish_pull(seq, 12)
+    bench.scheduler.finish_loading(seq, 12)
     assert bench.step() == [("1", 12, 16, False)]
     assert (seq.rear, seq.computed_tokens) == (None, 28)
     assert bench.step() == [("1", 28, 30, True)]
@@ -170,7 +170,7 @@ def test_a_sequence_into_which_a_rear_is_loaded_is_not_preempted() -> None:
     assert step.preempted == [second]
     assert bench.run(step) == [("1", 8, 9, True)]
     youngest.rear.is_loading = False
-    bench.scheduler.finish_pull(youngest, 0)
+    bench.scheduler.finish_loading(youngest, 0)
     assert youngest.computed_tokens == 11
 
 

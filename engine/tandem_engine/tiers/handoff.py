@@ -1,7 +1,7 @@
 """Hand-offs through storage: the prefill engine names what it stored, the decode engine checks it.
 
 prefill   last delta ──deliver──► writes ended, seen in the store ──► client
-decode    LoadLeg ──accepts──► loaded within its time limit ──count_failure
+decode    LoadLeg ──accept──► loaded within its time limit ──count_failure
 """
 
 import asyncio
@@ -68,13 +68,14 @@ class StorageHandoffs:
             reason = SHORT if self._client is not None else NOT_CONFIGURED
             put(with_answer(delta, StoreAnswer(tandem_kv_not_stored=reason)))
             return
-        work: Coroutine[Any, Any, StoreAnswer] = self._stored(self._client, chunks, leg.timeout)
+        work: Coroutine[Any, Any, StoreAnswer] = self._answer(self._client, chunks, leg.timeout)
         task = asyncio.create_task(self._deliver(work, delta, put))
         self._tasks.add(task)
         task.add_done_callback(partial(self._finish, put))
 
-    def accepts(self, seq: EngineSequence, leg: LoadLeg, chunks: Sequence[Chunk]) -> bool:
-        """Whether the KV that a decode leg names is its prompt's, in this engine's namespace."""
+    def accept(self, seq: EngineSequence, leg: LoadLeg, chunks: Sequence[Chunk]) -> bool:
+        """Set the time limit of a decode leg's load and return True, if the KV that it names is its
+        prompt's, in this engine's namespace. Otherwise count a failed transfer."""
         if self._client is None:
             reason: str | None = "this engine has no external storage"
         else:
@@ -119,7 +120,7 @@ class StorageHandoffs:
             answer = StoreAnswer(tandem_kv_not_stored=Reason.OTHER)
         put(with_answer(delta, answer))
 
-    async def _stored(
+    async def _answer(
         self, client: StoreClient, chunks: Sequence[Chunk], timeout: float
     ) -> StoreAnswer:
         try:
@@ -129,10 +130,10 @@ class StorageHandoffs:
                     # Not awaited one by one: a time limit must not cancel them for others.
                     await asyncio.wait(writes)
                 # Also chunks that were written long ago: the store may have deleted them since.
-                found, reason = await client.find(chunks)
+                count, reason = await client.find(chunks)
         except TimeoutError:
             return StoreAnswer(tandem_kv_not_stored=Reason.TIMEOUT)
-        self._on_lost(chunks[found:], reason)
-        if not found:
+        self._on_lost(chunks[count:], reason)
+        if not count:
             return StoreAnswer(tandem_kv_not_stored=reason or Reason.MISSING)
-        return StoreAnswer(tandem_kv_reference=client.reference(chunks[found - 1]))
+        return StoreAnswer(tandem_kv_reference=client.reference(chunks[count - 1]))

@@ -80,7 +80,7 @@ class TierLoads:
         """Whether to try to load KV for an admitted sequence; answers at once."""
         if isinstance(leg := seq.request.kv, LoadLeg):
             end = leg.tandem_kv_reference.token_count
-            if self._handoffs.accepts(seq, leg, self._device.of(seq, end)):
+            if self._handoffs.accept(seq, leg, self._device.of(seq, end)):
                 return seq.computed_tokens < min(end, seq.prompt_tokens - 1)
         size = self._device.tokens
         first = seq.computed_tokens // size

@@ -334,7 +334,7 @@ class Producer:
             # After a failed read the hold stays: a reader may try again until the lease ends.
             hold.reader = None
             if hold.request_id is None:
-                # Its request was never opened, and nobody waits for it any more.
+                # Its request was never opened, and its reader has gone.
                 self._holds.remove(hold)
             self._release_when_idle(hold)
         # Released before Ok is sent: a reader that has Ok knows that the blocks are free.

@@ -5,7 +5,7 @@
       ◄───────────────────────────── Welcome ──    or Refused, naming the field and both values
       ◄── Segment │ payload │ digest ─────────┐    one layer, a run of the prompt's blocks;
       ◄── Segment │ payload │ digest          │    as soon as the prefill published them
-      ◄── Waiting ────────────────────────────┘    nothing is ready yet: the producer lives
+      ◄── Waiting ────────────────────────────┘    nothing is ready yet: the producer is alive
       ── Done ───────────────────────────────►     every digest was right
       ◄────────────────────────────────── Ok ──    the blocks are freed
 

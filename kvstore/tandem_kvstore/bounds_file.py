@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from .errors import UNREADABLE
 from .format.collection import Bounds
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class BoundsFile:
         self._text = text
         try:
             content = msgspec.json.decode(text, type=_Content)
-        except msgspec.MsgspecError as err:
+        except UNREADABLE as err:
             _log.warning(
                 "bounds file %s cannot be used: %s; the bounds stay as they were: %s",
                 *(self._path, err, self._bounds or "none"),

@@ -30,7 +30,14 @@ from typing import Final
 import msgspec
 
 from .bounds_file import BoundsReader
-from .errors import ObjectExists, ObjectMissing, StoreError, StoreUnsupported
+from .errors import (
+    UNREADABLE,
+    ObjectExists,
+    ObjectMissing,
+    ObjectTooLarge,
+    StoreError,
+    StoreUnsupported,
+)
 from .format.collection import LEASE, TOUCH_PREFIX, Bounds, Collection, plan_collection
 from .stores import ObjectStore
 from .stores.base import ObjectInfo, TaggedObject
@@ -142,6 +149,8 @@ class Collector:
                 await self.collect()
             except StoreError as err:
                 _log.warning("collecting failed: %s", err)
+            except Exception:  # noqa: BLE001 - a defect in a round must not end the later ones
+                _log.exception("collecting failed with an internal error")
             await asyncio.sleep(interval)
 
     async def _keep_lease(self) -> None:
@@ -201,7 +210,7 @@ class Collector:
             try:
                 record = await self._objects.get(name, _MAX_RECORD)
                 keys = msgspec.json.decode(record, type=list[str])
-            except (ObjectMissing, msgspec.MsgspecError):
+            except (ObjectMissing, ObjectTooLarge, *UNREADABLE):
                 # Without it, chunks only look older than they are.
                 keys = []
             for key in keys:

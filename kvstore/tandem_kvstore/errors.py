@@ -17,6 +17,12 @@ KvStoreError
 """
 
 from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not the JSON that was asked for."""
 
 
 class Reason(StrEnum):

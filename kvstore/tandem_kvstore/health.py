@@ -1,11 +1,14 @@
 """The circuit breaker of a store, and the background probes that close it."""
 
 import asyncio
+import logging
 from typing import Final, Protocol
 
 from .errors import ObjectMissing, StoreError, message_of
 from .guard.breaker import Breaker, BreakerState
 from .stores import ObjectStore
+
+_log = logging.getLogger(__name__)
 
 PROBE_NAME: Final = "probe"
 """Object that the probes ask for. It does not exist: a 404 shows that the store answers."""
@@ -56,7 +59,8 @@ class StoreHealth:
                 continue
             try:
                 async with asyncio.timeout(2.0):
-                    await self._objects.get(PROBE_NAME, 1 << 10)
+                    # Cut: an object of this name may exist, of any size.
+                    await self._objects.get(PROBE_NAME, 1 << 10, is_cut=True)
                 self.record_success()
             except ObjectMissing:
                 self.record_success()
@@ -64,6 +68,9 @@ class StoreHealth:
                 self.record_failure(NO_ANSWER)
             except StoreError as err:
                 self.record_failure(message_of(err))
+            except Exception:  # noqa: BLE001 - without probes the breaker would stay open
+                _log.exception("probing the store failed with an internal error")
+                self.record_failure("internal error")
 
 
 def _now() -> float:

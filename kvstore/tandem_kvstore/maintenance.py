@@ -63,3 +63,5 @@ class Maintenance:
         except StoreError as err:
             # The keys are kept: the next record has them.
             _log.warning("touch record not written: %s", err)
+        except Exception:  # noqa: BLE001 - a defect here must not end the collector
+            _log.exception("writing a touch record failed with an internal error")

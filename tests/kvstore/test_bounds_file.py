@@ -42,13 +42,14 @@ def test_the_file_wins_over_the_settings_as_soon_as_it_can_be_read(
         assert [read(), read()] == [Bounds(9, WEEK)] * 2
         file.write_text('{"capacity_bytes": 7}')
         assert read() == Bounds(7, WEEK)
-        for broken in ("", "[]", '{"capacity": 1}', '{"capacity_bytes": "1"}'):
-            file.write_text(broken)
+        broken = (b"", b"[]", b'{"capacity": 1}', b'{"capacity_bytes": "1"}', b'{"\xff": 1}')
+        for content in broken:
+            file.write_bytes(content)
             assert read() == Bounds(7, WEEK)
         file.write_text("{}")
         assert read() is None
     # Each fault once: the file is read in every round of the collector.
-    assert len(caplog.messages) == 5
+    assert len(caplog.messages) == 6
 
 
 def test_without_a_file_the_settings_hold() -> None:

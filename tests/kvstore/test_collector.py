@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from tandem_kvstore.collector import Collector, Touches
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.collection import (
     LOAD_SECONDS,
+    TOUCH_PREFIX,
     WRITE_SECONDS,
     Bounds,
     Collection,
@@ -19,7 +21,7 @@ from tandem_kvstore.format.collection import (
 from tandem_kvstore.stores import ObjectInfo
 
 from .kv import chain, engine, group_specs
-from .servers import Server
+from .servers import Server, file_store
 
 KEYS = [f"{i:064x}" for i in range(6)]
 BOUNDS = Bounds(capacity=1000, max_age=500.0, io_deadline=50.0)
@@ -105,6 +107,19 @@ async def test_a_namespace_stays_within_its_capacity(server: Server) -> None:
 
 
 @pytest.mark.component
+@pytest.mark.parametrize("record", [b'["\xff"]', b" " * (5 << 20)])
+async def test_a_touch_record_that_cannot_be_read_is_left_out(
+    tmp_path: Path, record: bytes
+) -> None:
+    server, bounds = file_store(tmp_path), Bounds(capacity=1, max_age=1e9)
+    writer = engine(server.location)
+    await writer.put_all(chain(1, 2))
+    await writer.objects.put(f"{TOUCH_PREFIX}another.1", [record])
+    plan = await Collector(writer.objects, lambda: bounds).collect()
+    assert plan is not None
+    assert len(plan.manifests) == 2
+
+
 async def test_a_reader_keeps_what_it_is_reading(server: Server) -> None:
     chunks, client = chain(1, 3), engine(server.location)
     await client.put_all(chunks)

@@ -77,6 +77,20 @@ def damage_a_manifest(server: Server, chunks: list[Chunk]) -> None:
     file.write_bytes(file.read_bytes().replace(b'"token_count":128', b'"token_count":129'))
 
 
+def flip_the_high_bit_of_a_character(server: Server, chunks: list[Chunk]) -> None:
+    file = server.directory / chunks[3].key
+    data = bytearray(file.read_bytes())
+    data[len(b'{"checksum":"')] |= 0x80
+    file.write_bytes(data)
+
+
+def nest_a_manifest_deeply(server: Server, chunks: list[Chunk]) -> None:
+    depth = 20_000
+    (server.directory / chunks[3].key).write_bytes(
+        b'{"checksum":"","manifest":' + b"[" * depth + b"]" * depth + b"}"
+    )
+
+
 def change_the_models_revision(server: Server, chunks: list[Chunk]) -> None:
     other = msgspec.structs.replace(IDENTITY, weights="another commit")
     edit_manifest(server, chunks[3], identity=other.digest())
@@ -109,6 +123,8 @@ FAULTS = [
     pytest.param(lose_a_data_object, Reason.MISSING, id="data-lost-behind-its-manifest"),
     pytest.param(lose_a_manifest, Reason.MISSING, id="manifest-lost"),
     pytest.param(damage_a_manifest, Reason.CORRUPT, id="manifest-damaged"),
+    pytest.param(flip_the_high_bit_of_a_character, Reason.CORRUPT, id="manifest-is-no-utf-8"),
+    pytest.param(nest_a_manifest_deeply, Reason.CORRUPT, id="manifest-nested-deeply"),
     pytest.param(change_the_models_revision, Reason.FOREIGN, id="key-without-the-models-revision"),
     pytest.param(change_the_layout, Reason.FOREIGN, id="layout-changed-under-the-cache"),
     pytest.param(write_an_older_format, Reason.FORMAT, id="older-format"),

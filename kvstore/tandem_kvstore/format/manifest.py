@@ -17,7 +17,7 @@ import xxhash
 
 from tandem_contract.kv_reference import TENSOR_FORMAT
 
-from ..errors import KvRejected, Reason
+from ..errors import UNREADABLE, KvRejected, Reason
 from .tensors import Buffer
 
 MAX_MANIFEST: Final = 1 << 17
@@ -111,7 +111,7 @@ def decode_manifest(data: Buffer, key: str, identity: str, previous: str, tokens
     view = memoryview(data).cast("B")
     try:
         signed = msgspec.json.decode(view[: _head_size(view)], type=_Signed)
-    except msgspec.MsgspecError as err:
+    except UNREADABLE as err:
         raise KvRejected(Reason.CORRUPT, f"the manifest of {key} is no manifest") from err
     if signed.checksum != _checksum(bytes(signed.manifest)):
         raise KvRejected(Reason.CORRUPT, f"the manifest of {key} has a wrong checksum")
@@ -122,7 +122,7 @@ def decode_manifest(data: Buffer, key: str, identity: str, previous: str, tokens
                 Reason.FORMAT, f"{key} has format {version!r}, this release reads {TENSOR_FORMAT}"
             )
         manifest = msgspec.json.decode(signed.manifest, type=Manifest)
-    except msgspec.MsgspecError as err:
+    except UNREADABLE as err:
         raise KvRejected(Reason.FORMAT, f"the manifest of {key}: {err}") from err
     if manifest.identity != identity:
         raise KvRejected(Reason.FOREIGN, f"{key} was written by another model or layout")

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from ..errors import KvRejected, Reason
+from ..errors import UNREADABLE, KvRejected, Reason
 
 Buffer = bytes | bytearray | memoryview
 
@@ -117,5 +117,5 @@ def _difference(view: memoryview, key: str, identity: str) -> Reason:
         if metadata["identity"] != identity:
             return Reason.FOREIGN
         return Reason.SWAPPED if metadata["prefix_hash"] != key else Reason.FORMAT
-    except (struct.error, msgspec.MsgspecError, KeyError, TypeError):
+    except (struct.error, *UNREADABLE, KeyError, TypeError):
         return Reason.FORMAT

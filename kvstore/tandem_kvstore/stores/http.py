@@ -14,9 +14,11 @@ from typing import Final
 
 import aiohttp
 import msgspec
+from aiohttp.http_exceptions import LineTooLong
 from yarl import URL
 
 from ..errors import (
+    UNREADABLE,
     LocationError,
     ObjectEmpty,
     ObjectExists,
@@ -106,9 +108,13 @@ class HttpStore:
         async with self._request("GET", "?list") as answer:
             if answer.content_type != "application/x-ndjson":
                 raise StoreUnsupported("this HTTP store has no listing: see docs/kv-storage.md")
-            async for line in answer.content:
-                entry = msgspec.json.decode(line, type=_Entry)
-                yield ObjectInfo(entry.name, entry.size, entry.modified)
+            try:
+                async for line in answer.content:
+                    entry = msgspec.json.decode(line, type=_Entry)
+                    yield ObjectInfo(entry.name, entry.size, entry.modified)
+            # The last two, by aiohttp's version: a line that is too long.
+            except (*UNREADABLE, LineTooLong, ValueError) as err:
+                raise StoreUnavailable("LIST: the store's answer is no listing") from err
 
     async def close(self) -> None:
         if self._session is not None:

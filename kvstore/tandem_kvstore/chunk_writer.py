@@ -15,7 +15,7 @@ from tandem_contract.kv_reference import TENSOR_FORMAT
 
 from .chain import Chunk, end_tasks
 from .checksums import data_object, size_of
-from .errors import ObjectExists, StoreUnsupported
+from .errors import ObjectExists, StoreDenied, StoreUnsupported
 from .format.manifest import DataObject, Manifest, data_name, encode_manifest, fits_inline
 from .format.tensors import Buffer, LayerGroup, header_bytes
 from .stores import ObjectStore
@@ -151,9 +151,10 @@ class ChunkWriter:
                 return True
         except ObjectExists:
             return False
-        except StoreUnsupported:
+        except (StoreUnsupported, StoreDenied):
             # Without conditions the last writer wins. That is safe: its manifest names its own data
-            # objects, which are all stored, or its own data follow it.
+            # objects, which are all stored, or its own data follow it. A denial may be of the
+            # condition alone; if not, the next write is denied, too.
             pass
         await self._objects.put(key, parts)
         self._broken.discard(key)

@@ -35,6 +35,7 @@ from .errors import (
     ObjectExists,
     ObjectMissing,
     ObjectTooLarge,
+    StoreDenied,
     StoreError,
     StoreUnsupported,
 )
@@ -197,7 +198,8 @@ class Collector:
                 return True
         except (ObjectExists, ObjectMissing):
             return False
-        except StoreUnsupported:
+        # A denial may be of the condition alone; if not, the next write is denied, too.
+        except (StoreUnsupported, StoreDenied):
             pass
         # Without conditions, or a tag to compare, the last writer has the lease.
         await self._objects.put(LEASE, body)

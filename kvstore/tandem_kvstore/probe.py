@@ -47,6 +47,15 @@ _NAME_FIX: Final = "use a host name that is in the certificate, or have one issu
 _CERTIFICATE_FIXES: Final = {9: _VALIDITY_FIX, 10: _VALIDITY_FIX, 62: _NAME_FIX, 64: _NAME_FIX}
 """By OpenSSL's X509_V_ERR: not yet valid, expired, another host name, another address."""
 _OTHER_CERTIFICATE_FIX: Final = "give the certificate of the authority that issued it as ca_file"
+_NO_RIGHT: Final = "the right to write with If-None-Match"
+_RIGHT_FIX: Final = (
+    "allow PUT with this header (s3:PutObject without a condition on s3:if-none-match in S3's"
+    " policies)"
+)
+_UNCONDITIONAL_FIX: Final = (
+    "you need to change nothing: of two writers the last one counts, and KV stays right; "
+    "see docs/kv-storage.md#stores-without-conditional-writes"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +108,11 @@ async def _exercise(
                 "the store returned other bytes than were written",
                 "do not use a cache or a proxy that changes bodies before the store",
             )
-        try:
-            await objects.put_if(name, (_PAYLOAD,), None)
-            lacks.append("conditional writes: it ignores If-None-Match")
-        except ObjectExists:
-            pass
-        except StoreUnsupported:
-            lacks.append("conditional writes")
-        if lacks:
-            fixes.append(
-                "you need to change nothing: of two writers the last one counts, and KV stays "
-                "right; see docs/kv-storage.md#stores-without-conditional-writes"
-            )
+        if (lack := await _conditions(objects, name)) is not None:
+            lacks.append(lack)
+            fixes.append(_UNCONDITIONAL_FIX)
+            if lack == _NO_RIGHT:
+                fixes.append(f"to give this right, {_RIGHT_FIX} in {location.namespace}")
         is_listed = await _lists(objects, name)
         allowed.append("list")
         if not is_listed:
@@ -124,6 +126,21 @@ async def _exercise(
         detail = f"reads and writes, but lacks {' and '.join(lacks)}"
         return ProbeResult(True, detail, "; ".join(fixes), is_limited=True)
     return ProbeResult(True, f"reads, writes and lists {location.namespace}")
+
+
+async def _conditions(objects: ObjectStore, name: str) -> str | None:
+    """What the store lacks to write `name` only if it does not exist; None: nothing."""
+    try:
+        await objects.put_if(name, (_PAYLOAD,), None)
+    except ObjectExists:
+        return None
+    except StoreUnsupported:
+        return "conditional writes"
+    except StoreExpired:
+        raise
+    except StoreDenied:
+        return _NO_RIGHT
+    return "conditional writes: it ignores If-None-Match"
 
 
 async def _lists(objects: ObjectStore, name: str) -> bool:

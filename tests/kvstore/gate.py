@@ -32,6 +32,11 @@ def refuse_conditions(request: web.Request) -> web.Response | None:
     return error(501, "NotImplemented") if request.method == "PUT" and is_conditional else None
 
 
+def deny_conditions(request: web.Request) -> web.Response | None:
+    """403 to a conditional write, as by a policy."""
+    return None if refuse_conditions(request) is None else error(403, "AccessDenied")
+
+
 def error(status: int, code: str) -> web.Response:
     """An error as S3 words it."""
     body = f"<Error><Code>{code}</Code><Message>{code}.</Message></Error>"

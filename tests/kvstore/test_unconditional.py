@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tandem_kvstore.collector import Collector
-from tandem_kvstore.errors import StoreUnsupported
+from tandem_kvstore.errors import StoreDenied, StoreUnsupported
 from tandem_kvstore.format.collection import Bounds
 from tandem_kvstore.probe import probe_store
 
-from .gate import gate, refuse_conditions
+from .gate import deny_conditions, gate, refuse_conditions
 from .kv import chain, engine, group_specs, layer_groups
-from .servers import Server, tandem_store, versitygw
+from .servers import Server, store_in_this_process, tandem_store, versitygw
 
 pytestmark = pytest.mark.component
 
@@ -103,4 +103,29 @@ async def test_an_s3_store_that_answers_501_to_a_condition_is_known_as_such(
         assert await client.chunks.put(chunk, layer_groups(chunk, writer=2))
         assert (await client.chunks.fetch([chunk], group_specs(), client.deliver)).chunks == 1
         client.assert_delivered([chunk], writers=(2,))
+        await client.chunks.close()
+
+
+@pytest.mark.parametrize("protocol", ["http", "s3"])
+async def test_a_store_that_denies_conditions_is_used_without_them(
+    tmp_path: Path, versitygw_program: None, protocol: str
+) -> None:
+    start = store_in_this_process if protocol == "http" else versitygw
+    async with start(tmp_path) as server, gate(server.location, deny_conditions) as front:
+        result = await probe_store(front.location)
+        assert (result.works, result.is_limited) == (True, True)
+        assert result.detail == (
+            "reads and writes, but lacks the right to write with If-None-Match"
+        )
+        assert "without a condition on s3:if-none-match" in result.fix
+        assert "of two writers the last one counts" in result.fix
+        client, (chunk,) = engine(front.location), chain(1, 1)
+        with pytest.raises(StoreDenied):
+            await client.objects.put_if("object", (b"data",), None)
+        for writer in (1, 2):
+            assert await client.chunks.put(chunk, layer_groups(chunk, writer=writer))
+        await client.chunks.fetch([chunk], group_specs(), client.deliver)
+        client.assert_delivered([chunk], writers=(2,))
+        collector = Collector(client.objects, lambda: BOUNDS)
+        assert [await collector.collect() is not None for _ in range(3)] == [False, True, True]
         await client.chunks.close()

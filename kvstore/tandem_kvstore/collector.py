@@ -103,8 +103,8 @@ class Collector:
         self._holder = uuid.uuid4().hex
         # The lease of another process, and when this process first read this content.
         self._observed: tuple[bytes, float] | None = None
-        # When the lease was last known to be this process's, in time.monotonic().
-        self._held = 0.0
+        # time.monotonic() just before this process last took or renewed the lease.
+        self._renewed_at = 0.0
         self._unreferenced: dict[str, float] = {}
         self._uses: dict[str, float] = {}
         self._records_read: set[str] = set()
@@ -118,28 +118,28 @@ class Collector:
         now = time.monotonic() if now is None else now
         if (bounds := self._bounds()) is None:
             return None
-        self._held = time.monotonic()
+        self._renewed_at = time.monotonic()
         try:
             if not await self._take_lease(now):
                 return None
-            return await self._act(bounds)
+            return await self._run_round(bounds)
         except _LeaseLost:
             self._unreferenced = {}
         except StoreUnsupported as err:
             _log.warning("this namespace is not collected: %s", err)
         return None
 
-    async def _act(self, bounds: Bounds) -> Collection | None:
+    async def _run_round(self, bounds: Bounds) -> Collection | None:
         objects = []
         async for info in self._objects.scan():
             await self._keep_lease()
             objects.append(info)
         await self._keep_lease()
-        present = next((info.modified for info in objects if info.name == LEASE), None)
-        if present is None:
+        now = next((info.modified for info in objects if info.name == LEASE), None)
+        if now is None:
             return None
         await self._read_records(objects)
-        plan = plan_collection(objects, self._uses, self._unreferenced, bounds, present)
+        plan = plan_collection(objects, self._uses, self._unreferenced, bounds, now)
         await self._delete(plan, {info.name: info.modified for info in objects})
         return plan
 
@@ -157,44 +157,45 @@ class Collector:
     async def _keep_lease(self) -> None:
         """Renew the lease when a third of it is over. Raises _LeaseLost, StoreError."""
         began = time.monotonic()
-        if began - self._held < self._lease / 3:
+        if began - self._renewed_at < self._lease / 3:
             return
         # Without `_take_lease`: in mid-round a process does not take over.
         try:
-            found = await self._objects.get_tagged(LEASE, 1 << 12)
+            lease = await self._objects.get_tagged(LEASE, 1 << 12)
         except ObjectMissing as err:
             raise _LeaseLost from err
-        is_ours = self._holder.encode() in bytes(found.data)
-        if not is_ours or not await self._write_lease(found, is_ours=True):
+        is_ours = self._holder.encode() in bytes(lease.data)
+        if not is_ours or not await self._write_lease(lease, is_ours=True):
             raise _LeaseLost
         # Too late, even if the lease seems kept: it may be this process's write over another's.
-        if time.monotonic() - self._held > self._lease:
+        if time.monotonic() - self._renewed_at > self._lease:
             raise _LeaseLost
-        self._held = began
+        self._renewed_at = began
 
     async def _take_lease(self, now: float) -> bool:
         try:
-            found = await self._objects.get_tagged(LEASE, 1 << 12)
+            lease = await self._objects.get_tagged(LEASE, 1 << 12)
         except ObjectMissing:
             self._unreferenced = {}
             return await self._write_lease(None, is_ours=False)
-        lease = bytes(found.data)
-        is_ours = self._holder.encode() in lease
+        content = bytes(lease.data)
+        is_ours = self._holder.encode() in content
         if not is_ours:
-            if self._observed is None or self._observed[0] != lease:
-                self._observed = (lease, now)
+            if self._observed is None or self._observed[0] != content:
+                self._observed = (content, now)
             if now - self._observed[1] < self._lease:
                 return False
             # Taking over: since when data are unreferenced is not known, so they wait again.
             self._unreferenced = {}
-        return await self._write_lease(found, is_ours=is_ours)
+        return await self._write_lease(lease, is_ours=is_ours)
 
-    async def _write_lease(self, found: TaggedObject | None, *, is_ours: bool) -> bool:
-        """Write the lease over the one that was found. Returns whether this process may act now."""
+    async def _write_lease(self, present: TaggedObject | None, *, is_ours: bool) -> bool:
+        """Write the lease over the `present` one. Returns whether this process may act now."""
         body = (msgspec.json.encode({"holder": self._holder, "renewal": uuid.uuid4().hex}),)
         try:
-            if found is None or found.tag is not None:
-                await self._objects.put_if(LEASE, body, found.tag if found is not None else None)
+            if present is None or present.tag is not None:
+                tag = present.tag if present is not None else None
+                await self._objects.put_if(LEASE, body, tag)
                 return True
         except (ObjectExists, ObjectMissing):
             return False

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..stores.base import ObjectInfo
+from .manifest import key_of
 
 TOUCH_PREFIX: Final = "touch."
 """Start of the names of touch records: `touch.{writer}.{number}`."""
 LEASE: Final = "collector"
 """Name of the object that elects the collector."""
-_KEY_LENGTH: Final = 64
 WRITE_SECONDS: Final = 120.0
 """Longest time from a chunk's first data object to its manifest."""
 LOAD_SECONDS: Final = 240.0
@@ -82,15 +82,15 @@ def plan_collection(
         if item.name.startswith(TOUCH_PREFIX):
             if now - item.modified > bounds.max_age:
                 records.append(item.name)
-        elif len(item.name) == _KEY_LENGTH:
+        elif (chunk := key_of(item.name)) == item.name:
             manifests[item.name] = item
-        elif item.name[_KEY_LENGTH : _KEY_LENGTH + 1] == "-":
-            data.setdefault(item.name[:_KEY_LENGTH], []).append(item)
+        elif chunk is not None:
+            data.setdefault(chunk, []).append(item)
     used = {key: max(item.modified, uses.get(key, 0.0)) for key, item in manifests.items()}
     excess = size - bounds.low_water * bounds.capacity if size > bounds.capacity else 0.0
     # Data without a manifest are deleted in any case.
     excess -= sum(i.size for key, items in data.items() if key not in manifests for i in items)
-    leaving = _leaving(manifests, data, used, now - bounds.max_age, excess)
+    expired = _least_recently_used(manifests, data, used, now - bounds.max_age, excess)
     first_seen, deleted = {}, []
     for key, items in data.items():
         # A manifest that this plan deletes still counts: its data wait from the next plan on.
@@ -102,10 +102,10 @@ def plan_collection(
             since = max(first_seen[item.name], item.modified)
             if now - since > bounds.io_deadline:
                 deleted.append(item.name)
-    return Collection(tuple(leaving), tuple(deleted), tuple(records), size, first_seen)
+    return Collection(tuple(expired), tuple(deleted), tuple(records), size, first_seen)
 
 
-def _leaving(
+def _least_recently_used(
     manifests: Mapping[str, ObjectInfo],
     data: Mapping[str, list[ObjectInfo]],
     used: Mapping[str, float],
@@ -114,10 +114,10 @@ def _leaving(
 ) -> list[str]:
     """Keys of the least recently used chunks: all used before `oldest`, and more until `excess`
     bytes are deleted."""
-    leaving = []
+    keys = []
     for key in sorted(used, key=used.__getitem__):
         if used[key] >= oldest and excess <= 0:
             break
-        leaving.append(key)
+        keys.append(key)
         excess -= manifests[key].size + sum(item.size for item in data.get(key, ()))
-    return leaving
+    return keys

@@ -28,6 +28,7 @@ MAX_INLINE: Final = (1 << 20) + (1 << 14)
 nothing. Less: more small chunks take two round trips."""
 MAX_INLINE_GROUPS: Final = 64
 """Most layer groups of an inline chunk: its manifest must fit into MAX_MANIFEST."""
+_KEY_LENGTH: Final = 64
 
 
 class DataObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,9 +133,12 @@ def decode_manifest(data: Buffer, key: str, identity: str, previous: str, tokens
     return manifest
 
 
-def manifest_keys(names: Sequence[str]) -> set[str]:
-    """The names that are manifests'."""
-    return {name for name in names if len(name) == 64 and "-" not in name}
+def key_of(name: str) -> str | None:
+    """Key of the chunk to which an object of this name belongs, equal to the name of its manifest;
+    None: the object belongs to no chunk."""
+    if len(name) == _KEY_LENGTH:
+        return name
+    return name[:_KEY_LENGTH] if name[_KEY_LENGTH : _KEY_LENGTH + 1] == "-" else None
 
 
 def _head_size(view: memoryview) -> int:

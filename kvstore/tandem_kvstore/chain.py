@@ -215,6 +215,7 @@ async def end_tasks(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 def log_rejected(err: StoreError | KvRejected) -> None:
+    """Log why KV was not loaded."""
     # Not for missing chunks: most prompts are new.
     if err.reason is not Reason.MISSING:
         _log.warning("KV in storage not used: %s", err)

@@ -188,7 +188,7 @@ def test_doing_both_is_predicted_to_beat_either_alone(
         assert max(front, rear) <= 0.8 * compute
         assert max(front, rear) <= load
         # Whatever the store does, computing waits for half of what it would compute instead.
-        assert 0 < decision.patience <= 0.5 * (compute - front) * (1 + 1e-9)
+        assert 0 < decision.max_wait <= 0.5 * (compute - front) * (1 + 1e-9)
     # Each hit that pays by a fourth or more is used.
     if load <= 0.75 * compute and chunks > 3 and compute > 0.1:
         assert decision.chunks == chunks
@@ -201,7 +201,7 @@ def test_a_store_is_tried_with_half_of_the_chunks_and_a_wait_for_half_of_that_ha
     trial = slow.decide(hit, now=11.0)
     assert (trial.way, trial.chunks, trial.front) == (Way.BOTH, 8, 4)
     half = slow.compute_seconds(8 * CHUNK, 0) - slow.compute_seconds(4 * CHUNK, 0)
-    assert trial.patience == 0.5 * half
+    assert trial.max_wait == 0.5 * half
     assert slow.decide(hit, now=11.1).reason is Reason.UNPROFITABLE
 
 

@@ -32,7 +32,7 @@ def request(guard: LoadGuard, decision: Decision, load: float, now: float) -> fl
     seconds = load * count / CHUNKS
     limit = decision.deadline
     if decision.way is Way.BOTH:
-        limit = max(front, min(decision.deadline, front + decision.patience))
+        limit = max(front, min(decision.deadline, front + decision.max_wait))
     if seconds <= limit:
         guard.observe_load(count * CHUNK_BYTES, seconds, now)
         return max(front, seconds)

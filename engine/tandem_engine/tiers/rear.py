@@ -104,8 +104,8 @@ class RearLoad:
         if self._awaited_at is None:
             self._awaited_at = time.perf_counter()
             now = asyncio.get_running_loop().time()
-            late = self._begin + self._decision.deadline
-            self.deadline.reschedule(min(late, now + self._decision.patience))
+            latest = self._begin + self._decision.deadline
+            self.deadline.reschedule(min(latest, now + self._decision.max_wait))
 
     def end(self, loaded: int) -> int:
         """The load has ended with the last `loaded` chunks. Returns the tokens that it brought."""

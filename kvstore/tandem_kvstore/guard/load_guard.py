@@ -59,8 +59,8 @@ _RECOVERY: Final = 0.5
 faster. More: noise counts as a change. Less: such a store stays unused for minutes."""
 _LARGER: Final = 4
 """A load with at least this multiple of the bytes of any load before is tried: the fit knows little
-about it. Less: more loads from slow stores. More: the fit takes a long
-delay for a low rate until a larger load is tried."""
+about it. Less: more loads from slow stores. More: the fit takes a long delay for a low rate until a
+larger load is tried."""
 _LATENCY: Final = 0.005
 _SECONDS_PER_BYTE: Final = 1 / 500e6
 """Prior of a store until loads were measured: 5 ms and 500 MB/s."""
@@ -117,7 +117,7 @@ class Decision:
     way: Way = Way.LOAD
     front: int = 0
     """With BOTH, leading chunks to compute."""
-    patience: float = 0.0
+    max_wait: float = 0.0
     """With BOTH, most seconds that computing waits for the load after it computed the front."""
 
 
@@ -169,9 +169,9 @@ class LoadGuard:
         if deadline < _LEAST_DEADLINE:
             return _compute(Reason.UNPROFITABLE)
         size = hit.chunks * hit.chunk_bytes
-        is_half = hit.can_do_both and hit.chunks > 1
+        can_halve = hit.can_do_both and hit.chunks > 1
         # Measure the store: with too few loads, or after `retry` seconds without one.
-        is_known = self._ended >= (_TRIALS if is_half else 1)
+        is_known = self._ended >= (_TRIALS if can_halve else 1)
         is_due = not is_known or now - self._last_load > self._retry
         is_trial = is_due or size >= _LARGER * self._largest
         if hit.can_do_both:
@@ -184,7 +184,7 @@ class LoadGuard:
             return decision
         self._largest = max(self._largest, size)
         self._last_load, self._is_retry = now, is_due or self._is_retry
-        if is_half:
+        if can_halve:
             return self._both(hit, hit.chunks // 2, deadline / DEADLINE_SHARE)
         return Decision(hit.chunks, deadline)
 
@@ -238,11 +238,11 @@ class LoadGuard:
             return self._both(hit, front, _REAR_WAIT * self._load_chunks(hit, hit.chunks - front))
         return Decision(hit.chunks, deadline) if is_in_time else _compute(Reason.UNPROFITABLE)
 
-    def _both(self, hit: Hit, front: int, late: float) -> Decision:
-        """Compute `front` chunks and load the others, which have `late` seconds."""
+    def _both(self, hit: Hit, front: int, deadline: float) -> Decision:
+        """Compute `front` chunks and load the others, which have `deadline` seconds."""
         compute = self._compute_chunks(hit, hit.chunks) - self._compute_chunks(hit, front)
-        patience = DEADLINE_SHARE * compute
-        return Decision(hit.chunks, late, way=Way.BOTH, front=front, patience=patience)
+        max_wait = DEADLINE_SHARE * compute
+        return Decision(hit.chunks, deadline, way=Way.BOTH, front=front, max_wait=max_wait)
 
     def _layers_pay(self, hit: Hit, other: float) -> bool:
         """Whether LAYERS beats the best other way, which takes `other` seconds before it computes

@@ -28,13 +28,13 @@ class PatientGuard(LoadGuard):
 class BothGuard(PatientGuard):
     """Computes two chunks and loads the others, however long that takes."""
 
-    patience = 60.0
+    max_wait = 60.0
 
     def decide(self, hit: Hit, now: float) -> Decision:
         decision = super().decide(hit, now)
         if hit.chunks <= FRONT or not decision.chunks:
             return decision
-        return replace(decision, way=Way.BOTH, front=FRONT, patience=self.patience)
+        return replace(decision, way=Way.BOTH, front=FRONT, max_wait=self.max_wait)
 
     def split(self, hit: Hit) -> tuple[int, float]:
         return max(0, FRONT - hit.context // hit.chunk_tokens), 0.0

@@ -28,7 +28,7 @@ from .conftest import FRONT, BothGuard
 class ImpatientGuard(BothGuard):
     """Waits for nothing."""
 
-    patience = 0.0
+    max_wait = 0.0
 
 
 @dataclass
@@ -214,7 +214,7 @@ async def test_a_wait_that_ended_leaves_no_deadline() -> None:
     guard = SimpleNamespace(split=lambda _: (2, 0.0))
     store = SimpleNamespace(guard=guard, hit=lambda *_: None)
     prefix = Prefix([Place("", "", 0)] * 8, 0, CHUNK, 8 * CHUNK)
-    decision = Decision(8, 60.0, way=Way.BOTH, front=2, patience=60.0)
+    decision = Decision(8, 60.0, way=Way.BOTH, front=2, max_wait=60.0)
     load = RearLoad(store, prefix, decision, 0, on_found=lambda _: None, on_lost=lambda *_: None)
     async with load.deadline:
         load.rear.front = load.rear.start
@@ -238,7 +238,7 @@ class RandomGuard(BothGuard):
         if decision.way is not Way.BOTH:
             return decision
         front = self.source.randrange(1, hit.chunks)
-        return replace(decision, front=front, patience=self.source.choice((0.0, 60.0)))
+        return replace(decision, front=front, max_wait=self.source.choice((0.0, 60.0)))
 
     def split(self, hit: Hit) -> tuple[int, float]:
         return self.source.randrange(hit.chunks + 1), 0.0

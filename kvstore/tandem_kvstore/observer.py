@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from .errors import Reason
+from .guard.breaker import BreakerState
 from .health import HealthObserver
 
 
@@ -21,3 +22,14 @@ class Observer(HealthObserver, Protocol):
 
     def record_not_stored(self, reason: Reason) -> None:
         """A chunk was not stored, for `reason`."""
+
+
+class NullObserver:
+    """Ignores all reports; a base for observers that use few of them."""
+
+    def record_load(self, chunks: int, size: int, seconds: float) -> None: ...
+    def record_not_loaded(self, chunks: int, reason: Reason) -> None: ...
+    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None: ...
+    def record_not_stored(self, reason: Reason) -> None: ...
+    def record_breaker(self, state: BreakerState) -> None: ...
+    def record_failure(self, message: str) -> None: ...

@@ -151,7 +151,7 @@ class Engine:
     def load(self, request: FakeRequest, blocks: list[int], computed: int = 0) -> set[str]:
         """Ask, allocate and step until the load has ended; returns the requests that failed."""
         external = self.ask(request, computed)
-        self.scheduler.allocated(request, blocks, external)
+        self.scheduler.start_load(request, blocks, external)
         before = self.counted.loaded, len(self.counted.not_loaded)
         failed = self.step()
         while (self.counted.loaded, len(self.counted.not_loaded)) == before:

@@ -166,7 +166,7 @@ def test_a_load_of_a_request_that_ended_is_reported(engine: MakeEngine) -> None:
     first.compute(FakeRequest("a", tokens), [0, 1, 2, 3], 7.0)
 
     request = FakeRequest("b", tokens)
-    second.scheduler.allocated(request, [9, 8, 7, 6], second.ask(request))
+    second.scheduler.start_load(request, [9, 8, 7, 6], second.ask(request))
     second.scheduler.finish("b")
     [worker] = second.workers
     worker.load(second.scheduler.orders(()))

@@ -77,7 +77,7 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = self._kv_transfer_config
         self._block = vllm_config.cache_config.block_size
         self._settings = parse_settings(transfer.kv_connector_extra_config, self._block)
-        self._loads, self._saves = transfer.is_kv_consumer, transfer.is_kv_producer
+        self._can_load, self._can_save = transfer.is_kv_consumer, transfer.is_kv_producer
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
         self._requests: dict[str, Any] = {}
@@ -166,7 +166,7 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
         if is_handed_over(request.kv_transfer_params):
             return 0, False
         self._side.begin(request)
-        if not self._loads or request.skip_reading_prefix_cache:
+        if not self._can_load or request.skip_reading_prefix_cache:
             return (0 if self._side.is_ready() else None), False
         tokens = self._side.matched_tokens(request, num_computed_tokens)
         return tokens, bool(tokens)
@@ -178,10 +178,10 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
         self._requests[request.request_id] = request
         if num_external_tokens:
             [ids] = blocks.get_block_ids()
-            self._side.allocated(request, ids, num_external_tokens)
+            self._side.start_load(request, ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        scheduled = self._scheduled(scheduler_output) if self._saves else []
+        scheduled = self._scheduled(scheduler_output) if self._can_save else []
         return StorageMetadata(self._side.orders(scheduled))
 
     def update_connector_output(self, connector_output: Any) -> None:

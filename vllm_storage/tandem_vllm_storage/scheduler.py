@@ -118,8 +118,8 @@ class SchedulerSide:
             return None
         return external_tokens(state, computed, self._size) if state.lookup is Lookup.FOUND else 0
 
-    def allocated(self, request: Any, blocks: Sequence[int], external: int) -> None:
-        """vLLM has allocated the request's blocks, into which `external` tokens are loaded."""
+    def start_load(self, request: Any, blocks: Sequence[int], external: int) -> None:
+        """Order the load of `external` tokens into `blocks`, which vLLM has allocated."""
         if not external:
             return
         state = self._states[request.request_id]

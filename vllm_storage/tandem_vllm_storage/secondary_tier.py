@@ -31,10 +31,9 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from tandem_kvstore.chunk_store import Chunk
 from tandem_kvstore.client import StoreClient
-from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.identity import KvIdentity
 from tandem_kvstore.format.tensors import LayerGroup, TensorSpec
-from tandem_kvstore.guard.breaker import BreakerState
+from tandem_kvstore.observer import NullObserver
 from tandem_kvstore.open_client import open_client
 
 from .settings import StorageConfigError, StorageSettings, parse_settings
@@ -49,17 +48,6 @@ _LOAD_SECONDS: Final = 5.0
 _KNOWN: Final = 1 << 16
 """Most keys that are kept: of stored chunks, and of running look-ups."""
 _GROUP: Final = "000"
-
-
-class NullObserver:
-    """Ignores everything: vLLM counts the jobs of a tier itself."""
-
-    def record_load(self, chunks: int, size: int, seconds: float) -> None: ...
-    def record_not_loaded(self, chunks: int, reason: Reason) -> None: ...
-    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None: ...
-    def record_not_stored(self, reason: Reason) -> None: ...
-    def record_breaker(self, state: BreakerState) -> None: ...
-    def record_failure(self, message: str) -> None: ...
 
 
 class TandemSecondaryTier(SecondaryTierManager):
@@ -201,6 +189,7 @@ class TandemSecondaryTier(SecondaryTierManager):
 
     async def _open(self, settings: StorageSettings) -> StoreClient:
         location, size = settings.location(), self._row_bytes
+        # vLLM counts the jobs of a tier itself.
         return open_client(location, self._identity, NullObserver(), chunk_bytes=size)
 
     def _chunk(self, key: bytes) -> Chunk:

@@ -20,7 +20,6 @@ from tandem_kvstore.errors import Reason
 from tandem_kvstore.guard.breaker import BreakerState
 
 _LOAD_BOUNDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
-_BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
 def _empty() -> dict[str, Any]:
@@ -70,7 +69,7 @@ class Counts:
     def set_breaker(self, state: BreakerState) -> None:
         with self._lock:
             self._is_empty = False
-            self._data["breaker"] = _BREAKER[state]
+            self._data["breaker"] = int(state)
 
     def set_failure(self, message: str) -> None:
         with self._lock:

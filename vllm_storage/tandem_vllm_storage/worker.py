@@ -22,7 +22,7 @@ from tandem_kvstore.client import Groups, LoadResult, StoreClient
 from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.identity import KvIdentity
 from tandem_kvstore.format.tensors import LayerGroup
-from tandem_kvstore.guard.breaker import BreakerState
+from tandem_kvstore.observer import NullObserver
 from tandem_kvstore.open_client import open_client
 
 from .messages import (
@@ -57,17 +57,11 @@ class Copies(Protocol):
     ) -> None: ...
 
 
-class _SaveObserver:
+class _SaveObserver(NullObserver):
     """Keeps the reason for which the last chunk was not stored."""
 
     def __init__(self) -> None:
         self.not_stored: Reason = Reason.OTHER
-
-    def record_load(self, chunks: int, size: int, seconds: float) -> None: ...
-    def record_not_loaded(self, chunks: int, reason: Reason) -> None: ...
-    def record_stored(self, size: int, seconds: float, *, is_new: bool) -> None: ...
-    def record_breaker(self, state: BreakerState) -> None: ...
-    def record_failure(self, message: str) -> None: ...
 
     def record_not_stored(self, reason: Reason) -> None:
         self.not_stored = reason

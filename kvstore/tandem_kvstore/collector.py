@@ -238,7 +238,7 @@ class Collector:
             await self._keep_lease()
             if not await self._is_written_again(name, listed[name]):
                 await self._objects.delete(name)
-        for name in plan.records:
+        for name in (*plan.records, *plan.unfinished):
             await self._keep_lease()
             await self._objects.delete(name)
         self._unreferenced = dict(plan.unreferenced)

@@ -102,7 +102,8 @@ class StoreLocation:
     @property
     def directory(self) -> Path:
         """Directory of a file store's namespace."""
-        return Path(unquote(urlsplit(self.endpoint).path)) / self.namespace
+        # The endpoint has no slash at its end: of file:/// its path is empty.
+        return Path("/", unquote(urlsplit(self.endpoint).path), self.namespace)
 
     def path_of(self, name: str) -> str:
         """`{kv_namespace}/{name}`, the path of a KvReference."""

@@ -1,7 +1,7 @@
 """Rounds of a collector that last longer than its lease, or in which its process is paused."""
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from tandem_kvstore import collector
 from tandem_kvstore.collector import Collector
 from tandem_kvstore.format.collection import TOUCH_PREFIX, Bounds
 from tandem_kvstore.format.tensors import Buffer
-from tandem_kvstore.stores import ObjectInfo
+from tandem_kvstore.stores import ObjectInfo, files
 from tandem_kvstore.stores.files import FileStore
 
 from .kv import chain, engine
@@ -32,7 +32,7 @@ class SlowStore(FileStore):
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.now = 0.0
-        self.seconds_of_a_delete = 0.0
+        self.seconds_of_a_delete = self.seconds_of_a_listed_object = 0.0
         self.on_record: Callable[[], Awaitable[None]] = _nothing
         self.on_delete: Callable[[], Awaitable[None]] = _nothing
         self.on_listed: Callable[[], Awaitable[None]] = _nothing
@@ -41,6 +41,11 @@ class SlowStore(FileStore):
         async for info in super().scan():
             yield info
         await self.on_listed()
+
+    def listing(self) -> Iterator[ObjectInfo]:
+        for info in super().listing():
+            self.now += self.seconds_of_a_listed_object
+            yield info
 
     async def get(self, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
         if name.startswith(TOUCH_PREFIX):
@@ -83,6 +88,17 @@ async def test_a_long_round_keeps_the_lease(store: SlowStore) -> None:
     assert len(plan.manifests) == 4
     assert store.now > LEASE
     assert not [info for info in store.entries() if len(info.name) == 64]
+
+
+async def test_a_listing_that_takes_long_keeps_the_lease(
+    store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LISTED_AT_ONCE", 4)
+    first, _ = collectors(store)
+    store.seconds_of_a_listed_object = LEASE / 5
+    plan = await first.collect()
+    assert plan is not None
+    assert len(plan.manifests) == 4
 
 
 async def test_a_round_that_reads_many_records_keeps_the_lease(store: SlowStore) -> None:

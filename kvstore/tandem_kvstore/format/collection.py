@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..stores.base import ObjectInfo
+from ..stores.base import UNFINISHED, ObjectInfo
 from .manifest import key_of
 
 TOUCH_PREFIX: Final = "touch."
@@ -26,6 +26,10 @@ WRITE_SECONDS: Final = 120.0
 """Longest time from a chunk's first data object to its manifest."""
 LOAD_SECONDS: Final = 240.0
 """Longest load, from its first manifest to its last data, whatever deadline the engine sets."""
+
+UNFINISHED_SECONDS: Final = 3600.0
+"""Seconds after which the file of an unfinished object is deleted: its writer has died. More than
+any write takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +53,14 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What to delete now: manifests, then data, then records."""
+    """What to delete now: manifests, then data, then records and unfinished objects."""
 
     manifests: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
     """Touch records older than the longest allowed age."""
+    unfinished: tuple[str, ...] = ()
+    """Objects that their writers left unfinished."""
     size: int = 0
     """Bytes of all objects before."""
     unreferenced: Mapping[str, float] = field(default_factory=dict)
@@ -74,15 +80,12 @@ def plan_collection(
     `uses`: time of the last use, by key. `unreferenced`: from the last plan. All times are Unix
     seconds by the store's clock.
     """
+    listed = list(objects)
+    size = sum(item.size for item in listed)
     manifests: dict[str, ObjectInfo] = {}
     data: dict[str, list[ObjectInfo]] = {}
-    records, size = [], 0
-    for item in objects:
-        size += item.size
-        if item.name.startswith(TOUCH_PREFIX):
-            if now - item.modified > bounds.max_age:
-                records.append(item.name)
-        elif (chunk := key_of(item.name)) == item.name:
+    for item in listed:
+        if (chunk := key_of(item.name)) == item.name:
             manifests[item.name] = item
         elif chunk is not None:
             data.setdefault(chunk, []).append(item)
@@ -102,7 +105,19 @@ def plan_collection(
             since = max(first_seen[item.name], item.modified)
             if now - since > bounds.io_deadline:
                 deleted.append(item.name)
-    return Collection(tuple(expired), tuple(deleted), tuple(records), size, first_seen)
+    return Collection(
+        manifests=tuple(expired),
+        data=tuple(deleted),
+        records=_older(listed, TOUCH_PREFIX, now - bounds.max_age),
+        unfinished=_older(listed, UNFINISHED, now - UNFINISHED_SECONDS),
+        size=size,
+        unreferenced=first_seen,
+    )
+
+
+def _older(objects: Iterable[ObjectInfo], prefix: str, time: float) -> tuple[str, ...]:
+    """Names that start with `prefix`, of objects that were written before `time`."""
+    return tuple(i.name for i in objects if i.name.startswith(prefix) and i.modified < time)
 
 
 def _least_recently_used(

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ..format.collection import UNFINISHED_SECONDS
 from ..stores.files import FileStore
 
 _SWEEP_SECONDS: Final = 10.0
 _TOUCH_SECONDS: Final = 300.0
 """Least seconds between two writes of a file's access time."""
-_STALE_SECONDS: Final = 3600.0
-"""Seconds after which a temporary file is removed: its writer died with an earlier server."""
 _LOW_WATER: Final = 0.95
 """Share of the limit down to which chunks are removed, so that not every write removes one."""
 
@@ -56,7 +55,7 @@ class Capacity:
                     status = file.stat()
                     if not name.startswith("."):
                         files.append((max(status.st_atime, status.st_mtime), file, status.st_size))
-            FileStore(Path(folder)).remove_stale_temporaries(time.time() - _STALE_SECONDS)
+            FileStore(Path(folder)).remove_unfinished(time.time() - UNFINISHED_SECONDS)
         for used, file, size in sorted(files):
             self.add(file, size, used)
 
@@ -104,10 +103,15 @@ class Capacity:
         self._reserved -= size
 
     async def run(self) -> None:
-        """Remove chunks that are too old, until cancelled."""
+        """Remove chunks that are too old, and what a server that died has left, until cancelled."""
+        now = asyncio.get_running_loop().time
+        next_look = now() + UNFINISHED_SECONDS
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             await self.remove_old(time.time())
+            if now() >= next_look:
+                await asyncio.to_thread(self._remove_unfinished)
+                next_look = now() + UNFINISHED_SECONDS
 
     async def remove_old(self, now: float) -> None:
         """Remove chunks that were not used for the longest allowed time."""
@@ -116,6 +120,13 @@ class Capacity:
             if chunk.used > now - self._max_age:
                 return
             await self._remove(key)
+
+    def _remove_unfinished(self) -> None:
+        before = time.time() - UNFINISHED_SECONDS
+        for folder, _, _ in os.walk(self._directory):
+            # A file that cannot be removed is tried again in the next round.
+            with suppress(OSError):
+                FileStore(Path(folder)).remove_unfinished(before)
 
     async def _remove_down_to(self, size: int) -> None:
         while self.size > size and self._chunks:

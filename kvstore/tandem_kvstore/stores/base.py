@@ -2,9 +2,13 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from ..format.tensors import Buffer
+
+UNFINISHED: Final = ".tmp-"
+"""Start of the names under which directories keep objects that are being written. Other stores list
+no such objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,8 @@ class ObjectStore(Protocol):
         Raises ObjectMissing."""
 
     def scan(self) -> AsyncIterator[ObjectInfo]:
-        """List all objects. Raises StoreUnsupported if the store has no listing."""
+        """List all objects, in a directory also UNFINISHED ones. Raises StoreUnsupported if the
+        store has no listing."""
 
     async def close(self) -> None:
         """Close the connections."""

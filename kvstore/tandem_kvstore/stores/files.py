@@ -10,11 +10,12 @@ import errno
 import fcntl
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from ..errors import (
     ObjectExists,
@@ -26,10 +27,14 @@ from ..errors import (
     StoreUnavailable,
 )
 from ..format.tensors import Buffer
-from .base import ObjectInfo, TaggedObject
+from .base import UNFINISHED, ObjectInfo, TaggedObject
+from .file_threads import FILE_THREADS
 
-TEMPORARY: Final = ".tmp-"
-"""Prefix of the names of files that are being written."""
+T = TypeVar("T")
+
+LISTED_AT_ONCE: Final = 1000
+"""Objects of a piece of a listing. More: a network file system may take longer than the lease of a
+collector to list them. Fewer: more switches between threads."""
 _LOCK: Final = ".lock"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DENIED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -42,26 +47,33 @@ class FileStore:
         self.directory = directory
 
     async def get(self, name: str, limit: int, *, is_cut: bool = False) -> Buffer:
-        return (await asyncio.to_thread(self.read, name, limit, is_cut)).data
+        return (await _in_thread(self.read, name, limit, is_cut)).data
 
     async def get_tagged(self, name: str, limit: int) -> TaggedObject:
-        return await asyncio.to_thread(self.read, name, limit)
+        return await _in_thread(self.read, name, limit)
 
     async def put(self, name: str, parts: Sequence[Buffer]) -> None:
-        await asyncio.to_thread(self.write, name, parts)
+        await _in_thread(self.write, name, parts)
 
     async def put_if(self, name: str, parts: Sequence[Buffer], tag: str | None) -> None:
-        await asyncio.to_thread(self.write_if, name, parts, tag)
+        await _in_thread(self.write_if, name, parts, tag)
 
     async def delete(self, name: str) -> None:
-        await asyncio.to_thread(self.remove, name)
+        await _in_thread(self.remove, name)
 
     async def info(self, name: str) -> ObjectInfo:
-        return await asyncio.to_thread(self.entry, name)
+        return await _in_thread(self.entry, name)
 
     async def scan(self) -> AsyncIterator[ObjectInfo]:
-        for info in await asyncio.to_thread(self.entries):
-            yield info
+        listing = self.listing()
+
+        def piece() -> list[ObjectInfo]:
+            return list(islice(listing, LISTED_AT_ONCE))
+
+        # A collector renews its lease between two pieces.
+        while infos := await _in_thread(piece):
+            for info in infos:
+                yield info
 
     async def close(self) -> None:
         """Nothing to do: no file is open between calls."""
@@ -91,7 +103,7 @@ class FileStore:
         """An empty file to write an object into, for `publish`."""
         with _store_errors("the directory"):
             self.directory.mkdir(parents=True, exist_ok=True)
-            file = self.directory / f"{TEMPORARY}{uuid.uuid4().hex}"
+            file = self.directory / f"{UNFINISHED}{uuid.uuid4().hex}"
             file.touch(exist_ok=False)
             return file
 
@@ -123,22 +135,20 @@ class FileStore:
             return ObjectInfo(name, status.st_size, status.st_mtime)
 
     def entries(self) -> list[ObjectInfo]:
-        """`scan`, blocking; temporary files are left out."""
-        infos = []
-        # Nothing was written yet, or a file was removed between the listing and its status.
+        """`scan`, blocking, without unfinished objects."""
+        return [info for info in self.listing() if not info.name.startswith(UNFINISHED)]
+
+    def listing(self) -> Iterator[ObjectInfo]:
+        """`scan`, blocking."""
+        # Nothing was written yet.
         missing = suppress(FileNotFoundError)
         with _store_errors("the directory"), missing, os.scandir(self.directory) as scan:
-            for entry in scan:
-                with missing:
-                    if not entry.name.startswith(".") and entry.is_file():
-                        status = entry.stat()
-                        infos.append(ObjectInfo(entry.name, status.st_size, status.st_mtime))
-        return infos
+            yield from filter(None, map(_info_of, scan))
 
-    def remove_stale_temporaries(self, before: float) -> None:
-        """Remove the files of writers that died before the Unix time `before`."""
+    def remove_unfinished(self, before: float) -> None:
+        """Remove what writers that died have left, written before the Unix time `before`."""
         with suppress(FileNotFoundError):
-            for file in self.directory.glob(f"{TEMPORARY}*"):
+            for file in self.directory.glob(f"{UNFINISHED}*"):
                 with suppress(FileNotFoundError):
                     if file.stat().st_mtime < before:
                         file.unlink()
@@ -166,6 +176,22 @@ def write_all(stream: FileIO, part: Buffer) -> None:
     view = memoryview(part).cast("B")
     while view:
         view = view[stream.write(view) :]
+
+
+async def _in_thread(call: Callable[..., T], *args: object) -> T:
+    return await asyncio.get_running_loop().run_in_executor(FILE_THREADS, call, *args)
+
+
+def _info_of(entry: "os.DirEntry[str]") -> ObjectInfo | None:
+    """None: no object, or removed since the listing began."""
+    if entry.name.startswith(".") and not entry.name.startswith(UNFINISHED):
+        return None
+    with suppress(FileNotFoundError):
+        if not entry.is_file():
+            return None
+        status = entry.stat()
+        return ObjectInfo(entry.name, status.st_size, status.st_mtime)
+    return None
 
 
 @contextmanager

@@ -69,9 +69,9 @@ async def supervise(
                     bound_address(settings.listen, for_clients),
                     bound_address(settings.admin, for_admin),
                 )
+                # Before the line that tells others to go ahead: until then SIGHUP ends the process.
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
                 print_ready(*addresses, configuration, settings.workers)
-                loop = asyncio.get_running_loop()
-                loop.add_signal_handler(signal.SIGHUP, reload)
                 follow = (
                     FileWatch(file, reload).run(),
                     admin.counters.follow(),

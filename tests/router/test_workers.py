@@ -15,7 +15,14 @@ import pytest
 import trustme
 import yaml
 
+from tandem_contract.commandline import HostPort
+from tandem_router import workers as router_workers
+from tandem_router.configuration import load
+from tandem_sidecar.process.supervisor import Supervisor
+from tandem_sidecar.settings import Settings
+
 from ..sidecar.peers import FakeDecode, Turn
+from ..sidecar.process.test_supervisor import Printed, no_workers, print_ready
 from ..sidecar.workers import STREAM, StreamingWorkers
 from .conftest import DECODE
 from .processes import router
@@ -180,6 +187,18 @@ async def test_a_backend_that_one_worker_ejects_is_ejected_by_the_other(workers:
         await workers.until(is_ejected)
     line = await workers.server.wait_for_log("outcomes of this EPP's requests: none")
     assert "backend a is ejected" in line
+
+
+async def test_sighup_ends_nothing_once_the_process_says_that_it_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_workers, "print_ready", print_ready)
+    monkeypatch.setattr(Supervisor, "start", no_workers)
+    file, listen = tmp_path / "router.yaml", HostPort("127.0.0.1", 0)
+    file.write_text("backends: [{name: a, url: 'http://127.0.0.1:1'}]\n")
+    settings = Settings(listen, listen, workers=2)
+    with pytest.raises(Printed):
+        await router_workers.supervise(settings, file, load(file, {}), ())
 
 
 async def test_all_processes_read_changed_certificates_again(tmp_path: Path) -> None:

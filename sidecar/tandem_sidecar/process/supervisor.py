@@ -91,8 +91,11 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
                     bound_address(settings.listen, for_clients),
                     bound_address(settings.admin, for_admin),
                 )
+                reloader = Reloader(source, supervisor.apply)
+                # Before the line that tells others to go ahead: until then SIGHUP ends the process.
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
                 print_ready(*addresses, settings)
-                await _follow_until_drain(signals, source, supervisor, admin, tls)
+                await _follow_until_drain(signals, reloader, admin, tls)
                 await wait_for_first(supervisor.stop(), signals.exit_now.wait())
             finally:
                 # Also after an error at the start: no worker may outlive its supervisor.
@@ -100,15 +103,9 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
 
 
 async def _follow_until_drain(
-    signals: StopSignals,
-    source: Source,
-    supervisor: "Supervisor",
-    admin: SupervisorAdmin,
-    tls: EngineTls,
+    signals: StopSignals, reloader: Reloader, admin: SupervisorAdmin, tls: EngineTls
 ) -> None:
     """Follow settings, certificates and the engine's counters until the drain begins."""
-    reloader = Reloader(source, supervisor.apply)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
     following = reloader.follow(), admin.counters.follow(), reload_credentials(tls)
     tasks = [asyncio.ensure_future(coroutine) for coroutine in following]
     await signals.drain.wait()

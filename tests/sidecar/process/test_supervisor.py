@@ -11,6 +11,12 @@ import aiohttp
 import pytest
 import trustme
 
+from tandem_contract.commandline import HostPort
+from tandem_sidecar.process import supervisor
+from tandem_sidecar.process.reload import Source
+from tandem_sidecar.process.supervisor import Supervisor
+from tandem_sidecar.settings import Settings
+
 from ..peers import FakeDecode
 from ..processes import Sidecar, sidecar
 from ..workers import STREAM, StreamingWorkers
@@ -65,6 +71,30 @@ async def two_workers(*arguments: str) -> AsyncIterator[Workers]:
             while await workers.readiness() != 200:
                 pass
         yield workers
+
+
+class Printed(Exception):
+    """The line that says that the process serves is printed."""
+
+
+def print_ready(*_: object) -> None:
+    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    raise Printed
+
+
+async def no_workers(_: Supervisor) -> None: ...
+
+
+async def test_sighup_ends_nothing_once_the_process_says_that_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "print_ready", print_ready)
+    monkeypatch.setattr(Supervisor, "start", no_workers)
+    listen = HostPort("127.0.0.1", 0)
+    settings = Settings(listen, listen, listen, workers=2)
+    source = Source(None, {}, dict, lambda _: settings)
+    with pytest.raises(Printed):
+        await supervisor.supervise(settings, source, ())
 
 
 async def check_streams_end(answers: list[aiohttp.ClientResponse]) -> None:

@@ -109,6 +109,9 @@ async def shared(
 async def stack(shared: Stack) -> Stack:
     """The shared stack with no request under way and no recorded request. Each test uses other
     prompts, because the prefix index is shared too."""
+    for backend in (*shared.decode, shared.prefill):
+        # A test that failed may have left requests that wait.
+        backend.release.set()
     await until(lambda: at_rest(shared))
     for backend in (*shared.decode, shared.prefill):
         backend.received.clear()

@@ -47,7 +47,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @pytest.fixture
-async def pair(nixl: Pair, http: aiohttp.ClientSession) -> Pair:
+async def pair(nixl: Pair, http: aiohttp.ClientSession, request: pytest.FixtureRequest) -> Pair:
     """Two engines after their NIXL handshake, with NIXL pull and a sidecar."""
-    await nixl.restore(http)
+    await nixl.restore(http, request.session.testsfailed)
     return nixl

@@ -129,15 +129,19 @@ class FaultyStorage:
     async def toxic(self, kind: str, **attributes: int) -> AsyncIterator[None]:
         """The network before the store is bad."""
         await self.proxies.poison(PROXY, kind, **attributes)
-        yield
-        await self.proxies.cure(PROXY, kind)
+        try:
+            yield
+        finally:
+            await self.proxies.cure(PROXY, kind)
 
     @asynccontextmanager
     async def down(self) -> AsyncIterator[None]:
         """The store refuses connections, and those that were open are cut."""
         await self.proxies.enable(PROXY, False)
-        yield
-        await self.proxies.enable(PROXY, True)
+        try:
+            yield
+        finally:
+            await self.proxies.enable(PROXY, True)
 
     async def _not_loaded(self, reasons: Sequence[Reason]) -> float:
         page = await self.engine.metrics(self.http)

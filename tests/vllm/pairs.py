@@ -13,12 +13,12 @@ from typing import Any
 
 import aiohttp
 
-from tandem_contract import endpoints, headers, ports
+from tandem_contract import endpoints, headers, metrics, ports
 from tandem_contract.paths import RoutingPath
 from tandem_local.process import tail
 
 from .api_requests import KINDS, Answer, RequestKind, ask
-from .engines import Spawned, Vllm, make_pair, metric
+from .engines import LEASE, Spawned, Vllm, make_pair, metric
 
 
 class Pair:
@@ -30,6 +30,7 @@ class Pair:
         self._log = directory / "sidecar.log"
         self._sidecar: Spawned | None = None
         self._warm = False
+        self._failures = 0
 
     def start(self) -> None:
         """Start engines and sidecar at the same time and wait until all are ready."""
@@ -55,16 +56,37 @@ class Pair:
         env = {name: v for name, v in os.environ.items() if not name.startswith("TANDEM_")}
         self._sidecar = Spawned((*command, *flags), env, self._log)
 
-    async def restore(self, http: aiohttp.ClientSession) -> None:
-        """Start engines that a test killed again; wait until a hand-off works."""
+    async def restore(self, http: aiohttp.ClientSession, failures: int) -> None:
+        """Start engines that a test killed again; wait until a hand-off works.
+
+        `failures`: tests of the session that have failed. After another one, wait until the pair is
+        idle, too, or start it anew.
+        """
         dead = [engine for engine in (self.prefill, self.decode) if engine.process.ended()]
         for engine in dead:
             engine.start()
         for engine in dead:
             engine.wait_ready()
+        if self._failures != failures:
+            self._failures, self._warm = failures, False
+            await self._become_idle(http)
         if dead or not self._warm:
             await self.shake_hands(http)
             self._warm = True
+
+    async def _become_idle(self, http: aiohttp.ClientSession) -> None:
+        async def is_idle() -> bool:
+            pages = [
+                await page(http, e.url(endpoints.METRICS)) for e in (self.prefill, self.decode)
+            ]
+            held = sum(metric(text, metrics.ENGINE_KV_USAGE) for text in pages)
+            return held == 0 and await phases(self, http) == []
+
+        try:
+            await until(is_idle, 2 * LEASE)
+        except (TimeoutError, aiohttp.ClientError):
+            self.end()
+            await asyncio.to_thread(self.start)
 
     async def shake_hands(self, http: aiohttp.ClientSession) -> None:
         """Wait until a hand-off works: NIXL handshake done, and the circuit breaker closed."""

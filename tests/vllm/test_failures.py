@@ -23,9 +23,9 @@ LOAD = 2000
 
 
 @pytest.fixture
-async def pair(nixl: Pair, http: aiohttp.ClientSession) -> Pair:
+async def pair(nixl: Pair, http: aiohttp.ClientSession, request: pytest.FixtureRequest) -> Pair:
     """The pair, with the circuit breaker closed again after failures of earlier tests."""
-    await nixl.restore(http)
+    await nixl.restore(http, request.session.testsfailed)
     await nixl.shake_hands(http)
     return nixl
 

@@ -92,8 +92,8 @@ def lmcache(
 
 
 @pytest.fixture
-async def pair(lmcache: Pair, http: aiohttp.ClientSession) -> Pair:
-    await lmcache.restore(http)
+async def pair(lmcache: Pair, http: aiohttp.ClientSession, request: pytest.FixtureRequest) -> Pair:
+    await lmcache.restore(http, request.session.testsfailed)
     return lmcache
 
 

@@ -47,8 +47,8 @@ def featured(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-async def pair(featured: Pair, http: aiohttp.ClientSession) -> Pair:
-    await featured.restore(http)
+async def pair(featured: Pair, http: aiohttp.ClientSession, request: pytest.FixtureRequest) -> Pair:
+    await featured.restore(http, request.session.testsfailed)
     return featured
 
 

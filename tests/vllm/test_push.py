@@ -29,8 +29,8 @@ def push(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
 
 
 @pytest.fixture
-async def pair(push: Pair, http: aiohttp.ClientSession) -> Pair:
-    await push.restore(http)
+async def pair(push: Pair, http: aiohttp.ClientSession, request: pytest.FixtureRequest) -> Pair:
+    await push.restore(http, request.session.testsfailed)
     return push
 
 

@@ -105,8 +105,10 @@ async def test_a_store_that_is_down_and_comes_back(storage: FaultyStorage) -> No
 async def test_keys_that_are_refused_and_replaced(storage: FaultyStorage, keys: Path) -> None:
     prompt = await storage.stored_prompt()
     (keys / "secret_key").write_text("a-wrong-secret")
-    await storage.ask_until_not_loaded(prompt, Reason.DENIED)
-    (keys / "secret_key").write_text(SECRET_KEY)
+    try:
+        await storage.ask_until_not_loaded(prompt, Reason.DENIED)
+    finally:
+        (keys / "secret_key").write_text(SECRET_KEY)
     await storage.ask_until_loaded(prompt)
     log = storage.engine.log.read_text()
     assert "a-wrong-secret" not in log

@@ -102,7 +102,7 @@ async def routed(
 
 
 @pytest.fixture(scope="package")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+def shared_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
     """The engines, not started."""
     made = engines(
         tmp_path_factory.mktemp("engines"),
@@ -115,6 +115,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engin
         for engine in made:
             with suppress(ProcessLookupError):
                 engine.kill()
+
+
+@pytest.fixture
+def shared(shared_engines: dict[str, Engine], request: pytest.FixtureRequest) -> dict[str, Engine]:
+    """The engines, those that no test has started yet not running; after a failed test none."""
+    for engine in shared_engines.values():
+        engine.kill_after_failure(request.session.testsfailed)
+    return shared_engines
 
 
 __all__ = ["HostPort", "Routed", "routed"]

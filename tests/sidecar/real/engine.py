@@ -50,7 +50,7 @@ class Engine:
     serves: bool = False
     """Whether the engine served at the last check and was not killed since."""
     failures_before: int = 0
-    """Tests of the session that had failed when the fixture last checked."""
+    """Tests of the session that had failed at the last `kill_after_failure`."""
 
     @property
     def address(self) -> HostPort:
@@ -124,6 +124,15 @@ class Engine:
         if self.process is not None:
             self.process.kill()
             self.process.join()
+
+    def kill_after_failure(self, failures: int) -> None:
+        """Kill the process if a test has failed since the last call, as it may have left it busy.
+
+        `failures`: tests of the session that have failed.
+        """
+        if self.failures_before != failures:
+            self.kill()
+            self.failures_before = failures
 
     async def figure(self, name: str, **labels: str) -> float:
         return figure(await figures(self.url + endpoints.METRICS), name, **labels)

@@ -29,10 +29,8 @@ def shared_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[En
 
 
 async def _running(engine: Engine, session: pytest.Session) -> Engine:
-    """The engine, serving; after a failed test, which may have left it busy, a new process."""
-    if engine.failures_before != session.testsfailed:
-        engine.kill()
-        engine.failures_before = session.testsfailed
+    """The engine, serving; after a failed test a new process."""
+    engine.kill_after_failure(session.testsfailed)
     await engine.up()
     return engine
 

@@ -29,7 +29,7 @@ TRANSFERS = f"{metrics.KV_TRANSFER_SECONDS}_count"
 
 
 @pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+def stored_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
     """Engines without a side channel, not started: `decode` and `prefill` share a store,
     `elsewhere` has another one, and that of `nowhere` does not answer."""
     directory = tmp_path_factory.mktemp("stored")
@@ -48,6 +48,14 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engin
         for engine in started.values():
             with contextlib.suppress(ProcessLookupError):
                 engine.kill()
+
+
+@pytest.fixture
+def stored(stored_engines: dict[str, Engine], request: pytest.FixtureRequest) -> dict[str, Engine]:
+    """The engines, those that no test has started yet not running; after a failed test none."""
+    for engine in stored_engines.values():
+        engine.kill_after_failure(request.session.testsfailed)
+    return stored_engines
 
 
 async def start(stored: dict[str, Engine], prefill: str) -> tuple[Engine, Engine]:

@@ -198,4 +198,9 @@ async def test_load_is_counted_on_the_pod_that_envoy_really_used(
         await asyncio.gather(*sent)
         answered = await figure(stack, "outcomes_total", counted.name, outcome="answered")
         assert answered == len(sent)
-        assert await figure(stack, "in_flight", counted.name) == 0
+
+        async def have_ended() -> bool:
+            return await figure(stack, "in_flight", counted.name) == 0
+
+        # Envoy tells the EPP of the end after the client.
+        await until(have_ended)

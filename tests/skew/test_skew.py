@@ -13,7 +13,7 @@ import pytest
 from tandem_contract import metrics
 from tandem_contract.commandline import HostPort
 
-from ..epp.real import envoy, envoy_settings, epp
+from ..epp.real import Epp, envoy, envoy_settings, epp, until
 from ..sidecar.processes import sidecar
 from ..sidecar.real.client import ClientResult, ask
 from ..sidecar.real.engine import SERVED, Engine
@@ -79,7 +79,11 @@ async def test_requests_pass_between_two_versions(
         used = await prefill.figure(metrics.ENGINE_PROMPT_TOKENS) > prompts
         assert used == always_splits
         # The EPP learns from the sidecar's timing header, whichever of them is older.
-        assert await picker.in_flight() == 0
+        await until(lambda: nothing_in_flight(picker))
+
+
+async def nothing_in_flight(picker: Epp) -> bool:
+    return await picker.in_flight() == 0
 
 
 async def send(url: str, request: object) -> ClientResult:

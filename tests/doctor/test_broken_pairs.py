@@ -20,13 +20,13 @@ from tandem_doctor.checks import run_checks
 from tandem_doctor.facts import Facts
 from tandem_doctor.findings import Finding, Severity
 from tandem_doctor.gather import gather_facts
+from tandem_local.addresses import allocate
 from tandem_local.state import PodState, State
 
 from ..engine.engines import tiny_model
+from ..local.pods import group_is_gone, until
 
 pytestmark = pytest.mark.component
-
-PREFILL, GOOD, BROKEN, DEAD = "127.77.1.1", "127.77.1.2", "127.77.1.3", "127.77.1.4"
 
 
 @asynccontextmanager
@@ -87,13 +87,15 @@ async def findings(*pods: PodState) -> list[Finding]:
 
 
 async def test_every_problem_is_found_and_nothing_else(tmp_path: Path) -> None:
+    listening = (ports.ENGINE_PREFILL, ports.ENGINE_DECODE, ports.SIDE_CHANNEL)
+    at = allocate(dict.fromkeys(("prefill", "good", "broken"), listening), str(tmp_path))
     async with AsyncExitStack() as stack:
         prefill, good, broken = await asyncio.gather(
-            stack.enter_async_context(engine(PREFILL, Role.PREFILL, tmp_path / "p")),
-            stack.enter_async_context(engine(GOOD, Role.DECODE, tmp_path / "g")),
+            stack.enter_async_context(engine(at["prefill"], Role.PREFILL, tmp_path / "p")),
+            stack.enter_async_context(engine(at["good"], Role.DECODE, tmp_path / "g")),
             stack.enter_async_context(
                 engine(
-                    *(BROKEN, Role.DECODE, tmp_path / "b"),
+                    *(at["broken"], Role.DECODE, tmp_path / "b"),
                     *("--dtype", "float64", "--block-size", "8", "--max-model-len", "256"),
                     kv_load_failure_policy="fail",
                 )
@@ -110,6 +112,9 @@ async def test_every_problem_is_found_and_nothing_else(tmp_path: Path) -> None:
         }
         assert all(f.fix for f in problems)
 
-        os.kill(prefill.pids["engine"], signal.SIGKILL)
+        group = prefill.pids["engine"]
+        os.kill(group, signal.SIGKILL)
+        await until(lambda: group_is_gone(group))
         (dead,) = await findings(prefill, good)
-        assert (dead.check, dead.severity, dead.subject) == ("reachable", Severity.BROKEN, PREFILL)
+        subject = at["prefill"]
+        assert (dead.check, dead.severity, dead.subject) == ("reachable", Severity.BROKEN, subject)

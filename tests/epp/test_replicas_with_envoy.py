@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -130,7 +131,8 @@ async def test_two_replicas_spread_requests_like_one(tmp_path: Path) -> None:
         sent = []
         for number in range(12):
             sent.append(asyncio.create_task(stack.post(number, slow=True)))
-            await stack.until_received(number + 1)
+            # The other replica is told a moment after the backend has the request.
+            await until(partial(stack.all_count, number + 1))
         counts = [await each.in_flight() for each in stack.epps]
         assert sum(counts) == 12
         assert min(counts) > 0, "Envoy uses both replicas"

@@ -130,7 +130,7 @@ async def test_a_prompt_is_split_over_the_pods_of_the_pool(stack: Running) -> No
 
 
 async def test_tokens_arrive_while_others_are_generated(stack: Running) -> None:
-    body = {"model": SERVED, "prompt": "stream " + LONG, "max_tokens": 200, "stream": True}
+    body = {"model": SERVED, "prompt": "stream " + LONG, "max_tokens": 600, "stream": True}
     url = stack.url + "/v1/completions"
     async with stack.http.post(url, json=body | {"ignore_eos": True}) as answer:
         assert answer.status == 200

@@ -32,6 +32,8 @@ from .servers import Server, s3_location, tandem_store, versitygw
 pytestmark = pytest.mark.component
 
 QUICK = BreakerSettings(cool_down=0.1, longest=0.2, probe_timeout=1.0)
+SEEN_OPEN = BreakerSettings(cool_down=1.0, longest=1.0, probe_timeout=1.0)
+"""Open for longer than a busy machine takes to notice."""
 NAME = "store"
 
 
@@ -145,7 +147,7 @@ async def load_until_whole(reader: StoreClient, behind: Engine) -> None:
 
 async def test_s3_switched_off_until_restart_after_three_errors(remote: Remote) -> None:
     await store_prompts(remote.server, 1)
-    reader, behind, counts = client(remote.location, breaker=QUICK)
+    reader, behind, counts = client(remote.location, breaker=SEEN_OPEN)
     await remote.enable(False)
     reasons = [(await load(reader, behind)).reason for _ in range(4)]
     assert reasons == [Reason.UNAVAILABLE] * 3 + [Reason.BREAKER_OPEN]
@@ -205,7 +207,7 @@ async def test_a_peer_that_goes_silent_in_the_middle_of_a_body(remote: Remote) -
 async def test_a_store_that_answers_403_for_a_while_is_used_again(remote: Remote) -> None:
     await store_prompts(remote.server, 1)
     async with gate(remote.server.location, lambda _: error(403, "AccessDenied")) as front:
-        reader, behind, _ = client(front.location, breaker=QUICK)
+        reader, behind, _ = client(front.location, breaker=SEEN_OPEN)
         reasons = [(await load(reader, behind)).reason for _ in range(4)]
         assert reasons == [Reason.DENIED] * 3 + [Reason.BREAKER_OPEN]
         front.refuse = refuse_nothing

@@ -148,8 +148,12 @@ def flags(kubeconfig: Path, namespace: str) -> tuple[str, ...]:
 async def edits(api: Api, namespace: str) -> AsyncIterator[None]:
     """Change the number of replicas all the time, so that each leader has something to write."""
 
+    ending = asyncio.Event()
+
     async def run() -> None:
         for number in itertools.count():
+            if ending.is_set():
+                return
             spec = {"replicas": 1 + number % 2}
             await api.patch(PREFILL_POOLS, "p", {"spec": spec}, namespace)
             await asyncio.sleep(0.05)
@@ -158,7 +162,8 @@ async def edits(api: Api, namespace: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
+        # Not cancelled, as in `operating.kubelet`.
+        ending.set()
         await asyncio.gather(task, return_exceptions=True)
 
 

@@ -72,8 +72,10 @@ def pull_status(pod: Object, error: str = "") -> Object:
 async def kubelet(api: Api, namespace: str, error: str = "") -> AsyncIterator[None]:
     """Make serving pods ready and end the Job's pods, until the block ends."""
 
+    ending = asyncio.Event()
+
     async def run() -> None:
-        while True:
+        while not ending.is_set():
             for pod in (await api.list(PODS, namespace)).items:
                 if "deletionTimestamp" in pod["metadata"] or "podIP" in pod["status"]:
                     continue
@@ -86,7 +88,8 @@ async def kubelet(api: Api, namespace: str, error: str = "") -> AsyncIterator[No
     try:
         yield
     finally:
-        task.cancel()
+        # Not cancelled, as in `operating.kubelet`.
+        ending.set()
         await asyncio.gather(task, return_exceptions=True)
 
 

@@ -25,6 +25,7 @@ from tandem_local.pod_spec import ContainerSpec
 from tandem_local.process import tail
 from tandem_operator.pods.manifests import pods
 
+from ..local.pods import group_is_gone
 from ..operator.pool_yaml import pair
 
 VENV_VARIABLE: Final = "TANDEM_TEST_VLLM"
@@ -81,10 +82,12 @@ class Spawned:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Kill the process group and wait for its first process."""
+        """Kill the process group and wait until nothing of it is left."""
         if not self.ended():
             self.signal(signal.SIGKILL)
             self._process.wait()
+            while not group_is_gone(self.group):
+                time.sleep(0.01)
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1

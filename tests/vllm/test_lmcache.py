@@ -137,7 +137,7 @@ async def test_a_prefill_engine_killed_before_its_kv_is_read(
     async with stopped(pair.decode):
         asking = [asyncio.create_task(pair.handed_off(http, request_kind, body)) for body in bodies]
         await in_phase(pair, http, "decoding", len(bodies))
-        pair.prefill.process.signal(signal.SIGKILL)
+        pair.prefill.process.end()
     handed = [request_kind.text(answer) for answer in await asyncio.gather(*asking)]
     assert handed == [
         request_kind.text(await pair.alone(http, request_kind, body)) for body in bodies

@@ -138,9 +138,11 @@ async def test_a_drain_finishes_what_runs(shared: dict[str, Engine], tmp_path: P
     engines = await backends(shared, "prefill-0", "decode-0")
     async with routed(tmp_path / "router.yaml", engines) as router:
         request = call(80, tokens=300)
+        shared["decode-0"].stop()
         client = asyncio.create_task(router.ask(request))
         await router.wait_for_phase("decoding")
         router.process.process.send_signal(signal.SIGTERM)
+        shared["decode-0"].signal(signal.SIGCONT)
         result = await client
         assert (result.status, result.tokens) == (200, expected_tokens(request))
         assert await router.process.exit_status() == 0

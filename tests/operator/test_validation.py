@@ -170,3 +170,25 @@ def test_the_torch_engine_inherited_runs_on_one_device() -> None:
     rejection = decode(torch, decode_pool(accelerator=None, parallelism={"tensor": 2})).rejection
     assert rejection is not None
     assert "runs on one device" in rejection.message
+    assert "inherited from PrefillPool p" in rejection.message
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode_", "named"),
+    [
+        ({"transfer": {"requireRdma": True}}, {}, True),
+        ({"transfer": {"requireRdma": True}}, {"transfer": {"requireRdma": True}}, False),
+        ({"engine": {"version": "0.9.0"}}, {}, True),
+        ({"engine": {"image": "vllm/vllm-openai:v0.9.0"}}, {}, True),
+        ({"engine": {"version": "0.9.0"}}, {"engine": {"version": "0.9.0"}}, False),
+        ({"engine": {"type": "torch"}, "transfer": {"extraConfig": {"lease": 1}}}, {}, True),
+    ],
+)
+def test_a_bad_setting_that_is_inherited_names_its_prefill_pool(
+    prefill: dict[str, Any], decode_: dict[str, Any], named: bool
+) -> None:
+    rejection = decode(prefill_pool(**prefill), decode_pool(**decode_)).rejection
+    assert rejection is not None
+    assert rejection.reason is Reason.INVALID_SPEC
+    origin = "(inherited from PrefillPool p: correct it there)"
+    assert (origin in rejection.message) is named, rejection.message

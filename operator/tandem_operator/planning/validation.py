@@ -22,7 +22,7 @@ from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 
 from ..conditions import Reason
 from ..observed import Body
-from ..resources.compatibility import disagreements, inherit, replicated_heads_note
+from ..resources.compatibility import disagreements, inherit, is_inherited, replicated_heads_note
 from ..resources.pools import (
     DecodePool,
     Pool,
@@ -208,7 +208,11 @@ def _validate_pair(decode: _Manifest, prefill: _Manifest, defaults: Defaults) ->
         return PoolValidation(None, merged, decode.replicas, decode.paused)
     # The DecodePool with inherited fields must be valid by itself before the pair is compared.
     complete = replace(own, spec=merged)
-    validation = _to_pool(replace(decode, pool=complete), lambda: decode_pool(complete, defaults))
+    validation = _to_pool(
+        replace(decode, pool=complete),
+        lambda: decode_pool(complete, defaults),
+        lambda problem: _inherited_problem_line(problem, peer, own),
+    )
     if validation.rejection is not None:
         return validation
     differences = _attempt(lambda: tuple(disagreements(peer.spec, own.spec, merged, defaults)))
@@ -216,7 +220,7 @@ def _validate_pair(decode: _Manifest, prefill: _Manifest, defaults: Defaults) ->
         return PoolValidation(None, differences, decode.replicas, decode.paused)
     names = f"DecodePool {own.name}", f"PrefillPool {peer.name}"
     faults = tuple(mismatch.message(*names) for mismatch in differences)
-    faults += tuple(_rules_broken_by_inheritance(validation.pool))
+    faults += tuple(_rules_broken_by_inheritance(validation.pool, peer.name))
     rejection = Rejection(Reason.MISMATCH, faults) if faults else None
     # A peer that cannot be typed is reported on its own object; only the notes are left out here.
     typed_peer = _attempt(lambda: prefill_pool(peer, defaults))
@@ -230,7 +234,7 @@ def _notes(prefill: PrefillPool, decode: Pool | None) -> Sequence[str]:
     return [note] if note else []
 
 
-def _rules_broken_by_inheritance(pool: Pool | None) -> Sequence[str]:
+def _rules_broken_by_inheritance(pool: Pool | None, prefill: str) -> Sequence[str]:
     """The CRD's rules that a DecodePool can break only together with inherited fields."""
     # The API server checks an object as written, without the inherited fields.
     if not isinstance(pool, DecodePool) or pool.spec.engine.type != "torch":
@@ -238,18 +242,27 @@ def _rules_broken_by_inheritance(pool: Pool | None) -> Sequence[str]:
     sizes = pool.spec.parallelism
     if sizes.tensor * sizes.pipeline * sizes.data > 1 or pool.spec.accelerator.count > 1:
         return (
-            "the torch engine, inherited, runs on one device: leave parallelism and"
-            " accelerator.count out",
+            f"the torch engine, inherited from PrefillPool {prefill}, runs on one device: leave"
+            " parallelism and accelerator.count out",
         )
     return ()
 
 
-def _to_pool(manifest: _Manifest, make: Callable[[], Pool]) -> PoolValidation:
+def _problem_line(problem: Problem) -> str:
+    """Field and fix; the path of the field begins below `spec`."""
+    return f"{'.'.join(str(step) for step in problem.path[1:])}: {problem.message}"
+
+
+def _to_pool(
+    manifest: _Manifest,
+    make: Callable[[], Pool],
+    line: Callable[[Problem], str] = _problem_line,
+) -> PoolValidation:
     def checked() -> tuple[Pool, tuple[str, ...]]:
         pool = make()
         # Raises when a percentage of the rollout is malformed.
         limits(pool.spec.rollout, manifest.replicas or 1)
-        return pool, tuple(_problem_line(p) for p in unsupported_settings(pool.spec))
+        return pool, tuple(line(p) for p in unsupported_settings(pool.spec))
 
     result = _attempt(checked)
     if isinstance(result, Rejection):
@@ -259,9 +272,12 @@ def _to_pool(manifest: _Manifest, make: Callable[[], Pool]) -> PoolValidation:
     return PoolValidation(pool, rejection, manifest.replicas, manifest.paused)
 
 
-def _problem_line(problem: Problem) -> str:
-    """Field and fix; the path of the field begins below `spec`."""
-    return f"{'.'.join(str(step) for step in problem.path[1:])}: {problem.message}"
+def _inherited_problem_line(problem: Problem, prefill: PoolManifest, decode: PoolManifest) -> str:
+    """The line of a DecodePool's problem; it names the PrefillPool that alone has the setting."""
+    line = _problem_line(problem)
+    if not is_inherited(problem.path[1:], prefill.spec, decode.spec):
+        return line
+    return f"{line} (inherited from PrefillPool {prefill.name}: correct it there)"
 
 
 def _read_manifest(kind: str, body: Body) -> _Manifest:

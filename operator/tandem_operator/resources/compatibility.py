@@ -1,6 +1,7 @@
 """Fields that the pools of a set share: inherited ones, and ones both sides must agree on.
 
     inherit(prefill, decode)              -> the DecodePool's spec with the inherited fields
+    is_inherited(path, prefill, decode)   -> whether a setting is the PrefillPool's alone
     disagreements(prefill, decode, …)     -> each contradiction, with field, both values and the fix
     compat_facts(spec)                    -> the values that the compat hash is computed from
 
@@ -15,6 +16,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
@@ -110,6 +112,19 @@ def inherit(prefill: Mapping[str, Any], decode: Mapping[str, Any]) -> dict[str, 
         if value is not _ABSENT and _get(merged, path) is _ABSENT:
             _set(merged, path, deepcopy(value))
     return merged
+
+
+def is_inherited(
+    path: Sequence[str | int], prefill: Mapping[str, Any], decode: Mapping[str, Any]
+) -> bool:
+    """Whether the value at `path` in `inherit(prefill, decode)` comes from the PrefillPool."""
+    # An item of a list comes from where its list comes from.
+    field = tuple(str(step) for step in takewhile(lambda step: isinstance(step, str), path))
+    # A version may also come from an image's tag.
+    paths = (_VERSION, _IMAGE) if field == _VERSION else (field,)
+    return all(_get(decode, path) is _ABSENT for path in paths) and any(
+        _get(prefill, path) is not _ABSENT for path in paths
+    )
 
 
 def disagreements(

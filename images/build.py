@@ -132,7 +132,7 @@ def _project(checkout: Checkout, say: Say) -> Layer:
     compiled: Path | None
     compiled = checkout.root / "build/compiled"
     try:
-        hot_path.compiled_copy(checkout.root, compiled)
+        hot_path.compiled_copy(checkout.root, compiled, say)
     except hot_path.CannotCompile as err:
         say(f"the EPP of these images uses a third more CPU per request: {err}")
         compiled = None

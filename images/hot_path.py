@@ -27,11 +27,13 @@ the same.
 import argparse
 import contextlib
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -197,9 +199,9 @@ class CannotCompile(Exception):
     """The modules could not be compiled: the message says why and what to do."""
 
 
-def compiled_copy(root: Path, site: Path) -> None:
+def compiled_copy(root: Path, site: Path, say: Callable[[str], object]) -> None:
     """Have `site` contain the packages of the checkout `root`, compiled; takes no time if it has
-    them as they are now. Raises CannotCompile."""
+    them as they are now. `say`: shows a line of progress. Raises CannotCompile."""
     key, record = _key(root), site / "key"
     if record.exists() and record.read_text() == key:
         return
@@ -207,6 +209,7 @@ def compiled_copy(root: Path, site: Path) -> None:
     for package in PACKAGES:
         target = site / Path(package).name
         shutil.copytree(root / package, target, ignore=shutil.ignore_patterns("__pycache__"))
+    say("compiling the request paths of EPP and sidecar, in three minutes or more …")
     compile_modules(site)
     check_import(site)
     record.write_text(key)
@@ -228,19 +231,23 @@ def compile_modules(site: Path, python: str = sys.executable) -> None:
     with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(site):
         command = ["--quiet", "build_ext", "--inplace", "--parallel", "2"]
         command += ["--build-temp", scratch, "--build-lib", scratch]
+        # mypyc's warnings name lines that could be faster still: of interest only beside an error.
+        messages = io.StringIO()
         try:
             # Without the symbols of debuggers, so that equal sources give equal files.
-            modules = mypycify(
-                [*flags, *paths],
-                opt_level="2",
-                debug_level="0",
-                target_dir=scratch,
-                separate=groups,
-            )
+            with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
+                modules = mypycify(
+                    [*flags, *paths],
+                    opt_level="2",
+                    debug_level="0",
+                    target_dir=scratch,
+                    separate=groups,
+                )
             for module in modules:
                 module.extra_compile_args += _compiler_flags(Path(scratch))
             setuptools.setup(name="hot-path", packages=[], ext_modules=modules, script_args=command)
         except SystemExit as err:
+            sys.stderr.write(messages.getvalue())
             raise CannotCompile(f"mypyc or the C compiler failed, see above: {err}") from err
 
 
@@ -283,7 +290,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         if arguments.copy_of is not None:
-            compiled_copy(arguments.copy_of.resolve(), arguments.site)
+            compiled_copy(arguments.copy_of.resolve(), arguments.site, print)
         else:
             compile_modules(arguments.site, arguments.python)
             check_import(arguments.site, arguments.python)

@@ -13,6 +13,7 @@ from .estimates import check_estimates
 from .facts import Engine, Facts, Gpu, Sidecar
 from .findings import Finding, Severity
 from .network import check_network
+from .storage_use import check_storage_use
 
 _OK, _UNKNOWN, _WARNING, _BROKEN = (
     Severity.OK,
@@ -85,6 +86,7 @@ def _check_engine(engine: Engine) -> Iterator[Finding]:
         yield Finding(_BROKEN, "reachable", engine.pod, engine.error, fix)
         return
     yield Finding(_OK, "reachable", engine.pod, f"answers at {engine.address}")
+    yield from check_storage_use(engine)
     # A unified engine takes part in no hand-off, so the checks below do not apply.
     if engine.role is Role.UNIFIED:
         return

@@ -58,6 +58,18 @@ class SideChannel:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageUse:
+    """What an engine reports of its external store for KV."""
+
+    is_used: bool
+    """Whether its circuit breaker is closed: it asks the store."""
+    failure: str = ""
+    """The store's newest failure in its own words; empty without one."""
+    full_chunks: float = 0.0
+    """Chunks that it could not write since it started because the store was full."""
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
     """One engine."""
 
@@ -79,6 +91,8 @@ class Engine:
     """Labels of `vllm:cache_config_info`."""
     counters: Mapping[str, float] = field(default_factory=dict)
     """Metric name → sum of its samples."""
+    storage: StorageUse | None = None
+    """None if it has no external store, or has not used it yet."""
     command: EngineCommand | None = None
     side_channel: SideChannel | None = None
     """None if it was not asked from here."""

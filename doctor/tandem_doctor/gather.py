@@ -21,6 +21,7 @@ from . import side_channel
 from .data_ports import parse_range
 from .facts import Engine, EngineCommand, EppReport, Sidecar, SideChannel
 from .pod_http import Get, NoAnswer
+from .storage_use import read_storage_use
 
 _CONCURRENCY: Final = 16
 """Pods asked at a time: from outside a cluster each request goes through the API server."""
@@ -157,6 +158,7 @@ async def _engine(target: TargetPod) -> Engine:
         max_model_len=base.max_model_len if base else None,
         cache=page.labels(metrics.ENGINE_CACHE_CONFIG),
         counters=_counters(page),
+        storage=read_storage_use(page),
         command=target.command,
         side_channel=await _side_channel(target, base.owned_by if base else ""),
         fabrics=target.fabrics,

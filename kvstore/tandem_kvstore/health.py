@@ -35,13 +35,23 @@ class StoreHealth:
 
     def record_success(self) -> None:
         """The store answered."""
+        was_open = not self._breaker.allows
         self._breaker.record_success()
+        if was_open and self._breaker.allows:
+            _log.info("the external store answers again: it is used from now on")
         self._observer.record_breaker(self._breaker.state)
 
     def record_failure(self, message: str) -> None:
         """The store failed; see `HealthObserver`."""
         self._observer.record_failure(message)
+        was_open = not self._breaker.allows
         self._breaker.record_failure(_now())
+        if not was_open and not self._breaker.allows:
+            _log.warning(
+                "the external store failed several times in a row, the last time with: %s; it is"
+                " not used until it answers a probe in the background",
+                message,
+            )
         self._observer.record_breaker(self._breaker.state)
         if not self._breaker.allows and (self._probe is None or self._probe.done()):
             self._probe = asyncio.create_task(self._probe_until_closed())

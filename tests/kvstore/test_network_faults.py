@@ -145,7 +145,10 @@ async def load_until_whole(reader: StoreClient, behind: Engine) -> None:
     await until(is_whole)
 
 
-async def test_s3_switched_off_until_restart_after_three_errors(remote: Remote) -> None:
+async def test_s3_switched_off_until_restart_after_three_errors(
+    remote: Remote, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="tandem_kvstore.health")
     await store_prompts(remote.server, 1)
     reader, behind, counts = client(remote.location, breaker=SEEN_OPEN)
     await remote.enable(False)
@@ -156,6 +159,10 @@ async def test_s3_switched_off_until_restart_after_three_errors(remote: Remote) 
     assert counts.not_stored == {Reason.BREAKER_OPEN: 1}
     await remote.enable(True)
     await closed_again(reader)
+    lines = [r.getMessage() for r in caplog.records if r.name == "tandem_kvstore.health"]
+    opened, closed = lines
+    assert opened.startswith("the external store failed several times in a row")
+    assert closed.startswith("the external store answers again")
     assert (await load(reader, behind)).chunks == 5
     await reader.close()
 

@@ -1,0 +1,62 @@
+"""How an engine gets on with its external store for KV, by its own metrics. Pure.
+
+    read_storage_use(page)       metrics page → the fact
+    check_storage_use(engine)    the fact → findings
+
+The store itself is not asked: `storage` does that.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tandem_contract import metrics, vllm_storage
+from tandem_contract.metrics_page import MetricsPage
+from tandem_kvstore.errors import Reason
+
+from .facts import Engine, StorageUse
+from .findings import Finding, Severity
+
+_CHECK: Final = "storage"
+_BREAKERS: Final = (metrics.ENGINE_STORAGE_BREAKER, vllm_storage.BREAKER_STATE)
+_FAILURES: Final = (metrics.ENGINE_STORAGE_FAILURE, vllm_storage.FAILURE)
+_NOT_STORED: Final = (
+    metrics.ENGINE_STORAGE_NOT_STORED,
+    # The constant is the name that vLLM's metrics page appends `_total` to.
+    f"{vllm_storage.NOT_STORED_CHUNKS}_total",
+)
+
+
+def read_storage_use(page: MetricsPage) -> StorageUse | None:
+    """None if the page says nothing of a store, as before an engine has used it."""
+    breakers = [page.totals[name] for name in _BREAKERS if name in page.totals]
+    if not breakers:
+        return None
+    words = [page.totals_by_label(name, "message") for name in _FAILURES]
+    failures = [pair for by_message in words for pair in by_message.items()]
+    newest = next((message for message, value in failures if value), "")
+    not_stored = [page.totals_by_label(name, "reason") for name in _NOT_STORED]
+    full = sum(by_reason.get(Reason.FULL, 0.0) for by_reason in not_stored)
+    # A closed breaker is 0; a page has one of each data-parallel rank.
+    return StorageUse(not any(breakers), newest, full)
+
+
+def check_storage_use(engine: Engine) -> Iterator[Finding]:
+    """Whether the engine uses its store, and can write to it."""
+    use = engine.storage
+    if use is None:
+        return
+    if not use.is_used:
+        reason = f": {use.failure}" if use.failure else ""
+        detail = f"the engine computes instead of using its external store{reason}"
+        fix = (
+            "tandem doctor --storage URL tests the store and names the fix; the engine uses the "
+            "store again by itself once it answers"
+        )
+        yield Finding(Severity.BROKEN, _CHECK, engine.pod, detail, fix)
+        return
+    if use.full_chunks:
+        detail = f"{use.full_chunks:.0f} chunks were not stored, because the store was full"
+        fix = "give the store more space, or set transfer.storage.capacity below its size"
+        yield Finding(Severity.WARNING, _CHECK, engine.pod, detail, fix)
+        return
+    yield Finding(Severity.OK, _CHECK, engine.pod, "the engine uses its external store")

@@ -37,6 +37,7 @@ from .errors import (
     ObjectTooLarge,
     StoreDenied,
     StoreError,
+    StoreFull,
     StoreUnsupported,
 )
 from .format.collection import LEASE, TOUCH_PREFIX, Bounds, Collection, plan_collection
@@ -191,6 +192,17 @@ class Collector:
 
     async def _write_lease(self, present: TaggedObject | None, *, is_ours: bool) -> bool:
         """Write the lease over the `present` one. Returns whether this process may act now."""
+        try:
+            return await self._put_lease(present, is_ours=is_ours)
+        except StoreFull:
+            if present is None:
+                raise
+        # A full store may have room in place of the old lease; only a round makes more. Where
+        # another process is faster, it has the lease.
+        await self._objects.delete(LEASE)
+        return await self._put_lease(None, is_ours=is_ours)
+
+    async def _put_lease(self, present: TaggedObject | None, *, is_ours: bool) -> bool:
         body = (msgspec.json.encode({"holder": self._holder, "renewal": uuid.uuid4().hex}),)
         try:
             if present is None or present.tag is not None:

@@ -1,7 +1,9 @@
 """The collector: a property test of the plan against a model, and real stores."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_kvstore.collector import Collector, Touches
-from tandem_kvstore.errors import Reason
+from tandem_kvstore.errors import Reason, StoreFull
 from tandem_kvstore.format.collection import (
     LOAD_SECONDS,
     TOUCH_PREFIX,
@@ -20,8 +22,8 @@ from tandem_kvstore.format.collection import (
 )
 from tandem_kvstore.stores import ObjectInfo
 
-from .kv import chain, engine, group_specs
-from .servers import Server, file_store
+from .kv import Engine, chain, engine, group_specs
+from .servers import Server, file_store, small_disk, tandem_store, versitygw
 
 KEYS = [f"{i:064x}" for i in range(6)]
 BOUNDS = Bounds(capacity=1000, max_age=500.0, io_deadline=50.0)
@@ -118,6 +120,37 @@ async def test_a_touch_record_that_cannot_be_read_is_left_out(
     plan = await Collector(writer.objects, lambda: bounds).collect()
     assert plan is not None
     assert len(plan.manifests) == 2
+
+
+@pytest.mark.component
+@pytest.mark.parametrize("start", [versitygw, tandem_store])
+async def test_a_store_that_is_full_is_collected(
+    tmp_path: Path,
+    start: Callable[..., AbstractAsyncContextManager[Server]],
+    versitygw_program: None,
+) -> None:
+    bounds = Bounds(capacity=1, max_age=1e9, io_deadline=-1.0)
+    directory = tmp_path / "objects"
+    async with start(directory, within=small_disk(directory)) as server:
+        writer = engine(server.location)
+        first, second = (Collector(writer.objects, lambda: bounds) for _ in range(2))
+        assert await first.collect() is not None
+        await fill(writer)
+        assert await first.collect() is not None
+        await fill(writer)
+        assert await second.collect(now=0.0) is None
+        # It takes the lease over.
+        assert await second.collect(now=1000.0) is not None
+        await writer.put_all(chain(1, 1))
+        await writer.chunks.close()
+
+
+async def fill(writer: Engine) -> None:
+    """Write until not even a small object has room."""
+    for size in (1 << 16, 1 << 12, 1):
+        with suppress(StoreFull):
+            for key in map("{:064x}".format, count()):
+                await writer.objects.put(f"{key}-{size}", [bytes(size)])
 
 
 async def test_a_reader_keeps_what_it_is_reading(server: Server) -> None:

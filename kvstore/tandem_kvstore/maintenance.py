@@ -19,6 +19,9 @@ TOUCH_SECONDS: Final = 600.0
 before an unused one. Shorter: more small objects."""
 COLLECT_SECONDS: Final = 20.0
 """Seconds between two rounds of a collector; in each it reads the lease."""
+LAST_RECORD_SECONDS: Final = 5.0
+"""Seconds that the last touch record may take. Longer: while the store stalls, an engine that stops
+may not end before it is killed. Shorter: a slow store does not learn of the last uses."""
 
 
 class Maintenance:
@@ -38,12 +41,16 @@ class Maintenance:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """End the task and write the last touch record."""
+        """End the task and write the last touch record, for at most LAST_RECORD_SECONDS."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await self._flush()
+        try:
+            async with asyncio.timeout(LAST_RECORD_SECONDS):
+                await self._flush()
+        except TimeoutError:
+            _log.warning("the last touch record was given up after %.0f s", LAST_RECORD_SECONDS)
 
     async def _run(self) -> None:
         collecting = asyncio.create_task(self._collector.run(COLLECT_SECONDS))

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from tandem_kvstore import maintenance
 from tandem_kvstore.collector import Collector
 from tandem_kvstore.format.collection import LEASE, Bounds
 from tandem_kvstore.format.tensors import Buffer
 from tandem_kvstore.guard.breaker import Breaker, BreakerSettings, BreakerState
 from tandem_kvstore.health import PROBE_NAME, StoreHealth
+from tandem_kvstore.location import store_location
+from tandem_kvstore.maintenance import Maintenance
+from tandem_kvstore.stores import open_store
 from tandem_kvstore.stores.base import TaggedObject
 from tandem_kvstore.stores.files import FileStore
 
@@ -67,3 +71,24 @@ async def test_probes_outlive_a_defect_and_an_object_of_their_name(
 
     await until(is_closed)
     await health.close()
+
+
+async def test_an_engine_that_stops_does_not_wait_for_a_store_that_stalls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped = asyncio.Event()
+
+    async def stall(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await stopped.wait()
+        writer.close()
+
+    monkeypatch.setattr(maintenance, "LAST_RECORD_SECONDS", 0.1)
+    async with await asyncio.start_server(stall, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        objects = open_store(store_location(f"http://127.0.0.1:{port}", "kv", timeout=600.0))
+        work = Maintenance(objects, lambda: Bounds(1, 1.0))
+        work.touches.add(["key"])
+        async with asyncio.timeout(20.0):
+            await work.close()
+        stopped.set()
+        await objects.close()

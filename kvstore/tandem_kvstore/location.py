@@ -12,6 +12,7 @@ Errors: `LocationError`.
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -143,6 +144,11 @@ def store_location(
         raise LocationError(f"{endpoint!r}: write file:///DIRECTORY, with an absolute path")
     if kind is not Protocol.FILE and not (parts.hostname and port_is_valid):
         raise LocationError(f"{endpoint!r} is no URL of a store: write http://HOST:PORT")
+    if virtual_host_style and kind is Protocol.S3 and _is_address(parts.hostname or ""):
+        raise LocationError(
+            f"{endpoint!r} has an address: virtual_host_style needs a host name, before which it "
+            "puts the bucket"
+        )
     return StoreLocation(
         endpoint.rstrip("/") or endpoint,
         namespace,
@@ -153,6 +159,14 @@ def store_location(
         ca_file,
         timeout,
     )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _protocol(scheme: str, override: str | None, has_credentials: bool, endpoint: str) -> Protocol:

@@ -150,6 +150,13 @@ def test_wrong_locations_are_refused_without_showing_keys(
     assert "hush" not in str(caught.value)
 
 
+@pytest.mark.parametrize("host", ["10.0.0.1:9000", "[::1]:9000"])
+def test_a_bucket_is_not_put_before_an_address(host: str) -> None:
+    with pytest.raises(LocationError, match="needs a host name"):
+        store_location(f"http://{host}", protocol="s3", virtual_host_style=True)
+    store_location(f"http://{host}", protocol="s3")
+
+
 def test_secrets_are_shown_by_no_formatting() -> None:
     secret = Secret("hush")
     shown = [repr(secret), str(secret), f"{secret}", f"{secret!r}", f"{secret:>9}"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from tandem_kvstore.errors import Reason, StoreDenied, StoreExpired, StoreFull
+from tandem_kvstore.errors import LocationError, Reason, StoreDenied, StoreExpired, StoreFull
 from tandem_kvstore.location import StoreCredentials
 from tandem_kvstore.probe import probe_store
 from tandem_kvstore.stores import open_store
@@ -47,6 +47,14 @@ async def test_the_environment_changes_neither_the_endpoint_nor_the_keys_of_a_se
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of-other-keys")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     assert (await probe_store(s3.location)).works
+
+
+async def test_a_variable_that_obstore_refuses_is_a_wrong_setting(
+    s3: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_S3_EXPRESS", "true")
+    with pytest.raises(LocationError, match="a variable AWS_"):
+        open_store(s3.location)
 
 
 async def test_keys_without_a_session_token_send_no_header_for_one(

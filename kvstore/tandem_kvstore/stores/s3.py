@@ -204,7 +204,7 @@ class S3Store:
             "connect_timeout": timedelta(seconds=location.connect_timeout),
             **self._authority,
         }
-        with _store_errors("configuration"):
+        try:
             return obstores.S3Store(
                 location.bucket,
                 config=config,
@@ -212,6 +212,12 @@ class S3Store:
                 retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=1)},
                 credential_provider=provider,
             )
+        except (exceptions.BaseError, ValueError, OSError):
+            # Not quoted or chained: see `_store_errors`.
+            raise LocationError(
+                f"S3 store {location.endpoint}: obstore refuses its settings, or a variable AWS_… "
+                "of the environment"
+            ) from None
 
     def _keys(self) -> Keys | None:
         """The keys to sign with; None: obstore finds them."""

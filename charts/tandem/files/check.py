@@ -1,32 +1,121 @@
-"""helm test: the operator answers, and the cluster serves both kinds with /scale and /status."""
+"""helm test: the operator answers, the cluster serves both kinds, and DecodePools answer.
 
-# ruff: noqa: S310, T201 - both addresses are this chart's; the pod's log is where this is read
+check.py READINESS_URL [NAMESPACE …]    the namespaces of the pools; without any: all
+"""
+
+# ruff: noqa: S310, T201 - all addresses are the cluster's; the pod's log is where this is read
 
 import json
 import ssl
 import sys
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 API = "https://kubernetes.default.svc/apis/tandem.dev/v1alpha1"
-WANTED = {
+KINDS = {
     f"{kind}{part}"
     for kind in ("prefillpools", "decodepools")
     for part in ("", "/scale", "/status")
 }
+MOST_POOLS = 16
+"""DecodePools that get a request, so that the test ends."""
+ATTEMPTS, PAUSE = 3, 5.0
+"""Requests before a DecodePool counts as broken, and the seconds between them: a pod may be ready a
+moment before its address is known to the gateway."""
 
-with urllib.request.urlopen(sys.argv[1], timeout=10) as answer:
-    print(f"{sys.argv[1]}: {answer.status}")
 
-request = urllib.request.Request(
-    API, headers={"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}"}
-)
-trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
-with urllib.request.urlopen(request, timeout=10, context=trusted) as answer:
-    served = {resource["name"] for resource in json.load(answer)["resources"]}
-if missing := WANTED - served:
-    sys.exit(
-        f"the CRDs do not serve {', '.join(sorted(missing))}: kubectl apply --server-side -f crds/"
+def ask_api(path: str) -> dict:
+    """The API server's answer to the operator's ServiceAccount, which this pod has."""
+    token = {"Authorization": f"Bearer {(ACCOUNT / 'token').read_text()}"}
+    trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
+    request = urllib.request.Request(f"{API}{path}", headers=token)
+    with urllib.request.urlopen(request, timeout=10, context=trusted) as answer:
+        return json.load(answer)
+
+
+def decode_pools(namespaces: list[str]) -> list[dict]:
+    """At most MOST_POOLS DecodePools."""
+    paths = [f"/namespaces/{namespace}/decodepools" for namespace in namespaces]
+    lists = [ask_api(f"{path}?limit={MOST_POOLS}") for path in paths or ["/decodepools"]]
+    return [pool for answer in lists for pool in answer["items"]][:MOST_POOLS]
+
+
+def why_not_asked(pool: dict) -> str | None:
+    """Why a DecodePool gets no request; None: it must answer one."""
+    status = pool.get("status", {})
+    ready = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
+    if ready.get("status") != "True":
+        return f"not ready: {ready.get('message') or 'the operator has not reported on it yet'}"
+    if not status.get("readyReplicas"):
+        return "scaled to zero"
+    return None if status.get("endpoint") else "another router than Tandem's serves it"
+
+
+def send_request(endpoint: str) -> str:
+    """Have one token generated through the gateway. Returns the line to print; OSError, ValueError
+    or LookupError: the endpoint does not answer as an inference API does."""
+    with urllib.request.urlopen(f"{endpoint}/v1/models", timeout=30) as answer:
+        model = json.load(answer)["data"][0]["id"]
+    body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 1}).encode()
+    request = urllib.request.Request(
+        f"{endpoint}/v1/completions", body, {"Content-Type": "application/json"}
     )
-print(f"{API}: {', '.join(sorted(WANTED))}")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        tokens = json.load(answer)["usage"]["completion_tokens"]
+        path = answer.headers["x-continuum-routing-path"]
+    return f"{model} generated {tokens} token, routing path {path}"
+
+
+def answers(pool: dict) -> bool:
+    """Send a request to a DecodePool and print the result. False: it should answer and did not."""
+    namespace, name = pool["metadata"]["namespace"], pool["metadata"]["name"]
+    reason = why_not_asked(pool)
+    if reason is not None:
+        print(f"DecodePool {namespace}/{name}: no request sent, {reason}")
+        return True
+    endpoint = pool["status"]["endpoint"]
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE if attempt else 0)
+        is_answer, result = try_request(endpoint)
+        print(f"DecodePool {namespace}/{name}: {endpoint}: {result}")
+        if is_answer:
+            return True
+    print(f"  fix: kubectl -n {namespace} describe decodepool {name}")
+    return False
+
+
+def try_request(endpoint: str) -> tuple[bool, str]:
+    """Whether the endpoint answers, and the result in words."""
+    try:
+        return True, send_request(endpoint)
+    except urllib.error.HTTPError as err:
+        # The gateway answers, and wants a client's API key.
+        if err.code == 401:
+            return True, "answers, and wants an API key"
+        return False, f"{err.code}: {err.read(500).decode(errors='replace')}"
+    except (OSError, ValueError, LookupError) as err:
+        return False, f"no answer of an inference API: {err!r}"
+
+
+def main(readiness: str, namespaces: list[str]) -> int:
+    """Exit status: 0, or 1 after a line that says what does not work."""
+    with urllib.request.urlopen(readiness, timeout=10) as answer:
+        print(f"{readiness}: {answer.status}")
+    served = {resource["name"] for resource in ask_api("")["resources"]}
+    if missing := ", ".join(sorted(KINDS - served)):
+        print(f"the CRDs do not serve {missing}: kubectl apply --server-side -f crds/")
+        return 1
+    print(f"{API}: {', '.join(sorted(KINDS))}")
+    pools = decode_pools(namespaces)
+    if not pools:
+        print("no DecodePool to send a request to: kubectl apply -f examples/quickstart.yaml")
+    # All are asked, also after one that does not answer.
+    silent = [pool for pool in pools if not answers(pool)]
+    return 1 if silent else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,127 @@
+"""The program of `helm test`, with DecodePools whose gateway is a local server."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "charts/tandem/files/check.py"
+MODELS = {"data": [{"id": "tiny-llama"}]}
+COMPLETION = {"choices": [{"text": "x"}], "usage": {"completion_tokens": 1}}
+
+
+class Gateway(ThreadingHTTPServer):
+    """Answers with `status` and these bodies."""
+
+    status, models, completion = 200, MODELS, COMPLETION
+    requests = 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Gateway
+
+    def do_GET(self) -> None:
+        self.server.requests += 1
+        self._answer(self.server.models)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(self.server.completion)
+
+    def _answer(self, body: Any) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(self.server.status)
+        self.send_header("x-continuum-routing-path", "unified")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    with Gateway(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("helm_test_check", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.PAUSE = 0.0  # type: ignore[attr-defined]
+    return module
+
+
+def pool(gateway: Gateway, ready: str = "True", **status: Any) -> dict[str, Any]:
+    condition = {"type": "Ready", "status": ready, "message": "no pod is ready"}
+    endpoint = f"http://127.0.0.1:{gateway.server_address[1]}"
+    return {
+        "metadata": {"namespace": "team", "name": "d"},
+        "status": {"endpoint": endpoint, "readyReplicas": 1, "conditions": [condition], **status},
+    }
+
+
+def test_a_ready_pool_answers(
+    gateway: Gateway, check: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.answers(pool(gateway))
+    assert "tiny-llama generated 1 token, routing path unified" in capsys.readouterr().out
+    assert gateway.requests == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"status": 503}, "503"), ({"models": {"data": []}}, "no answer of an inference API"),
+     ({"completion": {"error": "x"}}, "no answer of an inference API")],
+)  # fmt: skip
+def test_a_ready_pool_that_does_not_answer_fails_the_test(
+    gateway: Gateway,
+    check: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    words: str,
+) -> None:
+    vars(gateway).update(changes)
+    assert not check.answers(pool(gateway))
+    printed = capsys.readouterr().out
+    assert words in printed
+    assert "fix: kubectl -n team describe decodepool d" in printed
+    assert gateway.requests == check.ATTEMPTS
+
+
+def test_a_pool_that_wants_an_api_key_passes(gateway: Gateway, check: ModuleType) -> None:
+    gateway.status = 401
+    assert check.answers(pool(gateway))
+
+
+@pytest.mark.parametrize(
+    ("ready", "status", "words"),
+    [("False", {}, "not ready: no pod is ready"), ("True", {"readyReplicas": 0}, "scaled to zero"),
+     ("True", {"endpoint": None}, "another router")],
+)  # fmt: skip
+def test_a_pool_that_cannot_answer_is_named_and_not_asked(
+    gateway: Gateway,
+    check: ModuleType,
+    capsys: pytest.CaptureFixture[str],
+    ready: str,
+    status: dict[str, Any],
+    words: str,
+) -> None:
+    assert check.answers(pool(gateway, ready, **status))
+    assert words in capsys.readouterr().out
+    assert gateway.requests == 0

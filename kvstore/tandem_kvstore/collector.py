@@ -40,7 +40,14 @@ from .errors import (
     StoreFull,
     StoreUnsupported,
 )
-from .format.collection import LEASE, TOUCH_PREFIX, Bounds, Collection, plan_collection
+from .format.collection import (
+    LEASE,
+    TOUCH_PREFIX,
+    Bounds,
+    Collection,
+    Unreferenced,
+    plan_collection,
+)
 from .stores import ObjectStore
 from .stores.base import ObjectInfo, TaggedObject
 
@@ -106,7 +113,7 @@ class Collector:
         self._observed: tuple[bytes, float] | None = None
         # time.monotonic() just before this process last took or renewed the lease.
         self._renewed_at = 0.0
-        self._unreferenced: dict[str, float] = {}
+        self._unreferenced: dict[str, Unreferenced] = {}
         self._uses: dict[str, float] = {}
         self._records_read: set[str] = set()
 
@@ -135,12 +142,15 @@ class Collector:
         async for info in self._objects.scan():
             await self._keep_lease()
             objects.append(info)
+        monotonic = time.monotonic()
         await self._keep_lease()
         now = next((info.modified for info in objects if info.name == LEASE), None)
         if now is None:
             return None
         await self._read_records(objects)
-        plan = plan_collection(objects, self._uses, self._unreferenced, bounds, now)
+        plan = plan_collection(
+            objects, self._uses, self._unreferenced, bounds, now=now, monotonic=monotonic
+        )
         await self._delete(plan, {info.name: info.modified for info in objects})
         return plan
 

@@ -18,6 +18,7 @@ from tandem_kvstore.format.collection import (
     WRITE_SECONDS,
     Bounds,
     Collection,
+    Unreferenced,
     plan_collection,
 )
 from tandem_kvstore.stores import ObjectInfo
@@ -46,7 +47,7 @@ def namespace() -> st.SearchStrategy[list[ObjectInfo]]:
 def test_the_plan_keeps_its_promises(
     objects: list[ObjectInfo], uses: dict[str, float], now: float
 ) -> None:
-    plan = plan_collection(objects, uses, {}, BOUNDS, now)
+    plan = plan_collection(objects, uses, {}, BOUNDS, now=now, monotonic=5.0)
     manifests = {
         i.name: max(i.modified, uses.get(i.name, 0.0)) for i in objects if "-" not in i.name
     }
@@ -62,7 +63,7 @@ def test_the_plan_keeps_its_promises(
     unreferenced = sum(i.size for i in objects if i.name[:64] not in manifests)
     if plan.size > BOUNDS.capacity and kept:
         assert size <= BOUNDS.capacity - unreferenced or size <= 0.9 * BOUNDS.capacity
-    later = plan_collection(objects, uses, plan.unreferenced, BOUNDS, now + 51)
+    later = plan_collection(objects, uses, plan.unreferenced, BOUNDS, now=now + 51, monotonic=56.0)
     for info in objects:
         is_orphan = "-" in info.name and info.name[:64] not in manifests
         assert (info.name in later.data) == is_orphan
@@ -70,10 +71,24 @@ def test_the_plan_keeps_its_promises(
 
 def test_data_that_is_written_again_waits_for_its_manifest() -> None:
     name = f"{KEYS[0]}-00-aa"
-    seen: Mapping[str, float] = {name: 100.0}
+    seen = {name: Unreferenced(100.0, 90.0)}
     fresh = [ObjectInfo(name, 10, 190.0)]
-    assert plan_collection(fresh, {}, seen, BOUNDS, 200.0).data == ()
-    assert plan_collection(fresh, {}, seen, BOUNDS, 241.0).data == (name,)
+    plan = plan_collection(fresh, {}, seen, BOUNDS, now=200.0, monotonic=200.0)
+    assert plan.data == ()
+    assert plan_collection(
+        fresh, {}, plan.unreferenced, BOUNDS, now=251.0, monotonic=251.0
+    ).data == (name,)
+
+
+@pytest.mark.parametrize("step", [-1e6, 1e6])
+def test_data_wait_as_long_when_the_stores_clock_is_set(step: float) -> None:
+    name, now = f"{KEYS[0]}-00-aa", 1e9
+    data = [ObjectInfo(name, 10, now)]
+    plan = plan_collection(data, {}, {}, BOUNDS, now=now, monotonic=0.0)
+    plan = plan_collection(data, {}, plan.unreferenced, BOUNDS, now=now + step, monotonic=40.0)
+    assert plan.data == ()
+    plan = plan_collection(data, {}, plan.unreferenced, BOUNDS, now=now + step, monotonic=60.0)
+    assert plan.data == (name,)
 
 
 @pytest.mark.component
@@ -199,7 +214,7 @@ class Simulation:
         self.manifests_to_come: list[tuple[float, str]] = []
         self.readers: list[tuple[float, tuple[str, ...]]] = []
         self.collector = 0
-        self.unreferenced: Mapping[str, float] = {}
+        self.unreferenced: Mapping[str, Unreferenced] = {}
 
     def data_of(self, key: str) -> tuple[str, ...]:
         return f"{key}-00-aa", f"{key}-01-bb"
@@ -222,7 +237,8 @@ class Simulation:
         if collector != self.collector:
             self.collector, self.unreferenced = collector, {}
         objects = [ObjectInfo(name, 10, modified) for name, modified in self.objects.items()]
-        plan = plan_collection(objects, {}, self.unreferenced, self.bounds, self.now)
+        now = self.now
+        plan = plan_collection(objects, {}, self.unreferenced, self.bounds, now=now, monotonic=now)
         for key in plan.manifests:
             self.readers.append((self.now + LOAD_SECONDS, self.data_of(key)))
         for name in (*plan.manifests, *plan.data):

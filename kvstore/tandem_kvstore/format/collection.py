@@ -52,6 +52,18 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreferenced:
+    """A data object without a manifest."""
+
+    since: float
+    """When it was first seen like this, in seconds of the collector's monotonic clock: the store's
+    clock may be set meanwhile."""
+    modified: float
+    """Unix seconds, by the store's clock. If it changes, the object was written again, and its
+    writer is about to write a manifest for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Collection:
     """What to delete now: manifests, then data, then records and unfinished objects."""
 
@@ -63,22 +75,23 @@ class Collection:
     """Objects that their writers left unfinished."""
     size: int = 0
     """Bytes of all objects before."""
-    unreferenced: Mapping[str, float] = field(default_factory=dict)
-    """Data without a manifest, by name, and when they were first seen without one: an input of the
-    next plan."""
+    unreferenced: Mapping[str, Unreferenced] = field(default_factory=dict)
+    """Data without a manifest, by name: an input of the next plan."""
 
 
 def plan_collection(
     objects: Iterable[ObjectInfo],
     uses: Mapping[str, float],
-    unreferenced: Mapping[str, float],
+    unreferenced: Mapping[str, Unreferenced],
     bounds: Bounds,
+    *,
     now: float,
+    monotonic: float,
 ) -> Collection:
     """The plan for a listing.
 
-    `uses`: time of the last use, by key. `unreferenced`: from the last plan. All times are Unix
-    seconds by the store's clock.
+    `uses`: time of the last use, by key, in Unix seconds by the store's clock, as `now`.
+    `unreferenced`: from the last plan. `monotonic`: the collector's clock at the listing's end.
     """
     listed = list(objects)
     size = sum(item.size for item in listed)
@@ -94,16 +107,17 @@ def plan_collection(
     # Data without a manifest are deleted in any case.
     excess -= sum(i.size for key, items in data.items() if key not in manifests for i in items)
     expired = _least_recently_used(manifests, data, used, now - bounds.max_age, excess)
-    first_seen, deleted = {}, []
+    waiting, deleted = {}, []
     for key, items in data.items():
         # A manifest that this plan deletes still counts: its data wait from the next plan on.
         if key in manifests:
             continue
         for item in items:
-            first_seen[item.name] = unreferenced.get(item.name, now)
-            # If the object was written again, its writer is about to write a manifest for it.
-            since = max(first_seen[item.name], item.modified)
-            if now - since > bounds.io_deadline:
+            before = unreferenced.get(item.name)
+            if before is None or before.modified != item.modified:
+                before = Unreferenced(monotonic, item.modified)
+            waiting[item.name] = before
+            if monotonic - before.since > bounds.io_deadline:
                 deleted.append(item.name)
     return Collection(
         manifests=tuple(expired),
@@ -111,7 +125,7 @@ def plan_collection(
         records=_older(listed, TOUCH_PREFIX, now - bounds.max_age),
         unfinished=_older(listed, UNFINISHED, now - UNFINISHED_SECONDS),
         size=size,
-        unreferenced=first_seen,
+        unreferenced=waiting,
     )
 
 

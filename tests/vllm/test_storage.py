@@ -69,8 +69,7 @@ async def test_storage_beside_a_hand_off(
 
         async def without_peer() -> str:
             # The prompt is in the decode engine's prefix cache from the request before.
-            async with http.post(pair.decode.url("/reset_prefix_cache")) as reset:
-                assert reset.status == 200
+            await reset_caches(http, pair.decode)
             return kind.text(await ask(http, pair.decode.url(kind.path), body))
 
         await until(is_stored, 120)
@@ -88,6 +87,18 @@ async def test_storage_beside_a_hand_off(
         while not await moved.by(NOT_LOADED):
             assert await without_peer() == text
         assert kind.text(await pair.handed_off(http, kind, body)) == text
+
+        # Its weights may change now: it asks the store no more.
+        await reset_caches(http, pair.decode, reset_external="true")
+        moved = await Moved(http, pair.decode.url(endpoints.METRICS)).begin()
+        assert await without_peer() == text
+        assert await moved.by(NOT_LOADED) == 0
+
+
+async def reset_caches(http: aiohttp.ClientSession, engine: Vllm, **query: str) -> None:
+    """Have vLLM drop the KV that it has cached."""
+    async with http.post(engine.url("/reset_prefix_cache"), params=query) as answer:
+        assert answer.status == 200
 
 
 def publish_events(engine: Vllm, directory: Path) -> EngineAddress:

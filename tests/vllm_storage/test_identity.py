@@ -72,6 +72,13 @@ def test_settings_are_refused_by_name(part: str, name: str, value: object, messa
         check_engine(config, cache(FullAttentionSpec))
 
 
+def test_weights_that_are_replaced_in_place_are_refused() -> None:
+    config = engine()
+    config.weight_transfer_config = object()
+    with pytest.raises(StorageConfigError, match="--weight-transfer-config"):
+        check_engine(config, cache(FullAttentionSpec))
+
+
 @pytest.mark.parametrize("kinds", [(SlidingWindowSpec,), (FullAttentionSpec, SlidingWindowSpec)])
 def test_blocks_without_all_tokens_are_refused(kinds: tuple[type, ...]) -> None:
     with pytest.raises(StorageConfigError, match="--disable-hybrid-kv-cache-manager"):

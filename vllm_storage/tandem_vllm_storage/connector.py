@@ -80,6 +80,8 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
         self._can_load, self._can_save = transfer.is_kv_consumer, transfer.is_kv_producer
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
+        # After `reset_cache`: nothing is loaded or saved any more.
+        self._is_off = False
         self._requests: dict[str, Any] = {}
         self._blocks: dict[str, list[int]] = {}
         self._counts = Counts()
@@ -163,7 +165,7 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         # Not None: the request would wait, although another connector brings its KV.
-        if is_handed_over(request.kv_transfer_params):
+        if self._is_off or is_handed_over(request.kv_transfer_params):
             return 0, False
         self._side.begin(request)
         if not self._can_load or request.skip_reading_prefix_cache:
@@ -181,7 +183,8 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
             self._side.start_load(request, ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        scheduled = self._scheduled(scheduler_output) if self._can_save else []
+        can_save = self._can_save and not self._is_off
+        scheduled = self._scheduled(scheduler_output) if can_save else []
         return StorageMetadata(self._side.orders(scheduled))
 
     def update_connector_output(self, connector_output: Any) -> None:
@@ -204,6 +207,17 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
     def has_pending_push_work(self) -> bool:
         """Whether vLLM must go on with empty steps: the end of a save is reported in a step."""
         return self._scheduler is not None and self._scheduler.is_writing
+
+    def reset_cache(self) -> bool:
+        """vLLM drops all cached KV: before the engine sleeps, because its weights are about to
+        change, or by request. The keys name the weights of the start, and other engines use what
+        is stored, so this engine uses the store no more until it starts again."""
+        self._is_off = True
+        _log.warning(
+            "vLLM has reset its caches, as it does when its weights change: KV is neither loaded "
+            "from storage nor saved until this engine starts again"
+        )
+        return True
 
     def get_kv_connector_stats(self) -> StorageStats | None:
         data = self._counts.take()

@@ -38,6 +38,11 @@ def check_engine(vllm_config: Any, kv_cache_config: Any) -> None:
         )
     if not cache.enable_prefix_caching:
         raise _refusal("prefix caching is off: remove --no-enable-prefix-caching")
+    if getattr(vllm_config, "weight_transfer_config", None) is not None:
+        raise _refusal(
+            "--weight-transfer-config replaces the weights while the engine runs, so that KV of "
+            "others would be loaded: remove it, or the connector"
+        )
     if getattr(cache, "calculate_kv_scales", False):
         raise _refusal(
             "--calculate-kv-scales gives each engine its own scales of the fp8 cache: use scales "

@@ -12,12 +12,12 @@ rear, it runs in the same steps as others.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from tandem_contract.kv_reference import LoadLeg
-from tandem_kvstore.chunk_store import Chunk, Deliver
+from tandem_kvstore.chunk_store import Deliver
 from tandem_kvstore.client import StoreClient
 from tandem_kvstore.guard.load_guard import Decision, Way
 
@@ -154,34 +154,31 @@ class TierLoads:
             size += host.size
             done += 1
             self._observer.record_tier_load(Tier.HOST, self._device.tokens)
-        base, rear = done, 0
+        prefix, rear = Prefix(chunks[done:], done, self._device.tokens, len(seq.tokens) - 1), 0
 
         async def deliver_stored(index: int, group: str, tensors: list[memoryview]) -> None:
-            await deliver(base + index, group, tensors)
+            await deliver(prefix.first + index, group, tensors)
 
-        if base < len(chunks) and self._client is not None and self._client.may_have(chunks[base]):
-            decision = self._decide(self._client, seq, base, len(chunks))
+        client = self._client
+        if client is not None and prefix.chunks and client.may_have(prefix.chunks[0]):
+            decision = self._decide(client, seq, prefix)
             if decision.way is Way.BOTH:
-                rear, read = await self._load_rear(
-                    *(self._client, seq, chunks, base, deliver_stored), decision=decision
-                )
+                rear, read = await self._load_rear(client, seq, prefix, deliver_stored, decision)
             else:
-                loaded, read = await self._load_front(
-                    *(self._client, seq, chunks, base, deliver_stored), decision=decision
-                )
-                done += loaded
+                front, read = await self._load_front(client, seq, prefix, deliver_stored, decision)
+                done += front
             size += read
         computed = before if done == first else self._tokens_of(seq, done)
         return _Loaded(computed, computed - before + rear, size)
 
-    def _decide(self, client: StoreClient, seq: EngineSequence, base: int, end: int) -> Decision:
-        """How to get the KV of the chunks `base` to `end`."""
+    def _decide(self, client: StoreClient, seq: EngineSequence, prefix: Prefix) -> Decision:
+        """How to get the KV of the chunks that may be stored."""
         # A decode engine that reads layers while they are computed must not get dropped ones.
         groups = 1 if seq.is_remote_decode else len(self._device.memory.groups)
-        tail = len(seq.tokens) - self._tokens_of(seq, end)
-        context = base * self._device.tokens
+        tail = len(seq.tokens) - prefix.tokens(len(prefix.chunks))
+        context = prefix.first * self._device.tokens
         hit = client.hit(
-            end - base,
+            len(prefix.chunks),
             context,
             cached=max(0, seq.computed_tokens - context),
             groups=groups,
@@ -194,25 +191,22 @@ class TierLoads:
         self,
         client: StoreClient,
         seq: EngineSequence,
-        chunks: Sequence[Chunk],
-        base: int,
+        prefix: Prefix,
         deliver: Deliver,
-        *,
         decision: Decision,
     ) -> tuple[int, int]:
-        """Load `chunks[base:]` from storage. Returns how many came, and their bytes."""
+        """Load chunks from storage. Returns how many came, and their bytes."""
         result = await client.load(
-            chunks[base:],
+            prefix.chunks,
             self._device.memory.groups,
             deliver,
-            base * self._device.tokens,
+            prefix.first * self._device.tokens,
             limit=seq.load_limit,
             decision=decision,
-            watch=self._watch(seq, base) if decision.way is Way.LAYERS else None,
+            watch=self._watch(seq, prefix) if decision.way is Way.LAYERS else None,
         )
-        done = base + result.chunks
-        self._stored.remove_lost(chunks[done:], result.reason)
-        self._add_stored(seq, chunks, base, done)
+        self._stored.remove_lost(prefix.chunks[result.chunks :], result.reason)
+        self._add_stored(seq, prefix, result.chunks)
         self._observer.record_tier_load(Tier.STORAGE, result.chunks * self._device.tokens)
         return result.chunks, result.bytes
 
@@ -220,22 +214,19 @@ class TierLoads:
         self,
         client: StoreClient,
         seq: EngineSequence,
-        chunks: Sequence[Chunk],
-        base: int,
+        prefix: Prefix,
         deliver: Deliver,
-        *,
         decision: Decision,
     ) -> tuple[int, int]:
-        """Load the last of `chunks[base:]` while the engine computes the first. Returns the tokens
-        that came, and their bytes."""
+        """Load the last chunks while the engine computes the first ones. Returns the tokens that
+        came, and their bytes."""
 
         def on_found(count: int) -> None:
             # Also those that are computed: they need not be saved.
-            self._add_stored(seq, chunks, base, base + count)
+            self._add_stored(seq, prefix, count)
             self._wake()
 
-        prefix = Prefix(chunks[base:], base, self._device.tokens, len(seq.tokens) - 1)
-        computed = max(seq.computed_tokens, base * self._device.tokens)
+        computed = max(seq.computed_tokens, prefix.first * self._device.tokens)
         load = RearLoad(
             *(client, prefix, decision, computed),
             on_found=on_found,
@@ -245,7 +236,7 @@ class TierLoads:
         self._on_end(seq, computed)
         try:
             result = await client.load_rear(
-                chunks[base:],
+                prefix.chunks,
                 self._device.memory.groups,
                 deliver,
                 load,
@@ -262,19 +253,18 @@ class TierLoads:
         self._observer.record_tier_load(Tier.STORAGE, result.chunks * self._device.tokens)
         return tokens, result.bytes
 
-    def _add_stored(
-        self, seq: EngineSequence, chunks: Sequence[Chunk], first: int, end: int
-    ) -> None:
-        count = self._device.blocks
-        for index in range(first, end):
-            hashes = seq.chain[index * count : (index + 1) * count]
-            self._stored.add_stored(chunks[index].key, hashes)
+    def _add_stored(self, seq: EngineSequence, prefix: Prefix, count: int) -> None:
+        """The first `count` chunks are in storage."""
+        blocks = self._device.blocks
+        for index, chunk in enumerate(prefix.chunks[:count], prefix.first):
+            hashes = seq.chain[index * blocks : (index + 1) * blocks]
+            self._stored.add_stored(chunk.key, hashes)
 
-    def _watch(self, seq: EngineSequence, base: int) -> ArrivingKv:
-        """For the load of the chunks from `base` on: steps may start before its end."""
+    def _watch(self, seq: EngineSequence, prefix: Prefix) -> ArrivingKv:
+        """For a load by layers: steps may start before its end."""
 
         def on_start(chunks: int) -> None:
-            seq.arriving_tokens = self._tokens_of(seq, base + chunks)
+            seq.arriving_tokens = prefix.tokens(chunks)
             self._wake()
 
         def on_cut() -> None:

@@ -167,7 +167,7 @@ async def _explain(err: StoreError, location: StoreLocation) -> ProbeResult:
         return ProbeResult(
             False,
             f"the store has no path {location.namespace}",
-            "create it, or change kv_namespace",
+            "create it, or change kv_namespace; an S3 store needs credentials or the protocol s3",
         )
     if isinstance(err, StoreUnavailable) and location.protocol is not Protocol.FILE:
         return await _explain_connection(location)
@@ -255,6 +255,7 @@ async def _explain_connection(location: StoreLocation) -> ProbeResult:
             context = ssl.create_default_context(cafile=location.ca_file)
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(host, port, ssl=context)
+        certificate = writer.get_extra_info("peercert") or {}
         writer.close()
     except ssl.SSLCertVerificationError as err:
         return ProbeResult(
@@ -279,6 +280,16 @@ async def _explain_connection(location: StoreLocation) -> ProbeResult:
             False,
             f"no connection to {host}:{port}: {reason}",
             "start the store, or open the network path to it",
+        )
+    # OpenSSL, which was asked here, accepts an authority as a server; the TLS of obstore does not.
+    is_self_signed = certificate and certificate["subject"] == certificate["issuer"]
+    if is_self_signed and location.protocol is Protocol.S3:
+        return ProbeResult(
+            False,
+            f"{host}:{port} does not answer as s3 store over TLS; its certificate is self-signed",
+            "if `openssl x509 -noout -ext basicConstraints` shows CA:TRUE for it, make one with"
+            " CA:FALSE, or issue one from an authority; else check the protocol and the store",
+            accepts=True,
         )
     return ProbeResult(
         False,

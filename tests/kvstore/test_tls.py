@@ -4,11 +4,17 @@ import asyncio
 import ssl
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 
 import pytest
 import trustme
 from aiohttp.test_utils import TestServer
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from tandem_kvstore.location import store_location
 from tandem_kvstore.probe import probe_store
@@ -92,3 +98,36 @@ async def test_s3_with_a_private_authority(tmp_path: Path, versitygw_program: No
                 await asyncio.sleep(0.05)
         untrusted = await probe_store(location)
     assert untrusted.detail.startswith("the certificate of 127.0.0.1 is not trusted")
+
+
+async def test_s3_with_a_certificate_that_is_its_own_authority(tmp_path: Path) -> None:
+    """As `openssl req -x509` makes it. OpenSSL accepts it, obstore does not."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "store")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    authority, chain = tmp_path / "ca.pem", tmp_path / "chain.pem"
+    authority.write_bytes(certificate.public_bytes(Encoding.PEM))
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    chain.write_bytes(private + authority.read_bytes())
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(chain)
+    server = TestServer(StoreServer(StoreSettings(tmp_path / "objects")).app(), scheme="https")
+    await server.start_server(ssl=context)
+    try:
+        location = s3_location(f"https://127.0.0.1:{server.port}")
+        result = await probe_store(replace(location, ca_file=authority))
+        assert not result.works
+        assert "self-signed" in result.detail
+        assert "CA:FALSE" in result.fix
+    finally:
+        await server.close()

@@ -123,6 +123,9 @@ def _invalid(figures: Figures) -> Iterator[Text]:
         yield Text(
             f"INVALID: {delay} exceeds 1 ms and 5 % of the p50 of {', '.join(marked)}", "yellow"
         )
+    if names:
+        fix = "run it on another machine than the server, or give it more cores by --processes"
+        yield Text(f"fix: {fix}", "yellow")
 
 
 def _distributions(figures: Figures) -> Iterator[tuple[str, Distribution]]:

@@ -9,6 +9,7 @@ import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -22,8 +23,8 @@ BoundsReader = Callable[[], Bounds | None]
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    capacity_bytes: int = 0
-    max_age_seconds: float | None = None
+    capacity_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    max_age_seconds: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 class BoundsFile:

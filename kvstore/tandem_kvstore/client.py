@@ -87,30 +87,24 @@ class StoreClient:
             return 0, Reason.BREAKER_OPEN
         if not chunks:  # No request is sent, so the breaker learns nothing.
             return 0, None
-        _, outcome = await self._store.find(chunks)
-        self._judge(chunks, outcome)
+        outcome = await self._find(chunks)
         return outcome.chunks, outcome.reason
 
     async def look_up(self, chunks: Sequence[Chunk], context: int, cached: int = 0) -> Decision:
-        """How many leading chunks another process should load now, and within how many seconds;
-        `context` and `cached`: as in `Hit`."""
+        """How many leading chunks another process is to load, in how many seconds; see `Hit`."""
         start = _now()
         decision = self.decide(self.hit(len(chunks), context, cached=cached))
         if decision.chunks == 0 or not self.may_have(chunks[0]):
             self._result(chunks, 0, decision.reason or Reason.MISSING)
             return Decision(0, 0.0, decision.reason or Reason.MISSING)
-        outcome = Outcome(0, Reason.OTHER)
         try:
             async with asyncio.timeout(decision.deadline):
-                _, outcome = await self._store.find(chunks[: decision.chunks])
-            self._judge(chunks, outcome)
+                outcome = await self._find(chunks[: decision.chunks])
         except TimeoutError:
             outcome = Outcome(0, Reason.TIMEOUT)
             self.guard.observe_slow_load(0, _now() - start, _now())
             if decision.deadline >= STALL_SECONDS:
                 self._health.record_failure(NO_ANSWER)
-        except Exception:  # noqa: BLE001 - a defect here must cost a recompute, never a request
-            _log.exception("looking up KV in storage failed with an internal error")
         if outcome.chunks < len(chunks) and outcome.reason is not None:
             self._observer.record_not_loaded(len(chunks) - outcome.chunks, outcome.reason)
         return Decision(outcome.chunks, decision.deadline - (_now() - start), outcome.reason)
@@ -176,8 +170,7 @@ class StoreClient:
             return self._result(chunks, 0, decision.reason or Reason.MISSING)
         start, progress = _now(), Progress()
         work = self._load(chunks[: decision.chunks], groups, deliver, progress, watch)
-        deadline = asyncio.timeout(decision.deadline)
-        reason = await self._run_load(work, progress, start, deadline)
+        reason = await self._run_load(work, progress, start, asyncio.timeout(decision.deadline))
         return self._result(chunks, progress.chunks, reason, progress.bytes, _now() - start)
 
     async def load_rear(
@@ -315,6 +308,15 @@ class StoreClient:
             watch.on_lost(chunks[data.chunks : data.chunks + 1], data.reason)
             self._observer.record_not_loaded(1, data.reason)
         return data.reason or prefix.reason
+
+    async def _find(self, chunks: Sequence[Chunk]) -> Outcome:
+        try:
+            _, outcome = await self._store.find(chunks)
+        except Exception:  # noqa: BLE001 - a defect here must cost a recompute, never a request
+            _log.exception("looking up KV in storage failed with an internal error")
+            return Outcome(0, Reason.OTHER)
+        self._judge(chunks, outcome)
+        return outcome
 
     def _judge(self, chunks: Sequence[Chunk], outcome: Outcome) -> None:
         """Record the store's health, and the chunk at which a look-up or load ended as missing."""

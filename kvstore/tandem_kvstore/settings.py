@@ -66,4 +66,6 @@ class EngineStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
             )
         if min(self.pending_bytes, self.capacity_bytes) < 0:
             return "a number of bytes is negative"
+        if self.max_age_seconds <= 0:
+            return "max_age_seconds must be above 0"
         return None

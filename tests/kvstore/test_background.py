@@ -1,4 +1,4 @@
-"""What runs in the background of an engine goes on after any error."""
+"""What serves an engine goes on after any error, and ends when the engine does."""
 
 import asyncio
 import logging
@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from tandem_kvstore import maintenance
+from tandem_kvstore.chunk_store import ChunkStore
+from tandem_kvstore.client import StoreClient
 from tandem_kvstore.collector import Collector
+from tandem_kvstore.errors import Reason
 from tandem_kvstore.format.collection import LEASE, Bounds
 from tandem_kvstore.format.tensors import Buffer
 from tandem_kvstore.guard.breaker import Breaker, BreakerSettings, BreakerState
@@ -19,7 +22,8 @@ from tandem_kvstore.stores.base import TaggedObject
 from tandem_kvstore.stores.files import FileStore
 
 from ..epp.real import until
-from .kv import Counts
+from .kv import CHUNK_TOKENS, IDENTITY, Counts, chain, engine
+from .servers import file_store
 
 
 class DefectiveStore(FileStore):
@@ -92,3 +96,15 @@ async def test_an_engine_that_stops_does_not_wait_for_a_store_that_stalls(
             await work.close()
         stopped.set()
         await objects.close()
+
+
+async def test_a_look_up_with_a_defect_finds_nothing(tmp_path: Path) -> None:
+    location, chunks = file_store(tmp_path).location, chain(1, 2)
+    writer = engine(location)
+    await writer.put_all(chunks)
+    objects = DefectiveStore(location.directory)
+    store = ChunkStore(objects, location, IDENTITY)
+    client = StoreClient(store, objects, Counts(), chunk_tokens=CHUNK_TOKENS, chunk_bytes=1)
+    assert await client.find(chunks) == (0, Reason.OTHER)
+    assert await client.find(chunks) == (2, None)
+    await client.close()

@@ -42,14 +42,21 @@ def test_the_file_wins_over_the_settings_as_soon_as_it_can_be_read(
         assert [read(), read()] == [Bounds(9, WEEK)] * 2
         file.write_text('{"capacity_bytes": 7}')
         assert read() == Bounds(7, WEEK)
-        broken = (b"", b"[]", b'{"capacity": 1}', b'{"capacity_bytes": "1"}', b'{"\xff": 1}')
+        broken = (
+            b"",
+            b"[]",
+            b'{"capacity": 1}',
+            b'{"capacity_bytes": "1"}',
+            b'{"\xff": 1}',
+            *(b'{"capacity_bytes": -1}', b'{"max_age_seconds": 0}', b'{"max_age_seconds": -1.0}'),
+        )
         for content in broken:
             file.write_bytes(content)
             assert read() == Bounds(7, WEEK)
         file.write_text("{}")
         assert read() is None
     # Each fault once: the file is read in every round of the collector.
-    assert len(caplog.messages) == 6
+    assert len(caplog.messages) == 9
 
 
 def test_without_a_file_the_settings_hold() -> None:
@@ -57,3 +64,7 @@ def test_without_a_file_the_settings_hold() -> None:
     read = EngineStoreSettings(capacity_bytes=9, max_age_seconds=1.0).bounds_reader()
     assert read is not None
     assert read() == Bounds(9, 1.0)
+
+
+def test_an_age_at_which_every_chunk_is_deleted_is_refused() -> None:
+    assert EngineStoreSettings(max_age_seconds=0.0).fault(16) == "max_age_seconds must be above 0"

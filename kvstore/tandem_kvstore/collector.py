@@ -55,6 +55,9 @@ _log = logging.getLogger(__name__)
 
 _MAX_RECORD: Final = 4 << 20
 _KEYS_PER_RECORD: Final = 50_000
+_DENIALS: Final = 3
+"""Denied deletions in a row that end a round. More: without the right to delete, each round asks
+for every chunk. Fewer: some objects with locks keep all others from being deleted."""
 
 OnRemoved = Callable[[Sequence[str]], None]
 """Called with the keys of chunks that the collector has deleted."""
@@ -116,6 +119,8 @@ class Collector:
         self._unreferenced: dict[str, Unreferenced] = {}
         self._uses: dict[str, float] = {}
         self._records_read: set[str] = set()
+        # Deletions in a row that the store denied.
+        self._denials = 0
 
     async def collect(self, now: float | None = None) -> Collection | None:
         """Run one round and return its plan. Raises StoreError.
@@ -138,7 +143,7 @@ class Collector:
         return None
 
     async def _run_round(self, bounds: Bounds) -> Collection | None:
-        objects = []
+        objects, self._denials = [], 0
         async for info in self._objects.scan():
             await self._keep_lease()
             objects.append(info)
@@ -250,8 +255,8 @@ class Collector:
         try:
             for name in plan.manifests:
                 await self._keep_lease()
-                await self._objects.delete(name)
-                removed.append(name)
+                if await self._remove(name):
+                    removed.append(name)
         finally:
             # Also if a delete failed: the manifests before it are deleted.
             if removed:
@@ -259,13 +264,27 @@ class Collector:
         for name in plan.data:
             await self._keep_lease()
             if not await self._is_written_again(name, listed[name]):
-                await self._objects.delete(name)
+                await self._remove(name)
         for name in (*plan.records, *plan.unfinished):
             await self._keep_lease()
-            await self._objects.delete(name)
+            await self._remove(name)
         self._unreferenced = dict(plan.unreferenced)
         for name in plan.data:
             self._unreferenced.pop(name, None)
+
+    async def _remove(self, name: str) -> bool:
+        """Delete an object; returns whether it is gone. One that must not be deleted, for instance
+        by a lock on it, does not keep the others. Raises StoreError after _DENIALS in a row."""
+        try:
+            await self._objects.delete(name)
+        except StoreDenied as err:
+            self._denials += 1
+            if self._denials >= _DENIALS:
+                raise
+            _log.warning("an object stays: %s", err)
+            return False
+        self._denials = 0
+        return True
 
     async def _is_written_again(self, name: str, modified: float) -> bool:
         """Whether data have been written since the listing: a writer of the same bytes is about to

@@ -7,11 +7,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_kvstore.collector import Collector, Touches
-from tandem_kvstore.errors import Reason, StoreFull
+from tandem_kvstore.errors import Reason, StoreDenied, StoreFull
 from tandem_kvstore.format.collection import (
     LOAD_SECONDS,
     TOUCH_PREFIX,
@@ -23,6 +24,7 @@ from tandem_kvstore.format.collection import (
 )
 from tandem_kvstore.stores import ObjectInfo
 
+from .gate import error, gate
 from .kv import Engine, chain, engine, group_specs
 from .servers import Server, file_store, small_disk, tandem_store, versitygw
 
@@ -135,6 +137,32 @@ async def test_a_touch_record_that_cannot_be_read_is_left_out(
     plan = await Collector(writer.objects, lambda: bounds).collect()
     assert plan is not None
     assert len(plan.manifests) == 2
+
+
+@pytest.mark.component
+async def test_an_object_that_must_not_be_deleted_keeps_no_others(
+    tmp_path: Path, versitygw_program: None
+) -> None:
+    chunks = chain(1, 4)
+    locked = {chunks[0].key}
+
+    def refuse(request: web.Request) -> web.Response | None:
+        is_locked = request.method == "DELETE" and request.path.rpartition("/")[2] in locked
+        return error(403, "AccessDenied") if is_locked else None
+
+    async with versitygw(tmp_path) as server, gate(server.location, refuse) as between:
+        writer = engine(between.location)
+        await writer.put_all(chunks)
+        bounds = Bounds(capacity=1, max_age=1e9, io_deadline=-1.0)
+        collector = Collector(writer.objects, lambda: bounds)
+        assert await collector.collect() is not None
+        names = {info.name async for info in writer.objects.scan()}
+        assert names.intersection(chunk.key for chunk in chunks) == locked
+        # Without the right to delete, a round ends.
+        await writer.put_all(chunks)
+        locked.update(chunk.key for chunk in chunks)
+        with pytest.raises(StoreDenied):
+            await collector.collect()
 
 
 @pytest.mark.component

@@ -13,6 +13,10 @@ API_NAMES = (
     "DNS:kubernetes.default.svc.cluster.local",
 )
 
+_NO_NODES = "-node-lifecycle-controller,-pod-garbage-collector-controller"
+"""Without kubelets the one would declare every node lost, and the pods there not ready; the other
+deletes pods of nodes that do not exist, all of them at once, some 40 s after it has seen one."""
+
 
 def etcd(data: Path, host: str, client: int, peer: int) -> list[str]:
     return _flags(
@@ -56,8 +60,7 @@ def controllers(issued: Authority, kubeconfig: Path, *, is_nodeless: bool = Fals
             "kubeconfig": kubeconfig,
             "secure-port": 0,
             "leader-elect": "false",
-            # Without kubelets it would declare every node lost, and the pods there not ready.
-            "controllers": "*,-node-lifecycle-controller" if is_nodeless else "*",
+            "controllers": f"*,{_NO_NODES}" if is_nodeless else "*",
             "use-service-account-credentials": "true",
             # 15 s by default, for which a new autoscaler waits, too.
             "horizontal-pod-autoscaler-sync-period": "1s",

@@ -4,20 +4,21 @@ import asyncio
 import logging
 import signal
 from pathlib import Path
+from typing import Any, Final
 
 import click
-from aiohttp import web
 
 from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, fail
+from tandem_contract.durations import format_duration
 from tandem_kvstore.server.app import (
-    DEFAULT_CAPACITY,
-    DEFAULT_MAX_OBJECT,
     Conditions,
-    StoreServer,
     StoreSettings,
 )
+from tandem_kvstore.server.listener import StoreListener
 
 from .options import command
+
+_DEFAULTS: Final = StoreSettings(Path())
 
 
 @command("store")
@@ -38,14 +39,14 @@ from .options import command
 @click.option(
     "--capacity-bytes",
     type=click.IntRange(min=1),
-    default=DEFAULT_CAPACITY,
+    default=_DEFAULTS.capacity,
     show_default=True,
     help="Most bytes of all objects together; above it the least recently used chunks are removed.",
 )
 @click.option(
     "--max-object-bytes",
     type=click.IntRange(min=1),
-    default=DEFAULT_MAX_OBJECT,
+    default=_DEFAULTS.max_object,
     show_default=True,
     help="Bytes of one object; a larger one is answered with 413.",
 )
@@ -53,6 +54,34 @@ from .options import command
     "--max-age",
     type=DURATION,
     help="Time after which an unused chunk is removed.  [default: no age limit]",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(min=1),
+    default=_DEFAULTS.max_connections,
+    show_default=True,
+    help="Clients connected at once; more wait in the kernel's backlog. An engine opens up to 64.",
+)
+@click.option(
+    "--idle-timeout",
+    type=DURATION,
+    default=format_duration(_DEFAULTS.idle_timeout),
+    show_default=True,
+    help="Time without a byte, sent or received, after which a connection is closed.",
+)
+@click.option(
+    "--body-timeout",
+    type=DURATION,
+    default=format_duration(_DEFAULTS.body_timeout),
+    show_default=True,
+    help="Time that the body of an upload or a download may take.",
+)
+@click.option(
+    "--drain-timeout",
+    type=DURATION,
+    default=format_duration(_DEFAULTS.drain_timeout),
+    show_default=True,
+    help="Time that running requests get at SIGTERM; those that take longer are cut.",
 )
 @click.option(
     "--no-conditional",
@@ -68,12 +97,13 @@ def store(
     max_object_bytes: int,
     max_age: float | None,
     no_conditional: str | None,
+    **limits: Any,
 ) -> None:
     """Serve a directory as an HTTP store for KV tensors.
 
     Engines use it with the endpoint http://HOST:PORT. It has no access control: run it in a network
-    that only engines reach. At SIGTERM it finishes running downloads for at most two minutes, and
-    ends uploads that are incomplete after one minute.
+    that only engines reach. At SIGTERM it accepts no more connections, and running requests get
+    --drain-timeout to end.
     """
     logging.basicConfig(level=logging.WARNING)
     settings = StoreSettings(
@@ -82,6 +112,7 @@ def store(
         capacity_bytes,
         max_age,
         conditions=Conditions(no_conditional or "check"),
+        **limits,
     )
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -91,17 +122,14 @@ def store(
 
 
 async def _serve(settings: StoreSettings, listen: HostPort) -> None:
-    runner = web.AppRunner(StoreServer(settings).app(), access_log=None)
-    await runner.setup()
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    listener = StoreListener(settings)
     try:
-        site = web.TCPSite(runner, listen.host, listen.port, backlog=1024)
-        await site.start()
         # The port may have been 0.
-        host, port = runner.addresses[0][:2]
-        click.echo(f"listening on http://{host}:{port}")
-        stopped = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        address = HostPort(*await listener.start(listen.host, listen.port))
+        click.echo(f"listening on http://{address}")
         await stopped.wait()
     finally:
-        await runner.cleanup()
+        await listener.close()

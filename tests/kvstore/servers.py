@@ -10,10 +10,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from tandem_kvstore.location import Secret, StoreCredentials, StoreLocation, store_location
-from tandem_kvstore.server.app import StoreServer, StoreSettings
+from tandem_kvstore.server.app import StoreSettings
+from tandem_kvstore.server.listener import StoreListener
 from tandem_local.ports import free_port
 
 from ..cluster import tools
@@ -47,18 +47,18 @@ def file_store(directory: Path) -> Server:
 
 
 @asynccontextmanager
-async def store_in_this_process(directory: Path, host: str = "127.0.0.1") -> AsyncIterator[Server]:
+async def store_in_this_process(
+    directory: Path, host: str = "127.0.0.1", **limits: float
+) -> AsyncIterator[Server]:
     """The server of `tandem store`, without the second that a process takes to start."""
     # As the command runs it: aiohttp's TestServer cancels the handler of a client that leaves,
     # which loses the file that a thread is opening for it.
-    runner = web.AppRunner(StoreServer(StoreSettings(directory)).app(), access_log=None)
-    await runner.setup()
+    listener = StoreListener(StoreSettings(directory, **limits))  # type: ignore[arg-type]
     try:
-        await web.TCPSite(runner, host, 0).start()
-        location = store_location(f"http://{host}:{runner.addresses[0][1]}", NAMESPACE)
-        yield Server(location, directory / NAMESPACE)
+        _, port = await listener.start(host, 0)
+        yield Server(store_location(f"http://{host}:{port}", NAMESPACE), directory / NAMESPACE)
     finally:
-        await runner.cleanup()
+        await listener.close()
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
-from tandem_kvstore.server import app, capacity
+from tandem_kvstore.server import capacity
 from tandem_kvstore.server.app import StoreServer, StoreSettings
 
 from .servers import tandem_store
@@ -122,26 +122,22 @@ async def test_uploads_that_run_count_against_the_capacity(http: Client) -> None
     assert await put(http, "/ns/b", bytes(500)) == 201
 
 
-async def test_a_client_that_sends_a_little_at_a_time_is_cut_off(
-    http: Client,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(app, "_UPLOAD", 0.2)
+async def test_a_client_that_sends_a_little_at_a_time_is_cut_off(tmp_path: Path) -> None:
+    settings = StoreSettings(tmp_path / "objects", capacity=1000, body_timeout=0.2)
 
     async def trickle() -> AsyncIterator[bytes]:
         for _ in range(600):
             yield b"x"
             await asyncio.sleep(0.05)
 
-    # The connection may end before the client has read the answer.
-    with suppress(aiohttp.ClientError):
-        assert await put(http, "/ns/a", trickle(), Content_Length="600") == 408
-    async with http.get("/ns/a") as answer:
-        assert answer.status == 404
-    monkeypatch.setattr(app, "_UPLOAD", 60.0)
-    # Its space is free again, and nothing of it is left.
-    assert await put(http, "/ns/b", bytes(600)) == 201
+    async with TestClient(TestServer(StoreServer(settings).app())) as http:
+        # The connection may end before the client has read the answer.
+        with suppress(aiohttp.ClientError):
+            assert await put(http, "/ns/a", trickle(), Content_Length="600") == 408
+        async with http.get("/ns/a") as answer:
+            assert answer.status == 404
+        # Its space is free again, and nothing of it is left.
+        assert await put(http, "/ns/b", bytes(600)) == 201
     assert [file.name for file in (tmp_path / "objects/ns").iterdir()] == ["b"]
 
 

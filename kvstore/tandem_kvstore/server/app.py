@@ -3,7 +3,7 @@
     GET    /{namespace}/{name}     200, or 206 with Range; 404
     HEAD   /{namespace}/{name}
     PUT    /{namespace}/{name}     201; If-None-Match: * and If-Match: TAG → 412;
-                                   408 after five minutes; 413; 507; 501
+                                   408 after `body_timeout`; 413; 507; 501
     DELETE /{namespace}/{name}     204
     GET    /{namespace}/?list      one JSON object a line: name, size, modified
     GET    /healthz                200
@@ -14,9 +14,11 @@ only engines reach.
 
 import asyncio
 import re
+import socket
+import struct
 import time
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,20 +26,17 @@ from typing import Final
 
 import msgspec
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 from ..errors import ObjectExists, ObjectMissing, StoreDenied, StoreError, StoreFull
+from ..stores.base import ObjectInfo
 from ..stores.files import FileStore, write_all
 from .capacity import Capacity
 
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
 _MAX_SEGMENTS: Final = 16
-DEFAULT_MAX_OBJECT: Final = 1 << 30
-DEFAULT_CAPACITY: Final = 100 << 30
-_IDLE: Final = 60.0
-"""Seconds without a byte after which an upload is given up."""
-_UPLOAD: Final = 300.0
-"""Seconds that a body may take. Shorter: slow links fail. Longer: slow clients keep others waiting,
-and the space that their bodies are to take."""
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER on, with no time: closing the socket resets the connection."""
 
 
 class Conditions(StrEnum):
@@ -55,14 +54,26 @@ class StoreSettings:
     """Settings of `tandem store`."""
 
     directory: Path
-    max_object: int = DEFAULT_MAX_OBJECT
+    max_object: int = 1 << 30
     """Bytes of one object. Too low: chunks of large models are refused with 413."""
-    capacity: int = DEFAULT_CAPACITY
+    capacity: int = 100 << 30
     """Bytes of all objects. Above it the least recently used chunks are removed."""
     max_age: float | None = None
     """Seconds after which an unused chunk is removed; None: chunks are only removed for space."""
     max_uploads: int = 64
     """Uploads at once; more wait. Each keeps at most 256 KiB in memory."""
+    max_connections: int = 1024
+    """Clients connected at once; more wait in the kernel's backlog. An engine opens up to 64.
+    Higher: more memory and open files."""
+    idle_timeout: float = 60.0
+    """Seconds without a byte, sent or received, after which a connection is closed. Shorter than
+    the 15 s for which engines keep idle connections: they often send requests on closed ones."""
+    body_timeout: float = 300.0
+    """Seconds that the body of an upload or a download may take. Shorter: slow links fail. Longer:
+    slow clients keep others waiting, and the space that their uploads are to take."""
+    drain_timeout: float = 20.0
+    """Seconds that running requests get at SIGTERM. Longer than the grace of the pod, 30 s in
+    Kubernetes: the process is killed before."""
     conditions: Conditions = Conditions.CHECK
     """Other values are for tests of engines: the server then has no conditional writes."""
 
@@ -104,8 +115,7 @@ class StoreServer:
         # A collector's look is no use.
         if request.method != "HEAD":
             self.capacity.touch(file, time.time())
-        # aiohttp implements sendfile, Range, ETag and If-Range.
-        return web.FileResponse(file, chunk_size=1 << 18)
+        return _Download(file, self._settings.body_timeout)
 
     async def _put(self, request: web.Request) -> web.Response:
         store, name = self._object(request.match_info["path"])
@@ -135,7 +145,8 @@ class StoreServer:
         condition: tuple[bool, str | None],
     ) -> bool:
         target = store.directory / name
-        ends = asyncio.get_running_loop().time() + _UPLOAD
+        idle = self._settings.idle_timeout
+        ends = asyncio.get_running_loop().time() + self._settings.body_timeout
         try:
             file = await asyncio.to_thread(store.new_temporary)
         except StoreError as err:
@@ -143,7 +154,7 @@ class StoreServer:
         try:
             with file.open("wb", buffering=0) as stream:
                 received = 0
-                while piece := await _piece(request, ends):
+                while piece := await _piece(request, idle, ends):
                     received += len(piece)
                     await asyncio.to_thread(write_all, stream, piece)
             if received != size:
@@ -179,11 +190,20 @@ class StoreServer:
         except StoreError as err:
             raise _http_error(err) from err
         answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await answer.prepare(request)
-        for start in range(0, len(entries), 1000):
-            lines = (msgspec.json.encode(entry) for entry in entries[start : start + 1000])
-            await answer.write(b"".join(line + b"\n" for line in lines))
+        # aiohttp logs an error that a handler raises, but not that its client has left.
+        with suppress(ConnectionError):
+            await self._send_list(request, answer, entries)
         return answer
+
+    async def _send_list(
+        self, request: web.Request, answer: web.StreamResponse, entries: Sequence[ObjectInfo]
+    ) -> None:
+        async with _cut_after(self._settings.body_timeout, request):
+            await answer.prepare(request)
+            for start in range(0, len(entries), 1000):
+                lines = (msgspec.json.encode(entry) for entry in entries[start : start + 1000])
+                await answer.write(b"".join(line + b"\n" for line in lines))
+            await answer.write_eof()
 
     def _condition(self, request: web.Request) -> tuple[bool, str | None]:
         """Whether the write has a condition, and the tag that the present object must have; None:
@@ -210,10 +230,41 @@ class StoreServer:
         return self._settings.directory.joinpath(*segments)
 
 
-async def _piece(request: web.Request, ends: float) -> bytes:
-    """The next bytes of a body, empty at its end. Raises TimeoutError, at `ends` at the latest."""
+async def _piece(request: web.Request, idle: float, ends: float) -> bytes:
+    """The next bytes of a body, empty at its end. Raises TimeoutError after `idle` seconds, and at
+    `ends`."""
     left = ends - asyncio.get_running_loop().time()
-    return await asyncio.wait_for(request.content.read(1 << 18), min(_IDLE, left))
+    return await asyncio.wait_for(request.content.read(1 << 18), min(idle, left))
+
+
+class _Download(web.FileResponse):
+    """A file that is sent within some seconds. aiohttp has sendfile, Range, ETag and If-Range."""
+
+    def __init__(self, file: Path, seconds: float) -> None:
+        super().__init__(file, chunk_size=1 << 18)
+        self._seconds = seconds
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        async with _cut_after(self._seconds, request):
+            return await super().prepare(request)
+
+
+@asynccontextmanager
+async def _cut_after(seconds: float, request: web.BaseRequest) -> AsyncIterator[None]:
+    """Cut the connection if its client does not take an answer within `seconds`.
+
+    Raises ConnectionResetError then, and when the kernel has ended the connection.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as err:
+        if (transport := request.transport) is not None:
+            # Reset it: otherwise the kernel keeps what this client does not take.
+            client = transport.get_extra_info("socket")
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            transport.abort()
+        raise ConnectionResetError("the client did not take the answer in time") from err
 
 
 class _InsufficientStorage(web.HTTPServerError):

@@ -1,0 +1,189 @@
+"""The connections of `tandem store`: their number, clients that take no bytes, and SIGTERM."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from ..epp.real import until
+from .servers import Server, store_in_this_process, tandem_store
+
+pytestmark = pytest.mark.component
+
+SIZE = 16 << 20
+"""Bytes of an object that does not fit into the sockets of server and client."""
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def large_object(directory: Path) -> None:
+    """An object of SIZE zeros, which take no space."""
+    (directory / "ns").mkdir()
+    with (directory / "ns/large").open("wb") as file:
+        file.truncate(SIZE)
+
+
+@asynccontextmanager
+async def connection(server: Server) -> AsyncIterator[Streams]:
+    """A connection of a client that takes few bytes before it reads."""
+    url = URL(server.location.endpoint)
+    with socket.socket() as client:
+        client.setblocking(False)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        await asyncio.get_running_loop().sock_connect(client, (url.host, url.port))
+        reader, writer = await asyncio.open_connection(sock=client)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+async def get(streams: Streams, path: str) -> bytes:
+    """Send a request, and return the answer's head."""
+    reader, writer = streams
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: store\r\n\r\n".encode())
+    return await reader.readuntil(b"\r\n\r\n")
+
+
+async def is_closed(server: Server) -> bool:
+    """Whether the server accepts no connection."""
+    try:
+        async with connection(server):
+            return False
+    except OSError:
+        return True
+
+
+class Upload:
+    """The body of an upload whose second part waits for `goes_on`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self.goes_on = directory, asyncio.Event()
+
+    async def send(self, server: Server) -> aiohttp.ClientResponse:
+        """Send it on a connection of its own, as /ns/a. Raises aiohttp.ClientError."""
+        url, length = f"{server.location.endpoint}/ns/a", {"Content-Length": "10"}
+        async with (
+            aiohttp.ClientSession() as http,
+            http.put(url, data=self._parts(), headers=length) as answer,
+        ):
+            return answer
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        yield b"first"
+        await self.goes_on.wait()
+        yield b"later"
+
+    async def is_received(self) -> bool:
+        """Whether the server has written the first part."""
+        return any(file.stat().st_size == 5 for file in self._directory.glob("ns/.tmp-*"))
+
+
+async def test_requests_that_run_at_sigterm_end_and_no_more_are_accepted(tmp_path: Path) -> None:
+    large_object(tmp_path)
+    upload = Upload(tmp_path)
+    async with (
+        tandem_store(tmp_path) as server,
+        connection(server) as idle,
+        connection(server) as download,
+    ):
+        assert b" 200 OK" in await get(idle, "/healthz")
+        assert await idle[0].readexactly(3) == b"ok\n"
+        assert b" 200 OK" in await get(download, "/ns/large")
+        put = asyncio.create_task(upload.send(server))
+        await until(upload.is_received)
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        assert await idle[0].read() == b""
+        assert await is_closed(server)
+        assert server.process.returncode is None
+        assert await download[0].readexactly(SIZE) == bytes(SIZE)
+        assert await download[0].read() == b""
+        upload.goes_on.set()
+        answer = await put
+        assert (answer.status, answer.headers["Connection"]) == (201, "close")
+        assert await server.process.wait() == 0
+    assert (tmp_path / "ns/a").read_bytes() == b"firstlater"
+
+
+async def test_requests_that_take_too_long_after_sigterm_are_cut(tmp_path: Path) -> None:
+    large_object(tmp_path)
+    upload = Upload(tmp_path)
+    async with (
+        tandem_store(tmp_path, "--drain-timeout", "100ms") as server,
+        connection(server) as download,
+    ):
+        assert b" 200 OK" in await get(download, "/ns/large")
+        put = asyncio.create_task(upload.send(server))
+        await until(upload.is_received)
+        assert server.process is not None
+        server.process.send_signal(signal.SIGTERM)
+        assert await server.process.wait() == 0
+        with pytest.raises(aiohttp.ClientError):
+            await put
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await download[0].readexactly(SIZE)
+    assert os.listdir(tmp_path / "ns") == ["large"]
+
+
+async def test_clients_beyond_the_limit_wait_for_a_place(tmp_path: Path) -> None:
+    upload = Upload(tmp_path)
+    async with store_in_this_process(tmp_path, max_connections=1) as server:
+        put = asyncio.create_task(upload.send(server))
+        await until(upload.is_received)
+        async with connection(server) as waiting:
+            answer = asyncio.create_task(get(waiting, "/ns/a"))
+            upload.goes_on.set()
+            assert (await put).status == 201
+            # Without the limit it is answered during the upload, with 404.
+            assert b" 200 OK" in await answer
+
+
+async def test_many_readers_at_once_are_all_served(tmp_path: Path) -> None:
+    (tmp_path / "ns").mkdir()
+    (tmp_path / "ns/a").write_bytes(bytes(1 << 18))
+    async with (
+        store_in_this_process(tmp_path, max_connections=64) as server,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=200)) as http,
+    ):
+
+        async def read() -> int:
+            async with http.get(f"{server.location.endpoint}/ns/a") as answer:
+                return len(await answer.read())
+
+        assert await asyncio.gather(*(read() for _ in range(200))) == [1 << 18] * 200
+
+
+@pytest.mark.parametrize("requests", [0, 1])
+async def test_idle_connections_are_closed(tmp_path: Path, requests: int) -> None:
+    async with (
+        store_in_this_process(tmp_path, idle_timeout=0.1) as server,
+        connection(server) as idle,
+    ):
+        for _ in range(requests):
+            assert b" 404 " in await get(idle, "/ns/a")
+        answer = await idle[0].read()
+        assert answer == (b"404: Not Found" if requests else b"")
+
+
+@pytest.mark.parametrize("limit", ["idle_timeout", "body_timeout"])
+async def test_a_client_that_takes_no_bytes_loses_its_place(tmp_path: Path, limit: str) -> None:
+    large_object(tmp_path)
+    async with (
+        store_in_this_process(tmp_path, max_connections=1, **{limit: 0.5}) as server,
+        connection(server) as stalled,
+        connection(server) as waiting,
+    ):
+        assert b" 200 OK" in await get(stalled, "/ns/large")
+        assert b" 200 OK" in await get(waiting, "/healthz")
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await stalled[0].readexactly(SIZE)

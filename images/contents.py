@@ -145,10 +145,10 @@ def storage_files(stage: Path, root: Path, lock: Path, uv: Path) -> Files:
     """What images/tandem-vllm-storage.Dockerfile has: the packages of the checkout `root`, the
     libraries of `lock` for each Python of vLLM, and the program that copies them. Raises
     BuildFailed."""
-    found = shutil.which("cp")
-    if found is None:
+    program = shutil.which("cp")
+    if program is None:
         raise BuildFailed("no program cp on PATH, which copies the packages: install coreutils")
-    copy = Path(found).resolve()
+    copy = Path(program).resolve()
     files: dict[str, Content] = {
         **_system_libraries([copy], stage),
         "/usr/bin/cp": copy,

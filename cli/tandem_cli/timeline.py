@@ -192,8 +192,8 @@ def _decision_events(decision: EppRecord) -> Iterator[Event]:
     if trace.ended is not None:
         served = f" from {trace.served}" if trace.served else ""
         head = f"status {trace.status}" if trace.status is not None else "no answer"
-        seen = f"closed     {head}{served}, as {decision.epp} saw it"
-        yield trace.ended, seen + _timing(trace.timing)
+        line = f"closed     {head}{served}, as {decision.epp} saw it"
+        yield trace.ended, line + _timing(trace.timing)
 
 
 def _prompt(trace: DecisionTrace) -> str:

@@ -31,9 +31,9 @@ def is_alone(engine: Engine) -> bool:
 def check_hits(engine: Engine) -> Iterator[Finding]:
     """Whether a decode engine has found KV. Prompts that were not split are looked up, too."""
     looked_up = engine.counters.get(metrics.ENGINE_EXTERNAL_QUERIES, 0.0)
-    found = engine.counters.get(metrics.ENGINE_EXTERNAL_HITS, 0.0)
-    detail = f"{found:.0f} of {looked_up:.0f} prompt tokens were found in LMCache"
-    if found:
+    hits = engine.counters.get(metrics.ENGINE_EXTERNAL_HITS, 0.0)
+    detail = f"{hits:.0f} of {looked_up:.0f} prompt tokens were found in LMCache"
+    if hits:
         yield Finding(Severity.OK, _CHECK, engine.pod, detail)
     elif looked_up < _MIN_TOKENS:
         fix = "send more prompts that are long enough to be split, then run tandem doctor again"

@@ -93,12 +93,12 @@ def _check_devices(engine: Engine, existing: Collection[str] | None) -> Iterator
     # With ^ the list names the devices that UCX may not use.
     if existing is None or names in _EVERY_DEVICE or names.startswith("^"):
         return
-    wanted = [name.strip() for name in names.split(",")]
+    devices = [name.strip() for name in names.split(",")]
     # UCX compares names as shell patterns: mlx5_* is one.
-    missing = [name for name in wanted if name != "all" and not filter_names(existing, name)]
+    missing = [name for name in devices if name != "all" and not filter_names(existing, name)]
     if not missing:
         return
-    severity = Severity.BROKEN if len(missing) == len(wanted) else Severity.WARNING
+    severity = Severity.BROKEN if len(missing) == len(devices) else Severity.WARNING
     detail = (
         f"{_DEVICES} names {', '.join(missing)}; this machine has "
         f"{', '.join(sorted(existing)) or 'no network device'}"

@@ -140,8 +140,8 @@ class Service:
         if self._discovery is None:
             return self._decisions.listed_backends()
         routing = self._decisions.configuration.routing
-        found = self._discovery.backends(routing.serving.domain_label)
-        return [routing.scheduling.scraping.with_scheme(backend) for backend in found]
+        backends = self._discovery.backends(routing.serving.domain_label)
+        return [routing.scheduling.scraping.with_scheme(backend) for backend in backends]
 
     def _file_watches(self) -> list[FileWatch]:
         watches, settings = self._servers.watches(), self._settings

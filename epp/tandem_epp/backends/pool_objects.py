@@ -113,13 +113,13 @@ class PoolObjects(Generic[T]):
         """The first of `kinds` that the cluster has; None: none, or it does not say now."""
         for resource in kinds:
             try:
-                found = await self._api.raw(f"/apis/{resource.api_version}")
+                group = await self._api.raw(f"/apis/{resource.api_version}")
             except NotFound:
                 continue
             except ApiError as err:
                 _log.debug("%s: not known whether it is installed: %s", resource, err)
                 return None
-            if any(each["name"] == resource.plural for each in found.get("resources") or ()):
+            if any(each["name"] == resource.plural for each in group.get("resources") or ()):
                 return resource
         return None
 

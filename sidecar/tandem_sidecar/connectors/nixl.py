@@ -30,13 +30,12 @@ from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import (
     FIELD,
     PREFILL_LEG,
-    PROMPT_TOKEN_IDS,
     ParamsUnusable,
     TransferParams,
     read_transfer_params,
 )
 
-from ..bodies.edit import add_member, add_member_to_object, can_reuse_token_ids, cap_to_one_token
+from ..bodies.edit import add_member, add_member_to_object, cap_to_one_token
 from ..bodies.parse import Body
 from ..bodies.usage import read_cached_tokens
 from .protocol import (
@@ -46,6 +45,8 @@ from .protocol import (
     ReleaseRequest,
     read_answer,
     token_ids_of,
+    token_ids_request,
+    with_token_ids,
 )
 
 RELEASE_MODEL: Final = "tandem-release-kv"
@@ -95,10 +96,7 @@ class Nixl:
         )
 
     def decode_body(self, _kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
-        params = kv_hold.transfer_params
-        if kv_hold.prompt_token_ids:
-            params = add_member_to_object(params, PROMPT_TOKEN_IDS, kv_hold.prompt_token_ids)
-        return add_member(body, FIELD, params)
+        return add_member(body, FIELD, with_token_ids(kv_hold.transfer_params, kv_hold))
 
     def release_request(
         self, _kind: RequestKind, _body: Body, kv_hold: KvHold
@@ -140,10 +138,7 @@ class Nixl:
             )
 
     def _prefill_members(self, kind: RequestKind, body: Body) -> dict[str, Any]:
-        members: dict[str, Any] = {FIELD: _PREFILL_LEG}
-        if self._options.tokenize_once and kind is RequestKind.CHAT and can_reuse_token_ids(body):
-            members["return_token_ids"] = True
-        return members
+        return {FIELD: _PREFILL_LEG} | token_ids_request(self._options, kind, body)
 
 
 def refused_request(kv_hold: KvHold) -> ReleaseRequest:

@@ -1,11 +1,12 @@
-"""The protocols of connectors, the values that pass through them, and how prefill answers are read.
+"""The protocols of connectors, the values that pass through them, and what several of them share:
+how prefill answers are read, and token ids that the decode leg takes from them.
 
 The package's docstring says what a connector implements. Errors: `ParamsUnusable` (of
 `tandem_contract.transfer_params`): the decode engine has to compute the prompt itself.
 """
 
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Raw
@@ -13,8 +14,9 @@ from msgspec import Raw
 from tandem_contract.commandline import HostPort
 from tandem_contract.concurrent_params import StreamSource
 from tandem_contract.request_kinds import RequestKind
-from tandem_contract.transfer_params import ParamsUnusable
+from tandem_contract.transfer_params import PROMPT_TOKEN_IDS, ParamsUnusable
 
+from ..bodies.edit import add_member_to_object, can_reuse_token_ids
 from ..bodies.parse import Body
 
 
@@ -189,6 +191,21 @@ def read_answer(answer: bytes) -> PrefillAnswer:
         return _answer.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise ParamsUnusable("the answer is not a JSON object") from err
+
+
+def token_ids_request(options: ConnectorOptions, kind: RequestKind, body: Body) -> dict[str, Any]:
+    """Members of a prefill leg that ask for the token ids of its prompt; empty if the decode engine
+    renders the messages itself."""
+    if options.tokenize_once and kind is RequestKind.CHAT and can_reuse_token_ids(body):
+        return {"return_token_ids": True}
+    return {}
+
+
+def with_token_ids(params: bytes, kv_hold: KvHold) -> bytes:
+    """A decode leg's `kv_transfer_params`, an encoded object, with the token ids if it has any."""
+    if not kv_hold.prompt_token_ids:
+        return params
+    return add_member_to_object(params, PROMPT_TOKEN_IDS, kv_hold.prompt_token_ids)
 
 
 def token_ids_of(fields: PrefillAnswer) -> bytes:

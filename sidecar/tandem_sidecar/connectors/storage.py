@@ -27,9 +27,9 @@ from tandem_contract.kv_reference import (
     read_reference,
 )
 from tandem_contract.request_kinds import RequestKind
-from tandem_contract.transfer_params import FIELD, PROMPT_TOKEN_IDS, ParamsUnusable
+from tandem_contract.transfer_params import FIELD, ParamsUnusable
 
-from ..bodies.edit import add_member, add_member_to_object, can_reuse_token_ids, cap_to_one_token
+from ..bodies.edit import add_member, cap_to_one_token
 from ..bodies.parse import Body
 from ..bodies.usage import read_cached_tokens
 from .protocol import (
@@ -40,6 +40,8 @@ from .protocol import (
     ReleaseRequest,
     read_answer,
     token_ids_of,
+    token_ids_request,
+    with_token_ids,
 )
 
 _NAMES_NOTHING: Final = frozenset({b"null", b"{}"})
@@ -66,9 +68,7 @@ class Storage:
 
     def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
         store = StoreLeg(min(attempt.transfer_timeout, MAX_TIMEOUT))
-        members: dict[str, Any] = {FIELD: {STORE: store}}
-        if self._options.tokenize_once and kind is RequestKind.CHAT and can_reuse_token_ids(body):
-            members["return_token_ids"] = True
+        members = {FIELD: {STORE: store}} | token_ids_request(self._options, kind, body)
         return cap_to_one_token(kind, body, members)
 
     def kv_hold(self, attempt: HandoffAttempt, answer: bytes) -> KvHold:
@@ -86,9 +86,7 @@ class Storage:
         params = kv_hold.transfer_params
         if not params:
             return body.data
-        if kv_hold.prompt_token_ids:
-            params = add_member_to_object(params, PROMPT_TOKEN_IDS, kv_hold.prompt_token_ids)
-        return add_member(body, FIELD, params)
+        return add_member(body, FIELD, with_token_ids(params, kv_hold))
 
     def release_request(
         self, _kind: RequestKind, _body: Body, _kv_hold: KvHold

@@ -123,7 +123,7 @@ class Settings:
     spans: bool = True
     """Whether spans are sent if a collector is named."""
     otlp_endpoint: str = ""
-    """URL of the OpenTelemetry collector ; empty: the environment may name one, else no spans are
+    """URL of the OpenTelemetry collector; empty: the environment may name one, else no spans are
     sent. By gRPC or HTTP, see `tandem_contract.otlp`."""
 
     def engine_of(self, rank: int) -> HostPort:

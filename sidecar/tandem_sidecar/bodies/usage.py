@@ -80,14 +80,12 @@ def read_token_counts(data: bytes) -> TokenCounts:
         usage = _usage.decode(found[1])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return _NO_COUNTS
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
     prompt = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
     if prompt is not None and usage.cache_read_input_tokens is not None:
         # The messages API does not include these tokens in its input tokens.
         prompt += usage.cache_read_input_tokens + (usage.cache_creation_input_tokens or 0)
     generated = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
-    return TokenCounts(prompt, cached, generated)
+    return TokenCounts(prompt, _cached_tokens(usage), generated)
 
 
 def read_cached_tokens(answer: bytes) -> int:
@@ -96,11 +94,13 @@ def read_cached_tokens(answer: bytes) -> int:
         usage = _answer.decode(answer).usage
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return 0
-    if usage is None:
-        return 0
+    return (_cached_tokens(usage) if usage is not None else None) or 0
+
+
+def _cached_tokens(usage: _Usage) -> int | None:
+    """Prompt tokens that `usage` counts as cached, in the field that its API has; None: in none."""
     details = usage.prompt_tokens_details or usage.input_tokens_details
-    cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
-    return cached or 0
+    return usage.cache_read_input_tokens if details is None else details.cached_tokens
 
 
 def correct_usage(answer: bytes, cached: int) -> bytes:

@@ -10,8 +10,7 @@ from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN, Timing
 
 from ..bodies.usage import UsageCorrector
-from ..http.answers import CutPoint, EventChunks
-from ..http.framing import LAST_CHUNK, chunk
+from ..http.answers import CutPoint, EditedAnswer, EventChunks
 from ..http.messages import ResponseHead
 from ..http.upstream import Call, Failure
 from ..observability.record import Leg, Result
@@ -21,7 +20,6 @@ from .events_actions import DecodeEnded, DecodeErrored, DecodeEvent, DecodeLost,
 from .timing import measure_leg, merge_timing, read_timing
 
 _READS_STREAMS: Final = headers.READS_STREAMS.encode()
-_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class DecodeListener(Protocol):
@@ -32,49 +30,6 @@ class DecodeListener(Protocol):
 
     def write_answer(self, data: bytes, *, last: bool) -> None:
         """Send bytes of the answer to the client."""
-
-
-class UsageRewriter:
-    """Corrects the count of cached tokens in an answer's payload, and frames the payload again.
-
-    The corrected answer may have another length, so it is sent in chunks.
-    """
-
-    def __init__(self, head: ResponseHead, cached: int | None, *, chunked: bool) -> None:
-        """`cached`: the right count, None to leave it; not `chunked`: for HTTP/1.0 clients.
-
-        Unfinished events are held back even if the count is left, so that an error event can
-        follow if the engine dies.
-        """
-        self.head = _as_chunked(head)
-        """The engine's head, changed to announce a chunked body."""
-        self._chunked = chunked
-        stream = head.event_stream
-        self._corrector = (
-            UsageCorrector(cached, stream=stream) if stream or cached is not None else None
-        )
-
-    def cut_point(self) -> CutPoint:
-        """Where the bytes end that `take` returned; the sidecar itself ends their chunks."""
-        corrector = self._corrector
-        if not self._chunked or corrector is None or not corrector.between_events:
-            return CutPoint.WITHIN_EVENT
-        return CutPoint.BETWEEN_CHUNKS
-
-    def take(self, payload: bytes, *, last: bool) -> bytes:
-        """Return the bytes to send now: none while the corrector has to hold them back."""
-        if self._corrector is not None:
-            payload = self._corrector.take(payload, last=last)
-        if not self._chunked:
-            return payload
-        out = chunk(payload) if payload else b""
-        return out + LAST_CHUNK if last else out
-
-
-def _as_chunked(head: ResponseHead) -> ResponseHead:
-    lines = [b"%b: %b" % pair for pair in head.headers if pair[0] not in _FRAMING]
-    block = b"\r\n".join([head.status_line, *lines, b"transfer-encoding: chunked"])
-    return ResponseHead(block, b"POST")
 
 
 class DecodeLeg:
@@ -114,7 +69,7 @@ class DecodeLeg:
         self._loop = asyncio.get_running_loop()
         self._http10 = http10
         self._rewrite_usage = rewrite_usage
-        self._rewriter: UsageRewriter | None = None
+        self._edited: EditedAnswer | None = None
         self._chunks: EventChunks | None = None
         self._reads_kv = False
         self._overlap: Overlap | None = None
@@ -194,8 +149,12 @@ class DecodeLeg:
         if self._rewrite_usage and self.answer is not None:
             # Created only now: with concurrent legs the prefill's answer, which has the count, may
             # come after this leg's head.
-            self._rewriter = UsageRewriter(self.answer, self.cached, chunked=not self._http10)
-            return self._rewriter.head
+            answer, cached, corrector = self.answer, self.cached, None
+            # A stream's unfinished events are held back even if its count is left.
+            if answer.event_stream or cached is not None:
+                corrector = UsageCorrector(cached, stream=answer.event_stream)
+            self._edited = EditedAnswer(answer, corrector, chunked=not self._http10)
+            return self._edited.head
         return self.answer
 
     def measure(self) -> Timing:
@@ -224,8 +183,8 @@ class DecodeLeg:
     def cut_point(self) -> CutPoint:
         """Where the bytes end that were sent; call it once, after the leg ended."""
         if self._rewrite_usage:
-            rewriter = self._rewriter
-            return CutPoint.WITHIN_EVENT if rewriter is None else rewriter.cut_point()
+            edited = self._edited
+            return CutPoint.WITHIN_EVENT if edited is None else edited.cut_point()
         return CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()
 
     def engine_hung(self, detail: str) -> None:
@@ -260,9 +219,9 @@ class DecodeLeg:
             self._liveness.unwatch(self)
             self._call = None
         if self._forwarding:
-            # The last bytes end the leg and a rewriter may hold bytes back, so both go through
+            # The last bytes end the leg and an editor may hold bytes back, so both go through
             # `_forward`; all other bytes go straight to the client.
-            if last or self._rewriter is not None:
+            if last or self._edited is not None:
                 self._forward(data, last)
             elif data and not self._aborted:
                 self._listener.write_answer(data, last=False)
@@ -339,8 +298,8 @@ class DecodeLeg:
         if last:
             status = self._leg.status or 0
             self._leg.end(result_of(status), self._loop.time(), status=status)
-        if self._rewriter is not None:
-            data = self._rewriter.take(data, last=last)
+        if self._edited is not None:
+            data = self._edited.take(data, last=last)
             if not data and not last:
                 return
         self._listener.write_answer(data, last=last)

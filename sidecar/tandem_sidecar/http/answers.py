@@ -3,12 +3,13 @@
 `Relay` edits the head and sends the body bytes as they came. The head waits for the first body
 bytes, so that both leave in one write; until then another answer, or an error, can still be sent
 instead. `EventChunks` releases only whole events of a stream, so that an error event can follow
-if the engine dies in the middle of one.
+if the engine dies in the middle of one. `EditedAnswer` frames an answer anew whose
+payload changes.
 """
 
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -26,6 +27,7 @@ _MAX_HELD: Final = 64 * 1024
 connection is reset if the engine dies before its end."""
 _EVENT_END: Final = b"\n\r\n"
 """The last line end of an event, followed by the line end of its chunk."""
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class CutPoint(Enum):
@@ -80,6 +82,51 @@ class EventChunks:
         if self._chunked is None or self._chunked.ends_between_chunks(self._held):
             return CutPoint.BETWEEN_CHUNKS
         return CutPoint.BETWEEN_EVENTS
+
+
+class PayloadEditor(Protocol):
+    """Changes the payload of an answer as it arrives, its chunked coding removed."""
+
+    between_events: bool
+    """Whether the returned bytes end between two events of a stream."""
+
+    def take(self, payload: bytes, *, last: bool) -> bytes:
+        """Return the bytes that may be sent now; the others are held back until later calls."""
+
+
+class EditedAnswer:
+    """Frames an answer anew whose payload an editor changes.
+
+    The edited payload may have another length, so it is sent in chunks.
+    """
+
+    def __init__(self, head: ResponseHead, editor: PayloadEditor | None, *, chunked: bool) -> None:
+        """`editor`: None leaves the payload as it is; not `chunked`: for HTTP/1.0 clients."""
+        self.head = _as_chunked(head)
+        """The engine's head, changed to announce a chunked body."""
+        self._editor = editor
+        self._chunked = chunked
+
+    def cut_point(self) -> CutPoint:
+        """Where the bytes end that `take` returned; the sidecar itself ends their chunks."""
+        if not self._chunked or self._editor is None or not self._editor.between_events:
+            return CutPoint.WITHIN_EVENT
+        return CutPoint.BETWEEN_CHUNKS
+
+    def take(self, payload: bytes, *, last: bool) -> bytes:
+        """Return the bytes to send now: none while the editor holds them back."""
+        if self._editor is not None:
+            payload = self._editor.take(payload, last=last)
+        if not self._chunked:
+            return payload
+        out = chunk(payload) if payload else b""
+        return out + LAST_CHUNK if last else out
+
+
+def _as_chunked(head: ResponseHead) -> ResponseHead:
+    lines = [b"%b: %b" % pair for pair in head.headers if pair[0] not in _FRAMING]
+    block = b"\r\n".join([head.status_line, *lines, b"transfer-encoding: chunked"])
+    return ResponseHead(block, b"POST")
 
 
 class Relay:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,13 +29,34 @@ async def test_a_file_system_that_hangs_keeps_nothing_else_waiting(tmp_path: Pat
     # Each read is handed to a thread now.
     await asyncio.sleep(0)
     try:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(120.0):
             await asyncio.to_thread(os.getpid)
     finally:
         for read in reads:
             read.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
         os.close(os.open(tmp_path / "object", os.O_RDWR))
+
+
+def test_a_process_that_was_forked_has_threads_of_its_own(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, os
+from pathlib import Path
+from tandem_kvstore.stores.files import FileStore
+
+async def use():
+    async with asyncio.timeout(120.0):
+        store = FileStore(Path({str(tmp_path)!r}))
+        await asyncio.gather(*(store.put("object", [b"data"]) for _ in range({CALLS})))
+
+asyncio.run(use())
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    asyncio.run(use())
+"""
+    # Newer versions of Python warn about forks beside threads.
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
 
 
 def unfinished(directory: Path, age: float) -> Path:

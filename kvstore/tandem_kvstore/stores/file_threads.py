@@ -5,6 +5,7 @@ thread, and the loop's threads also tokenize prompts, look up host names and cop
 They are daemon threads: such a call does not keep the process from ending.
 """
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -20,9 +21,10 @@ class DaemonThreads(Executor):
     """At most `most` daemon threads, started when they are needed. Any thread may call `submit`."""
 
     def __init__(self, most: int, name: str) -> None:
-        self._most, self._name, self._started = most, name, 0
-        self._idle, self._lock = Semaphore(0), Lock()
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._most, self._name = most, name
+        self._forget_threads()
+        # A child process has none of the threads.
+        os.register_at_fork(after_in_child=self._forget_threads)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run `fn` in a thread."""
@@ -33,6 +35,11 @@ class DaemonThreads(Executor):
                 self._started += 1
                 Thread(target=self._run, name=self._name, daemon=True).start()
         return future
+
+    def _forget_threads(self) -> None:
+        self._started = 0
+        self._idle, self._lock = Semaphore(0), Lock()
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
 
     def _run(self) -> None:
         while True:

@@ -84,14 +84,17 @@ class Container:
         return self.exit_code or 0
 
     async def pre_stop(self, grace: float) -> None:
-        """Run the preStop hook for up to `grace` seconds; log a failure."""
+        """Run the preStop hook for up to `grace` seconds; log a failure once it has started."""
         hook = self.spec.pre_stop
         # The kubelet also skips the hook of a container that does not run.
         if hook is None or self._process is None:
             return
         # Before the hook, which may make the process end by itself.
         self._stopping = True
-        if not await self._handlers.run(hook, grace):
+        was_started = self.started
+        # The hook of an engine that still loads fails, because it does not listen yet: nothing that
+        # a user who presses Ctrl-C should read.
+        if not await self._handlers.run(hook, grace) and was_started:
             logger.warning(
                 "container %s: preStop hook failed or took longer than %.0f s",
                 *(self.spec.name, grace),

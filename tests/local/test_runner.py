@@ -79,6 +79,27 @@ async def test_a_sidecar_starts_first_and_stops_last(runner: Runner, tmp_path: P
     assert written == ["prestop main", "sigterm main", "sigterm side"]
 
 
+@pytest.mark.parametrize("starts", [True, False])
+async def test_a_pre_stop_hook_that_fails_is_reported_of_started_containers_only(
+    runner: Runner, caplog: pytest.LogCaptureFixture, starts: bool
+) -> None:
+    caplog.set_level("WARNING", logger="tandem_local.container")
+    command = ["true"] if starts else ["false"]
+    main = container(
+        "main", 8000, lifecycle={"preStop": {"exec": {"command": ["false"]}}},
+        startupProbe={"exec": {"command": command}, "failureThreshold": 600},
+    )  # fmt: skip
+    pods = runner.add([pod("a", main)])
+    runner.start(pods)
+    if starts:
+        await runner.wait_ready(pods)
+    else:
+        await until(lambda: bool(pods[0].pids))
+    await runner.stop()
+    lines = [r.getMessage() for r in caplog.records if r.name == "tandem_local.container"]
+    assert any("preStop hook failed" in line for line in lines) is starts
+
+
 async def test_a_crashed_container_is_restarted(runner: Runner) -> None:
     pods = runner.add([pod("a")])
     runner.start(pods)

@@ -1,6 +1,7 @@
 """`tandem`: imports each subcommand only when it is used, so that `--help` is quick."""
 
 import importlib
+from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -59,6 +60,18 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)  # noqa: S101 - _COMMANDS names commands only
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The subcommand of `args`; the error for a name that is none suggests a like one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as err:
+            near = get_close_matches(args[0], _COMMANDS, n=1)
+            if not near:
+                raise
+            raise click.UsageError(f"{err.message} Did you mean {near[0]!r}?", ctx) from err
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the subcommand; if it needs a module of the extra `engine`, say how to install it."""

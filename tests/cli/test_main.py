@@ -19,6 +19,7 @@ def test_help_lists_every_command() -> None:
     ("args", "message"),
     [
         (["nonsense"], "No such command 'nonsense'"),
+        (["statsu"], "No such command 'statsu'. Did you mean 'status'?"),
         (["--nonsense"], "No such option"),
         (["status", "-o", "json", "--watch"], "exclude each other"),
         (["status", "-A", "-n", "x"], "exclude each other"),

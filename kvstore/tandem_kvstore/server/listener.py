@@ -46,6 +46,8 @@ class StoreListener:
         self._runner = web.AppRunner(app, shutdown_timeout=_LAST_SECONDS)
         self._places = asyncio.Semaphore(_connection_limit(settings.max_connections))
         self._accepting: list[asyncio.Task[None]] = []
+        # Connections that were accepted, and are not yet connections of aiohttp's server.
+        self._connecting: set[asyncio.Task[tuple[asyncio.Transport, asyncio.Protocol]]] = set()
         # The task of each running request, which also sends its answer.
         self._requests: dict[asyncio.Task[object], web.Request] = {}
         self._is_draining = False
@@ -64,6 +66,7 @@ class StoreListener:
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
+        await asyncio.gather(*self._connecting, return_exceptions=True)
         self._is_draining = True
         # The task of a request that has arrived begins within two turns of the event loop.
         for _ in range(2):
@@ -89,7 +92,10 @@ class StoreListener:
                     _log.warning("a connection could not be accepted: %s", err.strerror)
                     await asyncio.sleep(_ACCEPT_AGAIN)
                 else:
-                    await loop.connect_accepted_socket(connection, client)
+                    # Not awaited: it takes turns of the event loop, and more clients may wait.
+                    task = asyncio.create_task(loop.connect_accepted_socket(connection, client))
+                    self._connecting.add(task)
+                    task.add_done_callback(self._connecting.discard)
 
     @web.middleware
     async def _track(self, request: web.Request, handler: Handler) -> web.StreamResponse:

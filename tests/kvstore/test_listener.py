@@ -12,6 +12,10 @@ import aiohttp
 import pytest
 from yarl import URL
 
+from tandem_kvstore.server.app import StoreSettings
+from tandem_kvstore.server.listener import StoreListener
+from tandem_local.ports import free_port
+
 from ..epp.real import until
 from .servers import Server, store_in_this_process, tandem_store
 
@@ -187,3 +191,49 @@ async def test_a_client_that_takes_no_bytes_loses_its_place(tmp_path: Path, limi
         assert b" 200 OK" in await get(waiting, "/healthz")
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
             await stalled[0].readexactly(SIZE)
+
+
+async def test_a_name_with_several_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them twice, one that this machine does not have; each of the others is served, also by
+    a single place, which an address without clients does not keep."""
+    found = socket.getaddrinfo
+
+    def resolve(host: str, port: int, **hints: int) -> list[tuple[object, ...]]:
+        addresses = "127.0.0.1", "203.0.113.1", "127.0.0.2", "127.0.0.1"
+        return [a for name in addresses for a in found(name, port, type=hints["type"])]
+
+    port = free_port("127.0.0.1")
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    listener = StoreListener(StoreSettings(tmp_path, max_connections=1))
+    assert await listener.start("store.example", port) == ("127.0.0.1", port)
+    monkeypatch.undo()
+    try:
+        for _ in range(3):
+            for host in ("127.0.0.2", "127.0.0.1"):
+                reader, writer = await asyncio.open_connection(host, port)
+                writer.write(b"GET /healthz HTTP/1.1\r\nHost: store\r\n\r\n")
+                assert b" 200 OK" in await reader.readuntil(b"\r\n\r\n")
+                writer.close()
+                await writer.wait_closed()
+    finally:
+        await listener.close()
+
+
+async def test_an_address_that_is_taken_leaves_none_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = socket.getaddrinfo
+
+    def resolve(host: str, port: int, **hints: int) -> list[tuple[object, ...]]:
+        return [a for n in ("127.0.0.2", "127.0.0.1") for a in found(n, port, type=hints["type"])]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listener = StoreListener(StoreSettings(tmp_path))
+        with pytest.raises(OSError, match="in use"):
+            await listener.start("store.example", port)
+        await listener.close()
+        socket.create_server(("127.0.0.2", port)).close()

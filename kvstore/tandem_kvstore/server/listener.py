@@ -7,10 +7,12 @@ are closed at once, and running requests get some time to end.
 """
 
 import asyncio
+import errno
 import logging
 import resource
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, cast
 
@@ -27,6 +29,7 @@ _FILES_OF_CONNECTION: Final = 2
 """Descriptors of a connection: its socket, and the object that it reads or writes."""
 _OTHER_FILES: Final = 64
 """Descriptors that do not belong to connections."""
+_NO_SUCH_ADDRESS: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 _ACCEPT_AGAIN: Final = 0.1
 """Seconds before the next accept after the kernel had no memory for one."""
 _NO_ACCESS_LOG: Final[dict[str, Any]] = {"access_log": None}
@@ -84,9 +87,15 @@ class StoreListener:
         connection = partial(_Connection, server, idle, release, loop)
         with listener:
             while True:
+                # First, so that a listener without clients keeps no place from another one.
+                await _wait_until_readable(loop, listener)
                 await self._places.acquire()
                 try:
-                    client, _ = await loop.sock_accept(listener)
+                    client, _ = listener.accept()
+                    client.setblocking(False)
+                except BlockingIOError:
+                    # The client has left meanwhile.
+                    self._places.release()
                 except OSError as err:
                     self._places.release()
                     _log.warning("a connection could not be accepted: %s", err.strerror)
@@ -155,20 +164,48 @@ class _Connection(web.RequestHandler):
         self._on_lost()
 
 
+async def _wait_until_readable(loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+    """Return once a client waits to be accepted."""
+    readable = asyncio.Event()
+    loop.add_reader(listener, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(listener)
+
+
 def _listen(host: str, port: int, idle_timeout: float) -> list[socket.socket]:
-    """Listening sockets, one for each address of `host`. Raises OSError."""
+    """Listening sockets, one for each address of `host` that this machine has. Raises OSError."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    listeners = []
-    for family, *_, address in found:
-        listener = socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-        listener.setblocking(False)
-        # Connections inherit it: the kernel ends those whose client takes no bytes for so long.
-        # Only Linux has it; elsewhere `body_timeout` alone ends them.
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            milliseconds = int(idle_timeout * 1000)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        listeners.append(listener)
+    with ExitStack() as opened:
+        listeners, failure = [], None
+        # A name may resolve to one address twice, or to IPv6 where the machine has none.
+        for family, address in dict.fromkeys(
+            (family, address[:2]) for family, *_, address in found
+        ):
+            try:
+                listener = socket.create_server(address, family=family, backlog=_BACKLOG)
+            except OSError as err:
+                if err.errno not in _NO_SUCH_ADDRESS:
+                    raise
+                failure = err
+            else:
+                opened.enter_context(listener)
+                _configure(listener, idle_timeout)
+                listeners.append(listener)
+        if failure is not None and not listeners:
+            raise failure
+        opened.pop_all()
     return listeners
+
+
+def _configure(listener: socket.socket, idle_timeout: float) -> None:
+    listener.setblocking(False)
+    # Connections inherit it: the kernel ends those whose client takes no bytes for so long.
+    # Only Linux has it; elsewhere `body_timeout` alone ends them.
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        milliseconds = int(idle_timeout * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 def _connection_limit(connections: int) -> int:

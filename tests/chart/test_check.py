@@ -20,6 +20,9 @@ class Gateway(ThreadingHTTPServer):
     """Answers with `status` and these bodies."""
 
     status, models, completion = 200, MODELS, COMPLETION
+    broken_model = ""
+    lacking = 0
+    """Bytes of each body that are announced and not sent."""
     requests = 0
 
 
@@ -31,14 +34,17 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(self.server.models)
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(self.server.completion)
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if request["model"] == self.server.broken_model:
+            self.send_error(500)
+        else:
+            self._answer(self.server.completion)
 
     def _answer(self, body: Any) -> None:
         content = json.dumps(body).encode()
         self.send_response(self.server.status)
         self.send_header("x-continuum-routing-path", "unified")
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(content) + self.server.lacking))
         self.end_headers()
         self.wfile.write(content)
 
@@ -87,6 +93,8 @@ def test_a_ready_pool_answers(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [({"status": 503}, "503"), ({"models": {"data": []}}, "no answer of an inference API"),
+     ({"models": {"data": None}}, "no answer of an inference API"),
+     ({"models": []}, "no answer of an inference API"), ({"lacking": 1}, "IncompleteRead"),
      ({"completion": {"error": "x"}}, "no answer of an inference API")],
 )  # fmt: skip
 def test_a_ready_pool_that_does_not_answer_fails_the_test(
@@ -125,3 +133,27 @@ def test_a_pool_that_cannot_answer_is_named_and_not_asked(
     assert check.answers(pool(gateway, ready, **status))
     assert words in capsys.readouterr().out
     assert gateway.requests == 0
+
+
+def test_each_model_of_a_shared_endpoint_is_asked(
+    gateway: Gateway, check: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.models = {"data": [{"id": "a"}, {"id": "b"}]}
+    gateway.broken_model = "b"
+    assert not check.answers(pool(gateway))
+    assert "500" in capsys.readouterr().out
+
+
+def test_the_last_line_names_each_pool_that_does_not_answer(
+    gateway: Gateway,
+    check: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pools = [pool(gateway, endpoint="http://127.0.0.1:9"), pool(gateway)]
+    pools[1]["metadata"]["name"] = "healthy"
+    monkeypatch.setattr(check, "decode_pools", lambda _: pools)
+    resources = {"resources": [{"name": kind} for kind in check.KINDS]}
+    monkeypatch.setattr(check, "ask_api", lambda _: resources)
+    assert check.main(f"http://127.0.0.1:{gateway.server_address[1]}/readyz", []) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "no answer from DecodePool team/d"

@@ -31,9 +31,8 @@ def test_strictly_valid(control_plane: ControlPlane, namespace: str, case: str) 
         if manifest["metadata"].get("namespace", "").startswith("team-"):
             manifest["metadata"]["namespace"] = namespace
     # A pod is not admitted before its service account exists.
-    control_plane.kubectl(
-        *("create", "serviceaccount", f"{RELEASE}-test", f"--namespace={namespace}")
-    )
+    [account] = {m["spec"]["serviceAccountName"] for m in served if m["kind"] == "Pod"}
+    control_plane.kubectl(*("create", "serviceaccount", account, f"--namespace={namespace}"))
     control_plane.kubectl(
         *("apply", "--server-side", "--force-conflicts", "--dry-run=server"),
         *("--validate=strict", "--filename=-"),

@@ -5,12 +5,14 @@ check.py READINESS_URL [NAMESPACE …]    the namespaces of the pools; without a
 
 # ruff: noqa: S310, T201 - all addresses are the cluster's; the pod's log is where this is read
 
+import http.client
 import json
 import ssl
 import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -20,8 +22,8 @@ KINDS = {
     for kind in ("prefillpools", "decodepools")
     for part in ("", "/scale", "/status")
 }
-MOST_POOLS = 16
-"""DecodePools that get a request, so that the test ends."""
+MOST_POOLS, MOST_MODELS = 16, 16
+"""DecodePools that get requests, and models of each that are asked for: helm waits five minutes."""
 ATTEMPTS, PAUSE = 3, 5.0
 """Requests before a DecodePool counts as broken, and the seconds between them: a pod may be ready a
 moment before its address is known to the gateway."""
@@ -54,11 +56,19 @@ def why_not_asked(pool: dict) -> str | None:
     return None if status.get("endpoint") else "another router than Tandem's serves it"
 
 
-def send_request(endpoint: str) -> str:
-    """Have one token generated through the gateway. Returns the line to print; OSError, ValueError
-    or LookupError: the endpoint does not answer as an inference API does."""
+def send_requests(endpoint: str) -> str:
+    """Have each model generate one token through the gateway. Returns the result in words; OSError,
+    ValueError, LookupError, TypeError or HTTPException: the endpoint is no inference API."""
     with urllib.request.urlopen(f"{endpoint}/v1/models", timeout=30) as answer:
-        model = json.load(answer)["data"][0]["id"]
+        models = [model["id"] for model in json.load(answer)["data"]]
+    if not models:
+        raise LookupError("it lists no models")
+    # DecodePools that share an endpoint list the models of all of them.
+    return "; ".join(send_request(endpoint, model) for model in models[:MOST_MODELS])
+
+
+def send_request(endpoint: str, model: str) -> str:
+    """Have one token generated; returns and raises as `send_requests`."""
     body = json.dumps({"model": model, "prompt": "Hello", "max_tokens": 1}).encode()
     request = urllib.request.Request(
         f"{endpoint}/v1/completions", body, {"Content-Type": "application/json"}
@@ -90,13 +100,14 @@ def answers(pool: dict) -> bool:
 def try_request(endpoint: str) -> tuple[bool, str]:
     """Whether the endpoint answers, and the result in words."""
     try:
-        return True, send_request(endpoint)
-    except urllib.error.HTTPError as err:
-        # The gateway answers, and wants a client's API key.
-        if err.code == 401:
-            return True, "answers, and wants an API key"
-        return False, f"{err.code}: {err.read(500).decode(errors='replace')}"
-    except (OSError, ValueError, LookupError) as err:
+        try:
+            return True, send_requests(endpoint)
+        except urllib.error.HTTPError as err:
+            # The gateway answers, and wants a client's API key.
+            if err.code == 401:
+                return True, "answers, and wants an API key"
+            return False, f"{err.code}: {err.read(500).decode(errors='replace')}"
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException) as err:
         return False, f"no answer of an inference API: {err!r}"
 
 
@@ -112,9 +123,17 @@ def main(readiness: str, namespaces: list[str]) -> int:
     pools = decode_pools(namespaces)
     if not pools:
         print("no DecodePool to send a request to: kubectl apply -f examples/quickstart.yaml")
-    # All are asked, also after one that does not answer.
-    silent = [pool for pool in pools if not answers(pool)]
-    return 1 if silent else 0
+    # At once: each may take minutes to fail, and helm waits for five.
+    with ThreadPoolExecutor(MOST_POOLS) as threads:
+        answered = list(threads.map(answers, pools))
+    names = [
+        f"{pool['metadata']['namespace']}/{pool['metadata']['name']}"
+        for pool, is_answered in zip(pools, answered, strict=True)
+        if not is_answered
+    ]
+    if names:
+        print(f"no answer from DecodePool {', '.join(names)}")
+    return 1 if names else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How an engine gets on with its external store for KV, by its own metrics. Pure.
+"""Whether an engine uses its external store for KV, by its own metrics. Pure.
 
     read_storage_use(page)       metrics page → the fact
     check_storage_use(engine)    the fact → findings
@@ -25,15 +25,18 @@ _NOT_STORED: Final = (
     f"{vllm_storage.NOT_STORED_CHUNKS}_total",
 )
 
+_MOST_CHARACTERS: Final = 200
+"""Most characters of a failure's message: an engine may run any program."""
+
 
 def read_storage_use(page: MetricsPage) -> StorageUse | None:
     """None if the page says nothing of a store, as before an engine has used it."""
     breakers = [page.totals[name] for name in _BREAKERS if name in page.totals]
     if not breakers:
         return None
-    words = [page.totals_by_label(name, "message") for name in _FAILURES]
-    failures = [pair for by_message in words for pair in by_message.items()]
-    newest = next((message for message, value in failures if value), "")
+    by_message = [page.totals_by_label(name, "message") for name in _FAILURES]
+    failures = [pair for messages in by_message for pair in messages.items()]
+    newest = next((message for message, value in failures if value), "")[:_MOST_CHARACTERS]
     not_stored = [page.totals_by_label(name, "reason") for name in _NOT_STORED]
     full = sum(by_reason.get(Reason.FULL, 0.0) for by_reason in not_stored)
     # A closed breaker is 0; a page has one of each data-parallel rank.
@@ -55,8 +58,14 @@ def check_storage_use(engine: Engine) -> Iterator[Finding]:
         yield Finding(Severity.BROKEN, _CHECK, engine.pod, detail, fix)
         return
     if use.full_chunks:
-        detail = f"{use.full_chunks:.0f} chunks were not stored, because the store was full"
-        fix = "give the store more space, or set transfer.storage.capacity below its size"
+        detail = (
+            f"{use.full_chunks:.0f} chunks were not stored since the engine started, because the"
+            " store was full"
+        )
+        fix = (
+            "if the number still rises, give the store more space, or set"
+            " transfer.storage.capacity below its size"
+        )
         yield Finding(Severity.WARNING, _CHECK, engine.pod, detail, fix)
         return
     yield Finding(Severity.OK, _CHECK, engine.pod, "the engine uses its external store")

@@ -69,7 +69,8 @@ async def supervise(
                     bound_address(settings.listen, for_clients),
                     bound_address(settings.admin, for_admin),
                 )
-                # Before the line that tells others to go ahead: until then SIGHUP ends the process.
+                # First: a program that waits for the line below may send SIGHUP at once, which
+                # would end a process without a handler.
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
                 print_ready(*addresses, configuration, settings.workers)
                 follow = (

@@ -61,7 +61,11 @@ def finding_of(use: StorageUse | None) -> list[Finding]:
         (StorageUse(True, "no answer in time"), Severity.OK, "uses its external store"),
         (StorageUse(False, REFUSED), Severity.BROKEN, f"external store: {REFUSED}"),
         (StorageUse(False), Severity.BROKEN, "instead of using its external store"),
-        (StorageUse(True, "", 3.0), Severity.WARNING, "3 chunks were not stored"),
+        (
+            StorageUse(True, "", 3.0),
+            Severity.WARNING,
+            "3 chunks were not stored since",
+        ),
     ],
 )
 def test_findings(use: StorageUse, severity: Severity, text: str) -> None:

@@ -190,5 +190,5 @@ def test_a_bad_setting_that_is_inherited_names_its_prefill_pool(
     rejection = decode(prefill_pool(**prefill), decode_pool(**decode_)).rejection
     assert rejection is not None
     assert rejection.reason is Reason.INVALID_SPEC
-    origin = "(inherited from PrefillPool p: correct it there)"
+    origin = "(inherited from PrefillPool p)"
     assert (origin in rejection.message) is named, rejection.message

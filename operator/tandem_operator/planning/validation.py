@@ -277,7 +277,7 @@ def _inherited_problem_line(problem: Problem, prefill: PoolManifest, decode: Poo
     line = _problem_line(problem)
     if not is_inherited(problem.path[1:], prefill.spec, decode.spec):
         return line
-    return f"{line} (inherited from PrefillPool {prefill.name}: correct it there)"
+    return f"{line} (inherited from PrefillPool {prefill.name})"
 
 
 def _read_manifest(kind: str, body: Body) -> _Manifest:

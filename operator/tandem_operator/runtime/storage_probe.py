@@ -34,7 +34,7 @@ _MOST_LINE: Final = 2000
 _MOST_LINES: Final = 64
 """Lines of a metrics page that are read: a series for each engine of a pod, and some to spare."""
 _MOST_CHARACTERS: Final = 200
-"""Of a failure's message: an engine may run any program, and the message goes into the status."""
+"""Most characters of a failure's message: an engine may run any program, and the status has it."""
 
 
 async def probe_storage(cache: ClusterCache, enqueue: Callable[[set[WorkKey]], None]) -> None:

@@ -92,7 +92,8 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
                     bound_address(settings.admin, for_admin),
                 )
                 reloader = Reloader(source, supervisor.apply)
-                # Before the line that tells others to go ahead: until then SIGHUP ends the process.
+                # First: a program that waits for the line below may send SIGHUP at once, which
+                # would end a process without a handler.
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
                 print_ready(*addresses, settings)
                 await _follow_until_drain(signals, reloader, admin, tls)

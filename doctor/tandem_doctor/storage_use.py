@@ -52,8 +52,8 @@ def check_storage_use(engine: Engine) -> Iterator[Finding]:
         reason = f": {use.failure}" if use.failure else ""
         detail = f"the engine computes instead of using its external store{reason}"
         fix = (
-            "tandem doctor --storage URL tests the store and names the fix; the engine uses the "
-            "store again by itself once it answers"
+            "tandem doctor --storage URL tests the store and names the fix; once it answers, the "
+            "engine uses it again by itself (if vLLM has reset its caches: once it is restarted)"
         )
         yield Finding(Severity.BROKEN, _CHECK, engine.pod, detail, fix)
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tandem_contract import endpoints, headers
+from tandem_contract import endpoints, headers, vllm_storage
 from tandem_contract.paths import RoutingPath
 from tandem_epp.backends.pod_blocks import PodBlocks
 from tandem_epp.kv_events.collector import EventCollector, PodEngine
@@ -93,6 +93,13 @@ async def test_storage_beside_a_hand_off(
         moved = await Moved(http, pair.decode.url(endpoints.METRICS)).begin()
         assert await without_peer() == text
         assert await moved.by(NOT_LOADED) == 0
+
+        async def is_reported() -> bool:
+            page = await metrics_page(http, pair.decode.url(endpoints.METRICS))
+            reasons = [line for line in page.splitlines() if "vLLM has reset its caches" in line]
+            return bool(reasons) and metric(page, vllm_storage.BREAKER_STATE) == 2
+
+        await until(is_reported, 120)
 
 
 async def reset_caches(http: aiohttp.ClientSession, engine: Vllm, **query: str) -> None:

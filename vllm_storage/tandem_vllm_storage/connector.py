@@ -13,7 +13,7 @@ StorageConfigError.
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -27,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from tandem_contract.vllm_storage import CONNECTOR, MODULE_PATH
+from tandem_kvstore.guard.breaker import BreakerState
 
 from .block_copies import BlockCopies
 from .events import to_vllm
@@ -44,6 +45,12 @@ _log = logging.getLogger(__name__)
 # Registered, because MultiConnector finds the class that reads a child's stats by name only.
 if CONNECTOR not in KVConnectorFactory._registry:
     KVConnectorFactory.register_connector(CONNECTOR, MODULE_PATH, CONNECTOR)
+
+
+RESET_MESSAGE: Final = (
+    "vLLM has reset its caches, as it does when its weights change: KV is neither loaded from "
+    "storage nor saved until this engine starts again"
+)
 
 
 class StorageMetadata(KVConnectorMetadata):
@@ -213,10 +220,10 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
         change, or by request. The keys name the weights of the start, and other engines use what
         is stored, so this engine uses the store no more until it starts again."""
         self._is_off = True
-        _log.warning(
-            "vLLM has reset its caches, as it does when its weights change: KV is neither loaded "
-            "from storage nor saved until this engine starts again"
-        )
+        # For the operator and `tandem doctor`: this engine computes what it could load.
+        self._counts.set_breaker(BreakerState.OPEN)
+        self._counts.set_failure(RESET_MESSAGE)
+        _log.warning(RESET_MESSAGE)
         return True
 
     def get_kv_connector_stats(self) -> StorageStats | None:

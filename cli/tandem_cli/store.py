@@ -106,6 +106,8 @@ def store(
     --drain-timeout to end.
     """
     logging.basicConfig(level=logging.WARNING)
+    if max_age == 0:
+        fail("--max-age must be above 0: every chunk is older than that")
     settings = StoreSettings(
         directory,
         max_object_bytes,

@@ -48,6 +48,7 @@ from .format.collection import (
     Unreferenced,
     plan_collection,
 )
+from .format.manifest import key_of
 from .stores import ObjectStore
 from .stores.base import ObjectInfo, TaggedObject
 
@@ -56,8 +57,10 @@ _log = logging.getLogger(__name__)
 _MAX_RECORD: Final = 4 << 20
 _KEYS_PER_RECORD: Final = 50_000
 _DENIALS: Final = 3
-"""Denied deletions in a row that end a round. More: without the right to delete, each round asks
-for every chunk. Fewer: some objects with locks keep all others from being deleted."""
+"""Denied deletions in a row that end a round: there may be no right to delete."""
+_DENIED_SECONDS: Final = 3600.0
+"""For so long an object is left alone whose deletion the store denied, so that each round gets to
+others. More: a right that is granted is noticed later."""
 
 OnRemoved = Callable[[Sequence[str]], None]
 """Called with the keys of chunks that the collector has deleted."""
@@ -119,8 +122,9 @@ class Collector:
         self._unreferenced: dict[str, Unreferenced] = {}
         self._uses: dict[str, float] = {}
         self._records_read: set[str] = set()
-        # Deletions in a row that the store denied.
+        # Deletions in a row that the store denied, and when it denied each (time.monotonic()).
         self._denials = 0
+        self._denied: dict[str, float] = {}
 
     async def collect(self, now: float | None = None) -> Collection | None:
         """Run one round and return its plan. Raises StoreError.
@@ -153,8 +157,13 @@ class Collector:
         if now is None:
             return None
         await self._read_records(objects)
+        denied = ((i.name, self._denied.get(i.name, -_DENIED_SECONDS)) for i in objects)
+        self._denied = {name: at for name, at in denied if at + _DENIED_SECONDS > monotonic}
         plan = plan_collection(
-            objects, self._uses, self._unreferenced, bounds, now=now, monotonic=monotonic
+            *(objects, self._uses, self._unreferenced, bounds),
+            now=now,
+            monotonic=monotonic,
+            kept=self._denied,
         )
         await self._delete(plan, {info.name: info.modified for info in objects})
         return plan
@@ -210,12 +219,32 @@ class Collector:
         try:
             return await self._put_lease(present, is_ours=is_ours)
         except StoreFull:
-            if present is None:
+            # Only a round makes room, and a round needs a lease. Any process may delete a manifest:
+            # its chunk is computed again, and running loads go on.
+            name = LEASE if present is not None else await self._oldest_manifest()
+            if name is None:
                 raise
-        # A full store may have room in place of the old lease; only a round makes more. Where
-        # another process is faster, it has the lease.
-        await self._objects.delete(LEASE)
+        if present is not None and not await self._is_lease(present):
+            return False
+        await self._remove(name)
         return await self._put_lease(None, is_ours=is_ours)
+
+    async def _is_lease(self, present: TaggedObject) -> bool:
+        """Whether the lease is still the `present` one, or nobody's: no other process took it."""
+        try:
+            lease = await self._objects.get_tagged(LEASE, 1 << 12)
+        except ObjectMissing:
+            return True
+        return bytes(lease.data) == bytes(present.data)
+
+    async def _oldest_manifest(self) -> str | None:
+        """The manifest that was written first, so far as the store may delete it."""
+        manifests = [
+            (info.modified, info.name)
+            async for info in self._objects.scan()
+            if key_of(info.name) == info.name and info.name not in self._denied
+        ]
+        return min(manifests, default=(0.0, None))[1]
 
     async def _put_lease(self, present: TaggedObject | None, *, is_ours: bool) -> bool:
         body = (msgspec.json.encode({"holder": self._holder, "renewal": uuid.uuid4().hex}),)
@@ -251,6 +280,7 @@ class Collector:
 
     async def _delete(self, plan: Collection, listed: Mapping[str, float]) -> None:
         """`listed`: when each object was written, by the listing."""
+        self._unreferenced = dict(plan.unreferenced)
         removed: list[str] = []
         try:
             for name in plan.manifests:
@@ -263,25 +293,24 @@ class Collector:
                 self._on_removed(removed)
         for name in plan.data:
             await self._keep_lease()
-            if not await self._is_written_again(name, listed[name]):
-                await self._remove(name)
+            if await self._is_written_again(name, listed[name]) or await self._remove(name):
+                self._unreferenced.pop(name, None)
         for name in (*plan.records, *plan.unfinished):
             await self._keep_lease()
             await self._remove(name)
-        self._unreferenced = dict(plan.unreferenced)
-        for name in plan.data:
-            self._unreferenced.pop(name, None)
 
     async def _remove(self, name: str) -> bool:
-        """Delete an object; returns whether it is gone. One that must not be deleted, for instance
-        by a lock on it, does not keep the others. Raises StoreError after _DENIALS in a row."""
+        """Delete an object; returns whether it is gone. One that the store refuses to delete, for
+        instance because of a lock, is left alone from then on, and the others are deleted. Raises
+        StoreError after _DENIALS refusals in a row."""
         try:
             await self._objects.delete(name)
         except StoreDenied as err:
             self._denials += 1
+            self._denied[name] = time.monotonic()
             if self._denials >= _DENIALS:
                 raise
-            _log.warning("an object stays: %s", err)
+            _log.warning("the store refuses to delete an object, which stays: %s", err)
             return False
         self._denials = 0
         return True
@@ -294,5 +323,5 @@ class Collector:
         # A store that does not say when is collected as it was listed.
         except (ObjectMissing, StoreUnsupported):
             return False
-        # Stores round to seconds, and the listed time is minutes old.
-        return info.modified > modified + 1.0
+        # Stores round to seconds, and the listed time is minutes old. Their clock may go back, too.
+        return abs(info.modified - modified) > 1.0

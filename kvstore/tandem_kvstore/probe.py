@@ -76,7 +76,8 @@ async def probe_store(location: StoreLocation) -> ProbeResult:
     try:
         objects = open_store(location)
     except LocationError as err:
-        return ProbeResult(False, str(err), "correct the files of the credentials, or ca_file")
+        fix = "correct the files of the credentials, ca_file, or the environment's variables AWS_…"
+        return ProbeResult(False, str(err), fix)
     allowed: list[str] = []
     try:
         async with asyncio.timeout(_SECONDS):

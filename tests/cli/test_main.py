@@ -125,3 +125,10 @@ async def test_a_missing_engine_extra_is_named(tmp_path: Path) -> None:
     _, stderr = await process.communicate()
     assert process.returncode == 1
     assert stderr.decode() == "error: this command needs torch: pip install 'tandem-llm[engine]'\n"
+
+
+def test_a_store_does_not_delete_what_it_was_just_given(tmp_path: Path) -> None:
+    arguments = ["store", "--listen", "127.0.0.1:0", "--dir", str(tmp_path), "--max-age", "0s"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code != 0
+    assert "--max-age must be above 0" in result.output

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tandem_kvstore.collector import Collector, Touches
 from tandem_kvstore.errors import Reason, StoreDenied, StoreFull
 from tandem_kvstore.format.collection import (
+    LEASE,
     LOAD_SECONDS,
     TOUCH_PREFIX,
     WRITE_SECONDS,
@@ -23,6 +24,7 @@ from tandem_kvstore.format.collection import (
     plan_collection,
 )
 from tandem_kvstore.stores import ObjectInfo
+from tandem_kvstore.stores.base import UNFINISHED
 
 from .gate import error, gate
 from .kv import Engine, chain, engine, group_specs
@@ -93,6 +95,14 @@ def test_data_wait_as_long_when_the_stores_clock_is_set(step: float) -> None:
     assert plan.data == (name,)
 
 
+def test_unfinished_objects_make_room_before_chunks_do() -> None:
+    chunks = [ObjectInfo(key, 100, 10_000.0) for key in KEYS]
+    left = ObjectInfo(f"{UNFINISHED}x", 1000, 0.0)
+    plan = plan_collection([*chunks, left], {}, {}, BOUNDS, now=10_000.0, monotonic=0.0)
+    assert plan.unfinished == (left.name,)
+    assert plan.manifests == ()
+
+
 @pytest.mark.component
 async def test_a_namespace_stays_within_its_capacity(server: Server) -> None:
     old, young, used = chain(1, 2), chain(2, 2), chain(3, 1)
@@ -140,14 +150,20 @@ async def test_a_touch_record_that_cannot_be_read_is_left_out(
 
 
 @pytest.mark.component
-async def test_an_object_that_must_not_be_deleted_keeps_no_others(
-    tmp_path: Path, versitygw_program: None
+@pytest.mark.parametrize("denied", [1, 3, 4])
+async def test_locked_objects_do_not_stop_the_collector(
+    tmp_path: Path, versitygw_program: None, denied: int
 ) -> None:
-    chunks = chain(1, 4)
-    locked = {chunks[0].key}
+    chunks = chain(1, 8)
+    locked = {chunk.key for chunk in chunks[:denied]}
+
+    deletions: list[str] = []
 
     def refuse(request: web.Request) -> web.Response | None:
-        is_locked = request.method == "DELETE" and request.path.rpartition("/")[2] in locked
+        name = request.path.rpartition("/")[2]
+        if request.method == "DELETE":
+            deletions.append(name)
+        is_locked = request.method == "DELETE" and name in locked
         return error(403, "AccessDenied") if is_locked else None
 
     async with versitygw(tmp_path) as server, gate(server.location, refuse) as between:
@@ -155,14 +171,24 @@ async def test_an_object_that_must_not_be_deleted_keeps_no_others(
         await writer.put_all(chunks)
         bounds = Bounds(capacity=1, max_age=1e9, io_deadline=-1.0)
         collector = Collector(writer.objects, lambda: bounds)
-        assert await collector.collect() is not None
+        # Three refusals in a row end a round: there may be no right to delete. The next round
+        # leaves those objects alone.
+        for _ in range(2):
+            with suppress(StoreDenied):
+                await collector.collect()
         names = {info.name async for info in writer.objects.scan()}
         assert names.intersection(chunk.key for chunk in chunks) == locked
-        # Without the right to delete, a round ends.
-        await writer.put_all(chunks)
-        locked.update(chunk.key for chunk in chunks)
+        deletions.clear()
+        assert await collector.collect() is not None
+        assert not locked.intersection(deletions)
+        # Without any right to delete, a round asks for three objects only.
+        more = chain(2, 8)
+        await writer.put_all(more)
+        locked.update(chunk.key for chunk in more)
+        deletions.clear()
         with pytest.raises(StoreDenied):
             await collector.collect()
+        assert len(deletions) == 3
 
 
 @pytest.mark.component
@@ -184,6 +210,11 @@ async def test_a_store_that_is_full_is_collected(
         assert await second.collect(now=0.0) is None
         # It takes the lease over.
         assert await second.collect(now=1000.0) is not None
+        await writer.put_all(chain(2, 1))
+        await writer.objects.delete(LEASE)
+        await fill(writer)
+        # A manifest makes room for the first lease of a namespace.
+        assert await first.collect() is not None
         await writer.put_all(chain(1, 1))
         await writer.chunks.close()
 

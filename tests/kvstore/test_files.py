@@ -35,7 +35,10 @@ async def test_a_file_system_that_hangs_keeps_nothing_else_waiting(tmp_path: Pat
         for read in reads:
             read.cancel()
         await asyncio.gather(*reads, return_exceptions=True)
-        os.close(os.open(tmp_path / "object", os.O_RDWR))
+        pipe = os.open(tmp_path / "object", os.O_RDWR)
+        # Threads that open it later find no pipe; those that have it read its end.
+        os.unlink(tmp_path / "object")
+        os.close(pipe)
 
 
 def test_a_process_that_was_forked_has_threads_of_its_own(tmp_path: Path) -> None:

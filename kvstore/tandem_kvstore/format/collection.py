@@ -11,7 +11,7 @@ names data that are gone. Engines then compute the chunk, and write it again.
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -87,11 +87,13 @@ def plan_collection(
     *,
     now: float,
     monotonic: float,
+    kept: Container[str] = frozenset(),
 ) -> Collection:
     """The plan for a listing.
 
     `uses`: time of the last use, by key, in Unix seconds by the store's clock, as `now`.
     `unreferenced`: from the last plan. `monotonic`: the collector's clock at the listing's end.
+    `kept`: names of objects that the store refuses to delete; they fill the namespace all the same.
     """
     listed = list(objects)
     size = sum(item.size for item in listed)
@@ -102,10 +104,16 @@ def plan_collection(
             manifests[item.name] = item
         elif chunk is not None:
             data.setdefault(chunk, []).append(item)
-    used = {key: max(item.modified, uses.get(key, 0.0)) for key, item in manifests.items()}
+    used = {
+        key: max(item.modified, uses.get(key, 0.0))
+        for key, item in manifests.items()
+        if key not in kept
+    }
+    unfinished = _older(listed, UNFINISHED, now - UNFINISHED_SECONDS)
     excess = size - bounds.low_water * bounds.capacity if size > bounds.capacity else 0.0
-    # Data without a manifest are deleted in any case.
+    # Data without a manifest, and unfinished objects, are deleted in any case.
     excess -= sum(i.size for key, items in data.items() if key not in manifests for i in items)
+    excess -= sum(item.size for item in unfinished)
     expired = _least_recently_used(manifests, data, used, now - bounds.max_age, excess)
     waiting, deleted = {}, []
     for key, items in data.items():
@@ -117,21 +125,25 @@ def plan_collection(
             if before is None or before.modified != item.modified:
                 before = Unreferenced(monotonic, item.modified)
             waiting[item.name] = before
-            if monotonic - before.since > bounds.io_deadline:
+            if monotonic - before.since > bounds.io_deadline and item.name not in kept:
                 deleted.append(item.name)
     return Collection(
         manifests=tuple(expired),
         data=tuple(deleted),
-        records=_older(listed, TOUCH_PREFIX, now - bounds.max_age),
-        unfinished=_older(listed, UNFINISHED, now - UNFINISHED_SECONDS),
+        records=tuple(
+            item.name
+            for item in _older(listed, TOUCH_PREFIX, now - bounds.max_age)
+            if item.name not in kept
+        ),
+        unfinished=tuple(item.name for item in unfinished if item.name not in kept),
         size=size,
         unreferenced=waiting,
     )
 
 
-def _older(objects: Iterable[ObjectInfo], prefix: str, time: float) -> tuple[str, ...]:
-    """Names that start with `prefix`, of objects that were written before `time`."""
-    return tuple(i.name for i in objects if i.name.startswith(prefix) and i.modified < time)
+def _older(objects: Iterable[ObjectInfo], prefix: str, time: float) -> list[ObjectInfo]:
+    """Objects whose names start with `prefix`, written before `time`."""
+    return [i for i in objects if i.name.startswith(prefix) and i.modified < time]
 
 
 def _least_recently_used(

@@ -124,9 +124,7 @@ class Capacity:
     def _remove_unfinished(self) -> None:
         before = time.time() - UNFINISHED_SECONDS
         for folder, _, _ in os.walk(self._directory):
-            # A file that cannot be removed is tried again in the next round.
-            with suppress(OSError):
-                FileStore(Path(folder)).remove_unfinished(before)
+            FileStore(Path(folder)).remove_unfinished(before)
 
     async def _remove_down_to(self, size: int) -> None:
         while self.size > size and self._chunks:

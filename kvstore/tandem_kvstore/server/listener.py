@@ -87,15 +87,14 @@ class StoreListener:
         connection = partial(_Connection, server, idle, release, loop)
         with listener:
             while True:
-                # First, so that a listener without clients keeps no place from another one.
-                await _wait_until_readable(loop, listener)
                 await self._places.acquire()
                 try:
                     client, _ = listener.accept()
                     client.setblocking(False)
                 except BlockingIOError:
-                    # The client has left meanwhile.
+                    # A listener without clients keeps no place from another one.
                     self._places.release()
+                    await _wait_until_readable(loop, listener)
                 except OSError as err:
                     self._places.release()
                     _log.warning("a connection could not be accepted: %s", err.strerror)

@@ -149,7 +149,8 @@ class FileStore:
         """Remove what writers that died have left, written before the Unix time `before`."""
         with suppress(FileNotFoundError):
             for file in self.directory.glob(f"{UNFINISHED}*"):
-                with suppress(FileNotFoundError):
+                # One that cannot be removed does not keep the others; it is tried again.
+                with suppress(OSError):
                     if file.stat().st_mtime < before:
                         file.unlink()
 

@@ -157,3 +157,20 @@ def test_the_last_line_names_each_pool_that_does_not_answer(
     monkeypatch.setattr(check, "ask_api", lambda _: resources)
     assert check.main(f"http://127.0.0.1:{gateway.server_address[1]}/readyz", []) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "no answer from DecodePool team/d"
+
+
+def test_a_part_that_does_not_answer_is_named(
+    gateway: Gateway,
+    check: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert check.main("http://127.0.0.1:9/readyz", []) == 1
+    assert capsys.readouterr().out.startswith("the operator does not answer at http://127.0.0.1:9/")
+
+    def refuse(_: str) -> None:
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(check, "ask_api", refuse)
+    assert check.main(f"http://127.0.0.1:{gateway.server_address[1]}/readyz", []) == 1
+    assert "the API server does not answer at https://" in capsys.readouterr().out

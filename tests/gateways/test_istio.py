@@ -19,6 +19,7 @@ from tandem_local.ports import free_port
 from tests.cluster.control_plane import ControlPlane
 from tests.epp.real import Epp, until
 from tests.sidecar.real.engine import SERVED
+from tests.sidecar.real.pair import LONG as MANY
 
 from .istio import GATEWAY_LABEL, GatewayEnvoy, gateway_envoy, istiod
 from .site import Site, local_network, manifest, site
@@ -130,7 +131,7 @@ async def test_a_prompt_is_split_over_the_pods_of_the_pool(stack: Running) -> No
 
 
 async def test_tokens_arrive_while_others_are_generated(stack: Running) -> None:
-    body = {"model": SERVED, "prompt": "stream " + LONG, "max_tokens": 600, "stream": True}
+    body = {"model": SERVED, "prompt": "stream " + LONG, "max_tokens": MANY, "stream": True}
     url = stack.url + "/v1/completions"
     async with stack.http.post(url, json=body | {"ignore_eos": True}) as answer:
         assert answer.status == 200

@@ -34,6 +34,14 @@ KEYS = [f"{i:064x}" for i in range(6)]
 BOUNDS = Bounds(capacity=1000, max_age=500.0, io_deadline=50.0)
 
 
+async def fill(writer: Engine) -> None:
+    """Write until not even a small object has room."""
+    for size in (1 << 16, 1 << 12, 1):
+        with suppress(StoreFull):
+            for key in map("{:064x}".format, count()):
+                await writer.objects.put(f"{key}-{size}", [bytes(size)])
+
+
 def namespace() -> st.SearchStrategy[list[ObjectInfo]]:
     """Objects of some chunks, complete or not."""
     names = [name for key in KEYS for name in (key, f"{key}-00-aa", f"{key}-01-bb")]
@@ -219,14 +227,7 @@ async def test_a_store_that_is_full_is_collected(
         await writer.chunks.close()
 
 
-async def fill(writer: Engine) -> None:
-    """Write until not even a small object has room."""
-    for size in (1 << 16, 1 << 12, 1):
-        with suppress(StoreFull):
-            for key in map("{:064x}".format, count()):
-                await writer.objects.put(f"{key}-{size}", [bytes(size)])
-
-
+@pytest.mark.component
 async def test_a_reader_keeps_what_it_is_reading(server: Server) -> None:
     chunks, client = chain(1, 3), engine(server.location)
     await client.put_all(chunks)

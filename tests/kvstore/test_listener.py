@@ -96,7 +96,7 @@ async def test_requests_that_run_at_sigterm_end_and_no_more_are_accepted(tmp_pat
     large_object(tmp_path)
     upload = Upload(tmp_path)
     async with (
-        tandem_store(tmp_path) as server,
+        tandem_store(tmp_path, "--drain-timeout", "10m") as server,
         connection(server) as idle,
         connection(server) as download,
     ):
@@ -146,9 +146,11 @@ async def test_clients_beyond_the_limit_wait_for_a_place(tmp_path: Path) -> None
         await until(upload.is_received)
         async with connection(server) as waiting:
             answer = asyncio.create_task(get(waiting, "/ns/a"))
+            # Without the limit it is answered during the upload, with 404.
+            done, _ = await asyncio.wait({answer}, timeout=0.2)
+            assert not done
             upload.goes_on.set()
             assert (await put).status == 201
-            # Without the limit it is answered during the upload, with 404.
             assert b" 200 OK" in await answer
 
 

@@ -59,8 +59,8 @@ class Pair:
     async def restore(self, http: aiohttp.ClientSession, failures: int) -> None:
         """Start engines that a test killed again; wait until a hand-off works.
 
-        `failures`: tests of the session that have failed. After another one, wait until the pair is
-        idle, too, or start it anew.
+        `failures`: tests of the session that have failed. After another one, also wait until the
+        pair is idle; if it does not become idle, restart it.
         """
         dead = [engine for engine in (self.prefill, self.decode) if engine.process.ended()]
         for engine in dead:

@@ -4,10 +4,12 @@ import asyncio
 import json
 import tempfile
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from tandem_contract import endpoints, headers, vllm_storage
 from tandem_contract.paths import RoutingPath
@@ -15,6 +17,7 @@ from tandem_epp.backends.pod_blocks import PodBlocks
 from tandem_epp.kv_events.collector import EventCollector, PodEngine
 from tandem_epp.kv_events.subscriber import EngineAddress
 
+from ..kvstore.gate import Refuse, gate
 from ..kvstore.servers import store_in_this_process
 from .api_requests import KINDS, ask
 from .engines import Vllm, make_pair, metric
@@ -37,7 +40,9 @@ async def test_storage_beside_a_hand_off(
     body = kind.body("All the same. " * 80, cache_salt="a conversation")
     async with AsyncExitStack() as stack, AsyncExitStack() as store:
         server = await store.enter_async_context(store_in_this_process(tmp_path / "store"))
-        engines = make_pair(model, tmp_path, storage={"endpoint": server.location.endpoint})
+        asked: list[str] = []
+        between = await store.enter_async_context(gate(server.location, note_in(asked)))
+        engines = make_pair(model, tmp_path, storage={"endpoint": between.location.endpoint})
         for engine in engines:
             mount_packages(engine, tmp_path)
         # A short path: that of a Unix socket has at most 107 bytes.
@@ -82,24 +87,47 @@ async def test_storage_beside_a_hand_off(
         # It loads the chunk or computes it, as the cost model decides.
         assert await without_peer() == text
 
+        async def ask_new(prompt: str) -> None:
+            await ask(http, pair.prefill.url(kind.path), kind.body(f"{prompt}. " * CHUNK))
+
+        stored = await Moved(http, pair.prefill.url(endpoints.METRICS)).begin()
+        asked.clear()
+        await ask_new("One")
+        await until(partial(has_moved, stored, STORED), 120)
+        assert {request.partition(" ")[0] for request in asked} >= {"GET", "PUT"}
+        # The prefill engine's weights may change now: it neither loads nor saves any more.
+        await reset_caches(http, pair.prefill, reset_external="true")
+        asked.clear()
+        # A save would begin with a step after the one that computed the prompt.
+        for prompt in ("Two", "Three", "Four"):
+            await ask_new(prompt)
+        assert asked == []
+        await until(partial(is_reported_off, http, pair.prefill), 120)
+
         await store.aclose()
         moved = await Moved(http, pair.decode.url(endpoints.METRICS)).begin()
         while not await moved.by(NOT_LOADED):
             assert await without_peer() == text
         assert kind.text(await pair.handed_off(http, kind, body)) == text
 
-        # Its weights may change now: it asks the store no more.
-        await reset_caches(http, pair.decode, reset_external="true")
-        moved = await Moved(http, pair.decode.url(endpoints.METRICS)).begin()
-        assert await without_peer() == text
-        assert await moved.by(NOT_LOADED) == 0
 
-        async def is_reported() -> bool:
-            page = await metrics_page(http, pair.decode.url(endpoints.METRICS))
-            reasons = [line for line in page.splitlines() if "vLLM has reset its caches" in line]
-            return bool(reasons) and metric(page, vllm_storage.BREAKER_STATE) == 2
+def note_in(asked: list[str]) -> Refuse:
+    """Append each request to `asked`; the store answers all."""
 
-        await until(is_reported, 120)
+    def note(request: web.Request) -> None:
+        asked.append(f"{request.method} {request.path}")
+
+    return note
+
+
+async def has_moved(moved: Moved, counter: str) -> bool:
+    return await moved.by(counter) > 0
+
+
+async def is_reported_off(http: aiohttp.ClientSession, engine: Vllm) -> bool:
+    page = await metrics_page(http, engine.url(endpoints.METRICS))
+    reasons = [line for line in page.splitlines() if "vLLM has reset its caches" in line]
+    return bool(reasons) and metric(page, vllm_storage.BREAKER_STATE) == 2
 
 
 async def reset_caches(http: aiohttp.ClientSession, engine: Vllm, **query: str) -> None:

@@ -113,14 +113,22 @@ def try_request(endpoint: str) -> tuple[bool, str]:
 
 def main(readiness: str, namespaces: list[str]) -> int:
     """Exit status: 0, or 1 after a line that says what does not work."""
-    with urllib.request.urlopen(readiness, timeout=10) as answer:
-        print(f"{readiness}: {answer.status}")
-    served = {resource["name"] for resource in ask_api("")["resources"]}
+    try:
+        with urllib.request.urlopen(readiness, timeout=10) as answer:
+            print(f"{readiness}: {answer.status}")
+    except (OSError, http.client.HTTPException) as err:
+        print(f"the operator does not answer at {readiness}: {err}")
+        return 1
+    try:
+        served = {resource["name"] for resource in ask_api("")["resources"]}
+        pools = decode_pools(namespaces)
+    except (OSError, ValueError, http.client.HTTPException) as err:
+        print(f"the API server does not answer at {API}: {err}")
+        return 1
     if missing := ", ".join(sorted(KINDS - served)):
         print(f"the CRDs do not serve {missing}: kubectl apply --server-side -f crds/")
         return 1
     print(f"{API}: {', '.join(sorted(KINDS))}")
-    pools = decode_pools(namespaces)
     if not pools:
         print("no DecodePool to send a request to: kubectl apply -f examples/quickstart.yaml")
     # At once: each may take minutes to fail, and helm waits for five.

@@ -6,6 +6,8 @@ line, and the last good configuration stays in force.
 
 import asyncio
 import logging
+import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,9 @@ from .scheduling.config import Routing, load_routing
 _TEXT: Final = "--config-text"
 
 _log: Final = logging.getLogger(__name__)
+
+_STARTED: Final = time.time()
+"""Unix seconds: no file was read before this module was imported."""
 
 Stamp = tuple[tuple[str, int, int, int], ...]
 """Path, modification time in ns, size and inode of each file."""
@@ -108,10 +113,18 @@ class FileWatch:
     (inotify) on the file does not report.
     """
 
-    def __init__(self, path: Path, on_change: Callable[[], None], interval: float = 1.0) -> None:
-        """`interval` is in seconds."""
+    def __init__(
+        self,
+        path: Path,
+        on_change: Callable[[], None],
+        interval: float = 1.0,
+        read_after: float = _STARTED,
+    ) -> None:
+        """`interval` is in seconds. `read_after`: Unix seconds before the first reading of the file
+        or directory. What changed later may have changed after it was read, so the first round
+        calls `on_change`."""
         self._path, self._on_change, self._interval = path, on_change, interval
-        self._stamp = _stamp(path)
+        self._stamp = () if _changed_at(path) >= read_after else _stamp(path)
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -154,10 +167,18 @@ def reload_keys(directory: Path) -> dict[str, bytes] | None:
 
 def _stamp(path: Path) -> Stamp:
     """Differs between two states of a file, or of the files of a directory."""
+    return tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in _files(path))
+
+
+def _changed_at(path: Path) -> float:
+    """Unix seconds of the latest change of a file, or of the files of a directory."""
+    return max((status.st_ctime for _, status in _files(path)), default=0.0)
+
+
+def _files(path: Path) -> list[tuple[str, os.stat_result]]:
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
-        stats = [(str(file), file.stat()) for file in files]
+        return [(str(file), file.stat()) for file in files]
     except OSError:
         # A missing file is a state of its own, so its return is a change.
-        return ()
-    return tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in stats)
+        return []

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import time
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -86,7 +88,8 @@ async def test_every_kind_of_file_change_is_noticed(tmp_path: Path, file_change:
         (tmp_path / "v2").write_text(GOOD)
         file.unlink()
         file.symlink_to(tmp_path / "v1")
-    watch = asyncio.create_task(FileWatch(file, changed.set, interval=0.01).run())
+    watching = FileWatch(file, changed.set, interval=0.01, read_after=inf)
+    watch = asyncio.create_task(watching.run())
     try:
         if file_change == "rewritten":
             file.write_text(GOOD * 2)
@@ -101,3 +104,16 @@ async def test_every_kind_of_file_change_is_noticed(tmp_path: Path, file_change:
         await asyncio.wait_for(changed.wait(), 20)
     finally:
         watch.cancel()
+
+
+async def test_a_file_that_changed_during_the_start_is_read_again(tmp_path: Path) -> None:
+    """It may have changed between its first reading and the watch."""
+    changed = asyncio.Event()
+    before = time.time() - 1.0
+    file = written(tmp_path, GOOD)
+    watch = FileWatch(file, changed.set, interval=0.01, read_after=before)
+    running = asyncio.create_task(watch.run())
+    try:
+        await asyncio.wait_for(changed.wait(), 20)
+    finally:
+        running.cancel()

@@ -25,6 +25,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Final
 
 import msgspec
@@ -56,8 +57,9 @@ _log = logging.getLogger(__name__)
 
 _MAX_RECORD: Final = 4 << 20
 _KEYS_PER_RECORD: Final = 50_000
-_DENIALS: Final = 3
-"""Denied deletions in a row that end a round: there may be no right to delete."""
+_DENIALS: Final = 100
+"""Denied deletions in a row that end a round: there may be no right to delete. Fewer: with many
+locked objects, rounds get to the others only after hours."""
 _DENIED_SECONDS: Final = 3600.0
 """For so long an object is left alone whose deletion the store denied, so that each round gets to
 others. More: a right that is granted is noticed later."""
@@ -133,6 +135,7 @@ class Collector:
         longer), or if the store has no listing. `now`: seconds by the clock of this process.
         """
         now = time.monotonic() if now is None else now
+        self._denials = 0
         if (bounds := self._bounds()) is None:
             return None
         self._renewed_at = time.monotonic()
@@ -147,7 +150,7 @@ class Collector:
         return None
 
     async def _run_round(self, bounds: Bounds) -> Collection | None:
-        objects, self._denials = [], 0
+        objects = []
         async for info in self._objects.scan():
             await self._keep_lease()
             objects.append(info)
@@ -157,8 +160,8 @@ class Collector:
         if now is None:
             return None
         await self._read_records(objects)
-        denied = ((i.name, self._denied.get(i.name, -_DENIED_SECONDS)) for i in objects)
-        self._denied = {name: at for name, at in denied if at + _DENIED_SECONDS > monotonic}
+        denied = (info.name for info in objects if self._is_denied(info.name))
+        self._denied = {name: self._denied[name] for name in denied}
         plan = plan_collection(
             *(objects, self._uses, self._unreferenced, bounds),
             now=now,
@@ -226,7 +229,8 @@ class Collector:
                 raise
         if present is not None and not await self._is_lease(present):
             return False
-        await self._remove(name)
+        if await self._remove(name) and present is None:
+            self._on_removed([name])
         return await self._put_lease(None, is_ours=is_ours)
 
     async def _is_lease(self, present: TaggedObject) -> bool:
@@ -242,7 +246,7 @@ class Collector:
         manifests = [
             (info.modified, info.name)
             async for info in self._objects.scan()
-            if key_of(info.name) == info.name and info.name not in self._denied
+            if key_of(info.name) == info.name and not self._is_denied(info.name)
         ]
         return min(manifests, default=(0.0, None))[1]
 
@@ -314,6 +318,10 @@ class Collector:
             return False
         self._denials = 0
         return True
+
+    def _is_denied(self, name: str) -> bool:
+        """Whether the store refused to delete the object not long ago."""
+        return time.monotonic() - self._denied.get(name, -inf) < _DENIED_SECONDS
 
     async def _is_written_again(self, name: str, modified: float) -> bool:
         """Whether data have been written since the listing: a writer of the same bytes is about to

@@ -84,7 +84,10 @@ class Container:
         return self.exit_code or 0
 
     async def pre_stop(self, grace: float) -> None:
-        """Run the preStop hook for up to `grace` seconds; log a failure once it has started."""
+        """Run the preStop hook for up to `grace` seconds.
+
+        Logs a failure if the container has started.
+        """
         hook = self.spec.pre_stop
         # The kubelet also skips the hook of a container that does not run.
         if hook is None or self._process is None:

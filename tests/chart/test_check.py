@@ -3,11 +3,13 @@
 import importlib.util
 import json
 from collections.abc import Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -166,11 +168,29 @@ def test_a_part_that_does_not_answer_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert check.main("http://127.0.0.1:9/readyz", []) == 1
-    assert capsys.readouterr().out.startswith("the operator does not answer at http://127.0.0.1:9/")
+    assert capsys.readouterr().out.startswith("the operator did not answer at http://127.0.0.1:9/")
 
     def refuse(_: str) -> None:
         raise ConnectionRefusedError("refused")
 
     monkeypatch.setattr(check, "ask_api", refuse)
     assert check.main(f"http://127.0.0.1:{gateway.server_address[1]}/readyz", []) == 1
-    assert "the API server does not answer at https://" in capsys.readouterr().out
+    assert "the API server did not answer at https://" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("served", [[], ["prefillpools"]])
+def test_crds_that_are_missing_are_named(
+    gateway: Gateway,
+    check: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    served: list[str],
+) -> None:
+    def answer(path: str) -> dict[str, Any]:
+        if path or not served:
+            raise HTTPError(path, 404, "Not Found", Message(), None)
+        return {"resources": [{"name": name} for name in served]}
+
+    monkeypatch.setattr(check, "ask_api", answer)
+    assert check.main(f"http://127.0.0.1:{gateway.server_address[1]}/readyz", []) == 1
+    assert "kubectl apply --server-side -f crds/" in capsys.readouterr().out

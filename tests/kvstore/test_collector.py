@@ -11,6 +11,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem_kvstore import collector as collector_module
 from tandem_kvstore.collector import Collector, Touches
 from tandem_kvstore.errors import Reason, StoreDenied, StoreFull
 from tandem_kvstore.format.collection import (
@@ -111,6 +112,17 @@ def test_unfinished_objects_make_room_before_chunks_do() -> None:
     assert plan.manifests == ()
 
 
+def test_what_the_store_refuses_to_delete_makes_no_room() -> None:
+    chunks = [ObjectInfo(key, 160, 10_000.0) for key in KEYS[:5]]
+    kept = ObjectInfo(f"{KEYS[5]}-00-aa", 600, 0.0)
+    plan = plan_collection(
+        [*chunks, kept], {}, {}, BOUNDS, now=10_000.0, monotonic=100.0, kept={kept.name}
+    )
+    assert plan.data == ()
+    # 1,400 bytes are stored, and 900 may be.
+    assert len(plan.manifests) == 4
+
+
 @pytest.mark.component
 async def test_a_namespace_stays_within_its_capacity(server: Server) -> None:
     old, young, used = chain(1, 2), chain(2, 2), chain(3, 1)
@@ -160,8 +172,9 @@ async def test_a_touch_record_that_cannot_be_read_is_left_out(
 @pytest.mark.component
 @pytest.mark.parametrize("denied", [1, 3, 4])
 async def test_locked_objects_do_not_stop_the_collector(
-    tmp_path: Path, versitygw_program: None, denied: int
+    tmp_path: Path, versitygw_program: None, monkeypatch: pytest.MonkeyPatch, denied: int
 ) -> None:
+    monkeypatch.setattr(collector_module, "_DENIALS", 3)
     chunks = chain(1, 8)
     locked = {chunk.key for chunk in chunks[:denied]}
 
@@ -210,7 +223,10 @@ async def test_a_store_that_is_full_is_collected(
     directory = tmp_path / "objects"
     async with start(directory, within=small_disk(directory)) as server:
         writer = engine(server.location)
-        first, second = (Collector(writer.objects, lambda: bounds) for _ in range(2))
+        removed: list[str] = []
+        first, second = (
+            Collector(writer.objects, lambda: bounds, on_removed=removed.extend) for _ in range(2)
+        )
         assert await first.collect() is not None
         await fill(writer)
         assert await first.collect() is not None
@@ -221,8 +237,10 @@ async def test_a_store_that_is_full_is_collected(
         await writer.put_all(chain(2, 1))
         await writer.objects.delete(LEASE)
         await fill(writer)
+        removed.clear()
         # A manifest makes room for the first lease of a namespace.
         assert await first.collect() is not None
+        assert removed[0] == chain(2, 1)[0].key
         await writer.put_all(chain(1, 1))
         await writer.chunks.close()
 

@@ -87,13 +87,17 @@ async def test_storage_beside_a_hand_off(
         # It loads the chunk or computes it, as the cost model decides.
         assert await without_peer() == text
 
-        async def ask_new(prompt: str) -> None:
-            await ask(http, pair.prefill.url(kind.path), kind.body(f"{prompt}. " * CHUNK))
+        async def ask_new(prompt: str) -> int:
+            """Returns the number of prompt tokens in whole chunks."""
+            body = kind.body(f"{prompt}. " * CHUNK)
+            answer = await ask(http, pair.prefill.url(kind.path), body)
+            return int(answer.json["usage"]["prompt_tokens"]) // CHUNK * CHUNK
 
         stored = await Moved(http, pair.prefill.url(endpoints.METRICS)).begin()
         asked.clear()
-        await ask_new("One")
-        await until(partial(has_moved, stored, STORED), 120)
+        tokens = await ask_new("One")
+        # All of them: no save may end after the reset.
+        await until(partial(has_moved, stored, STORED, tokens), 120)
         assert {request.partition(" ")[0] for request in asked} >= {"GET", "PUT"}
         # The prefill engine's weights may change now: it neither loads nor saves any more.
         await reset_caches(http, pair.prefill, reset_external="true")
@@ -120,8 +124,8 @@ def note_in(asked: list[str]) -> Refuse:
     return note
 
 
-async def has_moved(moved: Moved, counter: str) -> bool:
-    return await moved.by(counter) > 0
+async def has_moved(moved: Moved, counter: str, by: float) -> bool:
+    return await moved.by(counter) >= by
 
 
 async def is_reported_off(http: aiohttp.ClientSession, engine: Vllm) -> bool:

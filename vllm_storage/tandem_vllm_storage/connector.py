@@ -220,13 +220,19 @@ class TandemStorageConnector(KVConnectorBase_V1, SupportsHMA):
         change, or by request. The keys name the weights of the start, and other engines use what
         is stored, so this engine uses the store no more until it starts again."""
         self._is_off = True
-        # For the operator and `tandem doctor`: this engine computes what it could load.
-        self._counts.set_breaker(BreakerState.OPEN)
-        self._counts.set_failure(RESET_MESSAGE)
+        self._report_reset()
         _log.warning(RESET_MESSAGE)
         return True
 
+    def _report_reset(self) -> None:
+        """Tell the operator and `tandem doctor` that this engine computes what it could load."""
+        self._counts.set_breaker(BreakerState.OPEN)
+        self._counts.set_failure(RESET_MESSAGE)
+
     def get_kv_connector_stats(self) -> StorageStats | None:
+        if self._is_off:
+            # Again: a look-up or a probe that ended after the reset has reported its own result.
+            self._report_reset()
         data = self._counts.take()
         return StorageStats(data) if data is not None else None
 

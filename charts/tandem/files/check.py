@@ -38,6 +38,16 @@ def ask_api(path: str) -> dict:
         return json.load(answer)
 
 
+def served_kinds() -> set[str]:
+    """The custom resources that the API server has; none without the CRDs."""
+    try:
+        return {resource["name"] for resource in ask_api("")["resources"]}
+    except urllib.error.HTTPError as err:
+        if err.code != http.client.NOT_FOUND:
+            raise
+        return set()
+
+
 def decode_pools(namespaces: list[str]) -> list[dict]:
     """At most MOST_POOLS DecodePools."""
     paths = [f"/namespaces/{namespace}/decodepools" for namespace in namespaces]
@@ -117,18 +127,23 @@ def main(readiness: str, namespaces: list[str]) -> int:
         with urllib.request.urlopen(readiness, timeout=10) as answer:
             print(f"{readiness}: {answer.status}")
     except (OSError, http.client.HTTPException) as err:
-        print(f"the operator does not answer at {readiness}: {err}")
+        print(f"the operator did not answer at {readiness} that it is ready: {err}")
         return 1
     try:
-        served = {resource["name"] for resource in ask_api("")["resources"]}
-        pools = decode_pools(namespaces)
+        return check_pools(namespaces)
     except (OSError, ValueError, http.client.HTTPException) as err:
-        print(f"the API server does not answer at {API}: {err}")
+        print(f"the API server did not answer at {API} as expected: {err}")
         return 1
+
+
+def check_pools(namespaces: list[str]) -> int:
+    """The exit status, as `main`. Raises what `ask_api` raises."""
+    served = served_kinds()
     if missing := ", ".join(sorted(KINDS - served)):
         print(f"the CRDs do not serve {missing}: kubectl apply --server-side -f crds/")
         return 1
     print(f"{API}: {', '.join(sorted(KINDS))}")
+    pools = decode_pools(namespaces)
     if not pools:
         print("no DecodePool to send a request to: kubectl apply -f examples/quickstart.yaml")
     # At once: each may take minutes to fail, and helm waits for five.

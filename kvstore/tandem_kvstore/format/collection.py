@@ -109,10 +109,15 @@ def plan_collection(
         for key, item in manifests.items()
         if key not in kept
     }
-    unfinished = _older(listed, UNFINISHED, now - UNFINISHED_SECONDS)
+    unfinished = _older(listed, UNFINISHED, now - UNFINISHED_SECONDS, kept)
     excess = size - bounds.low_water * bounds.capacity if size > bounds.capacity else 0.0
     # Data without a manifest, and unfinished objects, are deleted in any case.
-    excess -= sum(i.size for key, items in data.items() if key not in manifests for i in items)
+    excess -= sum(
+        item.size
+        for key, items in data.items()
+        for item in items
+        if key not in manifests and item.name not in kept
+    )
     excess -= sum(item.size for item in unfinished)
     expired = _least_recently_used(manifests, data, used, now - bounds.max_age, excess)
     waiting, deleted = {}, []
@@ -131,19 +136,23 @@ def plan_collection(
         manifests=tuple(expired),
         data=tuple(deleted),
         records=tuple(
-            item.name
-            for item in _older(listed, TOUCH_PREFIX, now - bounds.max_age)
-            if item.name not in kept
+            item.name for item in _older(listed, TOUCH_PREFIX, now - bounds.max_age, kept)
         ),
-        unfinished=tuple(item.name for item in unfinished if item.name not in kept),
+        unfinished=tuple(item.name for item in unfinished),
         size=size,
         unreferenced=waiting,
     )
 
 
-def _older(objects: Iterable[ObjectInfo], prefix: str, time: float) -> list[ObjectInfo]:
-    """Objects whose names start with `prefix`, written before `time`."""
-    return [i for i in objects if i.name.startswith(prefix) and i.modified < time]
+def _older(
+    objects: Iterable[ObjectInfo], prefix: str, time: float, kept: Container[str]
+) -> list[ObjectInfo]:
+    """Objects whose names start with `prefix`, written before `time`, without those `kept`."""
+    return [
+        item
+        for item in objects
+        if item.name.startswith(prefix) and item.modified < time and item.name not in kept
+    ]
 
 
 def _least_recently_used(

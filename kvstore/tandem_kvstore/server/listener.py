@@ -188,6 +188,8 @@ def _listen(host: str, port: int, idle_timeout: float) -> list[socket.socket]:
                 if err.errno not in _NO_SUCH_ADDRESS:
                     raise
                 failure = err
+                if err.errno == errno.EADDRNOTAVAIL:
+                    _log.warning("not listening on %s: %s", address[0], err.strerror)
             else:
                 opened.enter_context(listener)
                 _configure(listener, idle_timeout)

@@ -147,9 +147,9 @@ class FileStore:
 
     def remove_unfinished(self, before: float) -> None:
         """Remove what writers that died have left, written before the Unix time `before`."""
-        with suppress(FileNotFoundError):
+        # What cannot be read or removed does not keep the others; it is tried again.
+        with suppress(OSError):
             for file in self.directory.glob(f"{UNFINISHED}*"):
-                # One that cannot be removed does not keep the others; it is tried again.
                 with suppress(OSError):
                     if file.stat().st_mtime < before:
                         file.unlink()

@@ -3,8 +3,8 @@
 `Relay` edits the head and sends the body bytes as they came. The head waits for the first body
 bytes, so that both leave in one write; until then another answer, or an error, can still be sent
 instead. `EventChunks` releases only whole events of a stream, so that an error event can follow
-if the engine dies in the middle of one. `EditedAnswer` frames an answer anew whose
-payload changes.
+if the engine dies in the middle of one. `EditedAnswer` changes the payload of an answer and sends
+it in new chunks.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,8 @@ def _open_files() -> int:
 
 
 def _transfer_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("kv-")]
+    names = (thread.name for thread in threading.enumerate())
+    return [name for name in names if name.startswith(("kv-send", "kv-pull"))]
 
 
 @pytest.fixture(autouse=True)

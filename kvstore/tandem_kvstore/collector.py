@@ -234,7 +234,7 @@ class Collector:
         return await self._put_lease(None, is_ours=is_ours)
 
     async def _is_lease(self, present: TaggedObject) -> bool:
-        """Whether the lease is still the `present` one, or nobody's: no other process took it."""
+        """Whether no other process has taken the lease since `present` was read."""
         try:
             lease = await self._objects.get_tagged(LEASE, 1 << 12)
         except ObjectMissing:

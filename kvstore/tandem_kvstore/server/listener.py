@@ -34,8 +34,9 @@ _ACCEPT_AGAIN: Final = 0.1
 """Seconds before the next accept after the kernel had no memory for one."""
 _NO_ACCESS_LOG: Final[dict[str, Any]] = {"access_log": None}
 """aiohttp takes None for no log, which its annotations do not say."""
-_LAST_SECONDS: Final = 1.0
-"""Seconds for handlers that were cancelled to remove their temporary files."""
+_LAST_SECONDS: Final = 3.0
+"""Seconds for handlers that were cancelled to remove their temporary files. Shorter: on a busy
+machine such a file stays for an hour."""
 
 
 class StoreListener:

@@ -1,5 +1,5 @@
-"""The protocols of connectors, the values that pass through them, and what several of them share:
-how prefill answers are read, and token ids that the decode leg takes from them.
+"""The protocols that connectors implement, the types of their arguments and results, and functions
+that several connectors call: to read prefill answers, and to pass token ids on to the decode leg.
 
 The package's docstring says what a connector implements. Errors: `ParamsUnusable` (of
 `tandem_contract.transfer_params`): the decode engine has to compute the prompt itself.

@@ -95,7 +95,7 @@ class PayloadEditor(Protocol):
 
 
 class EditedAnswer:
-    """Frames an answer anew whose payload an editor changes.
+    """An answer whose payload an editor changes.
 
     The edited payload may have another length, so it is sent in chunks.
     """

@@ -13,13 +13,14 @@ BOOT := .venv-boot/.installed
 VLLM := .venv-vllm/.installed
 GUIDELLM := .venv-guidellm/.installed
 AIPERF := .venv-aiperf/.installed
+FUZZ := .venv-fuzz/.installed
 # WORKERS processes run tests; each file and each xdist_group stays on one of them, so that its tests
 # share the processes that their fixtures start.
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm-setup load-peers demo test compiled test-compiled unit test-vllm chaos e2e lint format types bench images generate \
+.PHONY: help setup vllm-setup load-peers demo test compiled test-compiled unit test-vllm chaos e2e fuzz lint format types bench images generate \
   cluster-tools cluster-up cluster-load cluster-down lock changelog clean
 
 help: ## list the targets
@@ -67,6 +68,11 @@ $(AIPERF): requirements/aiperf.lock $(BOOT)
 	.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python .venv-aiperf/bin/python --require-hashes $<
 	@touch $@
 
+# Only the fuzzer: it runs in .venv.
+$(FUZZ): requirements/fuzz.lock $(SETUP)
+	@.venv-boot/bin/uv pip sync --quiet --python $(BIN)/python --target .venv-fuzz --require-hashes $<
+	@touch $@
+
 load-peers: vllm-setup $(GUIDELLM) $(AIPERF) ## create the environments of benchmarks/loadtest.py: vLLM, guidellm, aiperf (7 GB)
 
 vllm-setup: setup $(VLLM) ## create .venv-vllm: real vLLM on the CPU and LMCache, 5 GB (Linux, x86_64)
@@ -92,6 +98,9 @@ e2e: images ## test on a single-node Kubernetes with this checkout's images (Lin
 	@trap '$(CLUSTER) down' EXIT; trap 'exit 130' INT TERM; \
 	$(CLUSTER) up && $(CLUSTER) load dist/images/*.tar && \
 	{ $(PYTEST) -m node $(ARGS) || { $(CLUSTER) describe; exit 1; }; }
+
+fuzz: setup $(FUZZ) ## fuzz what reads bytes of others, an hour (Linux on x86_64; ARGS="--seconds 60 plan": a minute of one target)
+	PYTHONPATH=.venv-fuzz $(BIN)/python -m tests.fuzz $(ARGS)
 
 # In build/compiled, and not beside the sources, where they would hide later edits.
 compiled: setup ## compile the request paths of EPP and sidecar into build/compiled (needs gcc and Python's headers)
@@ -159,9 +168,10 @@ lock: $(BOOT) ## resolve requirements/*.lock again (the files name no registry h
 	$(LOCK) requirements/lmcache.in --no-deps --output-file requirements/lmcache.lock
 	$(LOCK) requirements/guidellm.in --override requirements/guidellm.overrides --output-file requirements/guidellm.lock
 	$(LOCK) requirements/aiperf.in --output-file requirements/aiperf.lock
+	$(LOCK) requirements/fuzz.in --output-file requirements/fuzz.lock
 
 changelog: setup ## print the next release's notes so far, from changes/
 	$(BIN)/towncrier build --draft
 
 clean: ## remove the environments, caches, dist and build
-	rm -rf .venv .venv-boot .venv-envoy .venv-vllm .venv-guidellm .venv-aiperf .mypy_cache .pytest_cache .ruff_cache dist build
+	rm -rf .venv .venv-boot .venv-envoy .venv-vllm .venv-guidellm .venv-aiperf .venv-fuzz .mypy_cache .pytest_cache .ruff_cache dist build

@@ -80,3 +80,20 @@ class Calls:
         """The frames that answer `parts`."""
         self.session.receive(b"".join(parts), now)
         return parse(self.connection.take())
+
+
+def check_invariants(calls: Calls) -> None:
+    """What holds at any time, and after the connection's end."""
+    assert not calls.errors
+    connection = calls.connection
+    assert {call.stream.id for call in calls.session.calls} <= set(connection.streams)
+    assert all(handler.ends <= 1 for handler in calls.handlers)
+    assert len(connection._closed) <= 1024
+    unsent = sum(stream.unsent for stream in connection.streams.values())
+    assert connection.sender._unsent == unsent
+    if connection.fault is not None:
+        assert not connection.streams
+        assert not calls.session.calls
+        assert connection.sender._unsent == 0
+    calls.session.lost()
+    assert all(handler.ends == 1 for handler in calls.handlers)

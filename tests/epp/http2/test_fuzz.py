@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandem_epp.http2 import frames
 from tandem_epp.http2.frames import HEADER, FrameType, Setting
 
-from .calls import Calls
+from .calls import Calls, check_invariants
 from .client import BLOCK, GET, START, data, headers, message, parse, ping
 
 KINDS = st.integers(0, 12)
@@ -21,23 +21,6 @@ PAYLOADS = st.one_of(
 FRAMES = st.builds(frames.frame, KINDS, st.integers(0, 255), STREAMS, PAYLOADS)
 
 
-def check(calls: Calls) -> None:
-    """What holds at any time, and after the connection's end."""
-    assert not calls.errors
-    connection = calls.connection
-    assert {call.stream.id for call in calls.session.calls} <= set(connection.streams)
-    assert all(handler.ends <= 1 for handler in calls.handlers)
-    assert len(connection._closed) <= 1024
-    unsent = sum(stream.unsent for stream in connection.streams.values())
-    assert connection.sender._unsent == unsent
-    if connection.fault is not None:
-        assert not connection.streams
-        assert not calls.session.calls
-        assert connection.sender._unsent == 0
-    calls.session.lost()
-    assert all(handler.ends == 1 for handler in calls.handlers)
-
-
 @settings(max_examples=300)
 @given(st.lists(FRAMES, max_size=20), st.integers(1, 200))
 def test_random_frames(sent: list[bytes], size: int) -> None:
@@ -45,14 +28,14 @@ def test_random_frames(sent: list[bytes], size: int) -> None:
     for at in range(0, len(wire), size):
         calls.session.receive(wire[at : at + size], 0.0)
     parse(calls.connection.take())
-    check(calls)
+    check_invariants(calls)
 
 
 @given(st.binary(max_size=300))
 def test_random_bytes(sent: bytes) -> None:
     for calls, before in ((Calls(), b""), (Calls(), frames.PREFACE), (Calls().start(), b"")):
         calls.session.receive(before + sent, 0.0)
-        check(calls)
+        check_invariants(calls)
 
 
 def valid(random: Random, stream: int) -> list[bytes]:
@@ -102,14 +85,14 @@ def test_mutated_conversations(seed: int) -> None:
             calls.session.receive(wire[at : at + size], 0.0)
             at += size
         parse(calls.connection.take())
-        check(calls)
+        check_invariants(calls)
 
 
 @given(st.integers(0, 2**24 - 1), KINDS, st.integers(0, 255), st.integers(0, 2**32 - 1))
 def test_any_frame_header(size: int, kind: int, flags: int, stream: int) -> None:
     calls = Calls().start()
     calls.session.receive(HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream), 0.0)
-    check(calls)
+    check_invariants(calls)
 
 
 def test_a_preface_in_pieces() -> None:

@@ -3,8 +3,8 @@
 Contents:
 
     names on the wire     headers, labels, ports, metrics, endpoints (HTTP paths), environment
-    requests              request_kinds, request_ids, single_engine (when not to split), prefix,
-                          chat_templates
+    requests              request_kinds, api_grammar (what differs between the APIs), request_ids,
+                          single_engine (when not to split), prefix, chat_templates
     hand-off              paths (routing paths), plan (signed decision), transfer_params,
                           concurrent_params, timing, connectors, fabric_classes
     configuration         config (router file), custom_resources, documents (YAML with line

@@ -1,4 +1,5 @@
-"""The error body of every Tandem server, in OpenAI's shape as vLLM writes it."""
+"""The error body of Tandem's servers in OpenAI's form, as vLLM writes it. `api_grammar` knows which
+API has another form."""
 
 from typing import Final
 
@@ -18,10 +19,14 @@ TYPES: Final = {
 
 def error_body(status: int, message: str, *, param: str | None = None) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}` for an HTTP `status`."""
-    kind = TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     return msgspec.json.encode(
-        {"error": {"message": message, "type": kind, "param": param, "code": status}}
+        {"error": {"message": message, "type": type_of(status), "param": param, "code": status}}
     )
+
+
+def type_of(status: int) -> str:
+    """The error's type for an HTTP `status`."""
+    return TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
 
 
 def error_event(status: int, message: str) -> bytes:

@@ -1,59 +1,22 @@
 """Edits that make a client's body the body of a prefill leg or a decode leg.
 
 A prefill leg generates one token and nothing else: no stream, no stop condition that could end it
-before that token (Mooncake hands KV off only if a request ended by length), and nothing is stored.
-What shapes the prompt stays: tools, structured output, thinking.
+before that token, and nothing is stored. What shapes the prompt stays: tools, structured output.
+`tandem_contract.api_grammar` has the cap of each API.
 
 Every edit leaves what it does not name as it was: unknown fields, key order, large integers.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
+from tandem_contract.api_grammar import GRAMMARS, Cap
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind
 
 from .parse import Body, Members, decode_members
-
-
-@dataclass(frozen=True, slots=True)
-class _Cap:
-    """How one kind is cut to one token: members to set and to remove.
-
-    `sampling` is set inside the sampling parameters instead of at the top.
-    """
-
-    changes: dict[str, Any]
-    drop: frozenset[str] = frozenset()
-    sampling: dict[str, Any] = field(default_factory=dict)
-
-
-_ONE_TOKEN: Final = {"max_tokens": 1, "min_tokens": 1, "ignore_eos": True}
-_STOPS: Final = frozenset({"stop", "stop_token_ids"})
-_OPENAI: Final = _STOPS | {"stream_options", "return_token_ids"}
-
-_CAPS: Final[Mapping[RequestKind, _Cap]] = {
-    RequestKind.COMPLETIONS: _Cap({"stream": False, **_ONE_TOKEN}, _OPENAI),
-    RequestKind.CHAT: _Cap({"stream": False, **_ONE_TOKEN, "max_completion_tokens": 1}, _OPENAI),
-    RequestKind.RESPONSES: _Cap(
-        {
-            "stream": False,
-            "max_output_tokens": 1,
-            "ignore_eos": True,
-            "store": False,
-            "background": False,
-        },
-        _STOPS | {"stream_options"},
-    ),
-    # vLLM's schema for messages has neither min_tokens nor ignore_eos.
-    RequestKind.MESSAGES: _Cap({"stream": False, "max_tokens": 1}, frozenset({"stop_sequences"})),
-    RequestKind.GENERATE: _Cap(
-        {"stream": False}, frozenset({"stream_options", "return_token_ids"}), _ONE_TOKEN
-    ),
-}
 
 _NULL: Final = Raw(b"null")
 _OFF: Final = frozenset({b"null", b"false"})
@@ -64,11 +27,14 @@ class _Message(msgspec.Struct):
 
 
 class _Part(msgspec.Struct):
+    """A part of a message, or another object with a type."""
+
     type: str = ""
 
 
 _messages: Final = msgspec.json.Decoder(list[_Message])
 _parts: Final = msgspec.json.Decoder(list[_Part])
+_part: Final = msgspec.json.Decoder(_Part)
 
 
 def add_member(body: Body, name: str, value: bytes) -> bytes:
@@ -91,13 +57,17 @@ def replace_members(
 
 def cap_to_one_token(kind: RequestKind, body: Body, changes: dict[str, Any]) -> bytes:
     """Encode the body of a prefill leg: limited to one token, with `changes` set besides."""
-    cap = _CAPS[kind]
-    if not cap.sampling or SAMPLING_PARAMS not in body.members:
-        return replace_members(body.members, cap.changes | changes, cap.drop)
-    sampling = _cap_sampling(body.members[SAMPLING_PARAMS], cap.sampling)
-    return replace_members(
-        body.members, cap.changes | {SAMPLING_PARAMS: sampling} | changes, cap.drop
-    )
+    cap = GRAMMARS[kind].cap
+    members = body.members
+    drop = cap.drop
+    for name, type_ in cap.drop_typed.items():
+        if name in members and _has_type(members[name], type_):
+            drop |= {name}
+    set_last = changes
+    if cap.sampling is not None and SAMPLING_PARAMS in members:
+        sampling = _cap_sampling(members[SAMPLING_PARAMS], cap.sampling)
+        set_last = {SAMPLING_PARAMS: sampling} | changes
+    return replace_members(members, {**cap.changes, **set_last}, drop)
 
 
 def can_reuse_token_ids(body: Body) -> bool:
@@ -121,13 +91,20 @@ def _append(data: bytes, name: str, value: bytes, comma: bytes) -> bytes:
     return b'%b%b"%b":%b}' % (data[: data.rindex(b"}")], comma, name.encode(), value)
 
 
-def _cap_sampling(raw: Raw, changes: Mapping[str, Any]) -> Raw:
+def _cap_sampling(raw: Raw, cap: Cap) -> Raw:
     """Cap the sampling parameters; a value that is no object is left for the engine to refuse."""
     try:
         members = decode_members(raw)
     except msgspec.ValidationError:
         return raw
-    return Raw(replace_members(members, changes, _STOPS))
+    return Raw(replace_members(members, cap.changes, cap.drop))
+
+
+def _has_type(raw: Raw, type_: str) -> bool:
+    try:
+        return _part.decode(raw).type == type_
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def _is_on(members: Members, name: str) -> bool:

@@ -16,11 +16,16 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
+from tandem_contract.api_grammar import GRAMMARS
+
 from .parse import decode_members
 
 _USAGE: Final = b'"usage"'
 _USAGE_OBJECT: Final = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 """A `usage` and its value, in which objects are nested at most once."""
+_USAGE_PATHS: Final = tuple(
+    dict.fromkeys(path for grammar in GRAMMARS.values() for path in grammar.usage)
+)
 _DATA: Final = b"data:"
 _MAX_HELD: Final = 64 * 1024
 """Largest unfinished event, in bytes, of which complete lines are held back too."""
@@ -111,9 +116,7 @@ def correct_usage(answer: bytes, cached: int) -> bytes:
     """
     if _USAGE not in answer:
         return answer
-    # At the top, but in events of responses under `response`, and in the first event of messages
-    # under `message`.
-    for path in (("usage",), ("response", "usage"), ("message", "usage")):
+    for path in _USAGE_PATHS:
         usage = _at(answer, path)
         if usage is not None:
             return _replace(answer, path, _correct_counts(usage, cached))

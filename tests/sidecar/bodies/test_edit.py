@@ -119,8 +119,23 @@ def test_prefill_of_responses_stores_nothing() -> None:
 def test_prefill_of_messages_sets_only_fields_of_its_schema() -> None:
     body = leg(RequestKind.MESSAGES, max_tokens=4096, stop_sequences=["x"])
     assert (body["max_tokens"], body["stream"]) == (1, False)
-    assert body["thinking"] == CLIENT["thinking"]
     assert not {"stop_sequences", "min_tokens", "ignore_eos"} & body.keys()
+
+
+@pytest.mark.parametrize(
+    ("thinking", "stays"),
+    [
+        ({"type": "enabled", "budget_tokens": 2048}, False),
+        ({"type": "disabled"}, True),
+        ({"type": "adaptive"}, True),
+        ("enabled", True),
+        (None, True),
+    ],
+)
+def test_a_thinking_budget_above_one_token_is_removed(thinking: object, stays: bool) -> None:
+    """vLLM refuses a budget that is not below max_tokens; what shapes the prompt stays."""
+    body = leg(RequestKind.MESSAGES, max_tokens=4096, thinking=thinking)
+    assert body.get("thinking", "removed") == (thinking if stays else "removed")
 
 
 def test_prefill_of_generate_is_capped_in_its_sampling_params() -> None:

@@ -1,0 +1,344 @@
+"""What differs between the generating APIs, one row for each kind of request: `GRAMMARS`.
+
+    kind         events before the first token          error event          last event
+    ───────────  ─────────────────────────────────────  ───────────────────  ─────────────────────
+    completions  chunks without text                    data: {"error": …}   data: [DONE]
+    chat         the role, empty deltas, bare usage     data: {"error": …}   data: [DONE]
+    generate     chunks without token ids               data: {"error": …}   data: [DONE]
+    responses    response.created, .queued,             event: error         response.completed,
+                 .in_progress; empty items and parts    (`type`, `error`)    .incomplete, .failed
+    messages     message_start, ping, an empty          event: error         message_stop
+                 content_block_start                    (`type`, `error`)
+
+vLLM sends `response.created` before it computes anything, and a chat's role or `message_start`
+together with a failed KV load. So the first byte of a stream tells nothing: an answer begins with
+its first token, and until then another engine may still serve the request. `StreamStart` finds this
+token, or the error that comes instead:
+
+    start = StreamStart(kind)
+    meaning = start.take(data)      # for each piece, until it is not Meaning.NOTHING
+
+A reasoning text, a refusal, the name of a called tool and its arguments are tokens as well. An
+event that this module cannot read counts as a token, so that nothing waits for one.
+
+Who asks: the sidecar and the router (first token, errors, cap of the prefill leg), the EPP (errors)
+and the load client (first token, last event). A row also says where a usage is and which fields
+make a request depend on state of one engine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final
+
+import msgspec
+
+from . import openai_errors
+from .request_kinds import PATHS, RequestKind
+
+MAX_PREAMBLE: Final = 1024 * 1024
+"""Most bytes, before the first token, of a stream that is held back for it. `response.created` and
+`response.in_progress` repeat the request's tools and instructions."""
+
+
+class Meaning(Enum):
+    """What an event of a stream means for the beginning of an answer."""
+
+    NOTHING = auto()
+    """Neither: the engine may not have computed anything yet."""
+    TOKEN = auto()
+    """It carries a token, or cannot be read."""
+    END = auto()
+    """The stream, or one of its choices, ends, perhaps without a token."""
+    ERROR = auto()
+    """The engine failed, after it had sent 200."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """How a request is cut to one token: members of its body to set and to remove."""
+
+    changes: Mapping[str, Any]
+    drop: frozenset[str] = frozenset()
+    drop_typed: Mapping[str, str] = field(default_factory=dict)
+    """Objects to remove if their `type` is this one."""
+    sampling: "Cap | None" = None
+    """The cap of the object of sampling parameters, where the API has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """One row of the table."""
+
+    last_events: tuple[bytes, ...]
+    """The types of the events that end a stream; `[DONE]` has no type, it is the event's data."""
+    usage: tuple[tuple[str, ...], ...]
+    """Where an answer, or an event of a stream, may have its usage: paths of members."""
+    cap: Cap
+    """How the prefill leg is limited to one token."""
+    stored: frozenset[str] = frozenset()
+    """Fields that read or keep an answer in one engine. The cap turns those off that keep it;
+    `single_engine` never splits a request that reads one."""
+
+
+# A stop condition could end the leg before its token, and Mooncake hands KV off only if a request
+# ended by length.
+_STOPS: Final = frozenset({"stop", "stop_token_ids"})
+_ONE_TOKEN: Final = {"max_tokens": 1, "min_tokens": 1, "ignore_eos": True}
+_OPENAI_DROP: Final = _STOPS | {"stream_options", "return_token_ids"}
+_DONE: Final = (b"[DONE]",)
+_AT_TOP: Final = (("usage",),)
+
+GRAMMARS: Final[Mapping[RequestKind, Grammar]] = {
+    RequestKind.COMPLETIONS: Grammar(
+        last_events=_DONE,
+        usage=_AT_TOP,
+        cap=Cap({"stream": False, **_ONE_TOKEN}, _OPENAI_DROP),
+    ),
+    RequestKind.CHAT: Grammar(
+        last_events=_DONE,
+        usage=_AT_TOP,
+        cap=Cap({"stream": False, **_ONE_TOKEN, "max_completion_tokens": 1}, _OPENAI_DROP),
+    ),
+    RequestKind.RESPONSES: Grammar(
+        last_events=(b"response.completed", b"response.incomplete", b"response.failed"),
+        usage=(("usage",), ("response", "usage")),
+        cap=Cap(
+            {
+                "stream": False,
+                "max_output_tokens": 1,
+                "ignore_eos": True,
+                "store": False,
+                "background": False,
+            },
+            _STOPS | {"stream_options"},
+        ),
+        stored=frozenset({"previous_response_id", "background", "store"}),
+    ),
+    RequestKind.MESSAGES: Grammar(
+        last_events=(b"message_stop",),
+        usage=(("usage",), ("message", "usage")),
+        # vLLM's schema for messages has neither min_tokens nor ignore_eos. It refuses a thinking
+        # budget of max_tokens or more; without a budget it renders the same prompt.
+        cap=Cap(
+            {"stream": False, "max_tokens": 1},
+            frozenset({"stop_sequences"}),
+            drop_typed={"thinking": "enabled"},
+        ),
+    ),
+    RequestKind.GENERATE: Grammar(
+        last_events=_DONE,
+        usage=_AT_TOP,
+        cap=Cap(
+            {"stream": False},
+            frozenset({"stream_options", "return_token_ids"}),
+            sampling=Cap(_ONE_TOKEN, _STOPS),
+        ),
+    ),
+}
+
+# Errors.
+
+_MESSAGES_PATH: Final = PATHS[RequestKind.MESSAGES]
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_body(path: str, status: int, message: str, *, param: str | None = None) -> bytes:
+    """The body of an error with this HTTP `status` for a request of `path` (a query may follow).
+
+    Anthropic's form for the messages API and what is below it, OpenAI's for every other path.
+    """
+    if path.startswith(_MESSAGES_PATH) and path[len(_MESSAGES_PATH) :][:1] in ("", "/", "?"):
+        return msgspec.json.encode(_anthropic_error(status, message))
+    return openai_errors.error_body(status, message, param=param)
+
+
+def error_event(kind: RequestKind, status: int, message: str) -> bytes:
+    """The last event of a stream that ends early, in the form that clients of the API raise for.
+
+    `status` is the HTTP status that the error would have had before the stream began.
+    """
+    if kind is RequestKind.MESSAGES:
+        return _named_error(_anthropic_error(status, message))
+    if kind is RequestKind.RESPONSES:
+        return _named_error(_responses_error(status, message))
+    return openai_errors.error_event(status, message)
+
+
+def _anthropic_error(status: int, message: str) -> dict[str, Any]:
+    default = "api_error" if status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(status, default)
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _responses_error(status: int, message: str) -> dict[str, Any]:
+    """OpenAI documents the members of the error beside the type, and sends them under `error`,
+    for which alone its SDKs raise. The number is not the next one: nobody counts the events."""
+    members = {"code": str(status), "message": message, "param": None}
+    error = {"type": openai_errors.type_of(status), **members}
+    return {"type": "error", "sequence_number": 0, **members, "error": error}
+
+
+def _named_error(body: dict[str, Any]) -> bytes:
+    return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
+
+
+# The beginning of a stream.
+
+
+class _Choice(msgspec.Struct, gc=False):
+    text: Any = None
+    token_ids: Any = None
+    delta: dict[str, Any] = {}
+    finish_reason: Any = None
+
+
+class _Chunk(msgspec.Struct, gc=False):
+    """An event of completions, chat or generate."""
+
+    choices: list[_Choice] | None = None
+    error: Any = None
+    message: Any = None
+
+
+class _Block(msgspec.Struct, gc=False):
+    """A content block of messages, or an item of a response."""
+
+    name: Any = None
+    text: Any = None
+    thinking: Any = None
+
+
+class _TypedEvent(msgspec.Struct, gc=False):
+    """An event of responses or messages; the delta of the former is a text."""
+
+    type: str = ""
+    error: Any = None
+    delta: Any = None
+    content_block: _Block | None = None
+    item: _Block | None = None
+
+
+_chunk: Final = msgspec.json.Decoder(_Chunk)
+_typed_event: Final = msgspec.json.Decoder(_TypedEvent)
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_DATA: Final = b"data:"
+_EVENT: Final = b"event:"
+_TOKEN_FIELDS: Final = (
+    "content",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "tool_calls",
+    "function_call",
+)
+"""What the delta of a chat may add."""
+_FAILED: Final = "error"
+"""The finish reason of an engine that gave up."""
+_WITHOUT_TOKENS: Final = frozenset(
+    {
+        "response.created",
+        "response.queued",
+        "response.in_progress",
+        "response.content_part.added",
+        "response.reasoning_part.added",
+        "response.reasoning_summary_part.added",
+        "message_start",
+        "ping",
+    }
+)
+
+
+class StreamStart:
+    """Reads a stream, piece by piece, until its first token, its end or an error.
+
+    The pieces may have their chunked coding: its lines are none of an event's.
+    """
+
+    def __init__(self, kind: RequestKind) -> None:
+        self._kind = kind
+        self._line = b""
+        """The newest line, without its end."""
+        self._name = b""
+        self._data = b""
+
+    def take(self, piece: bytes) -> Meaning:
+        """What the events completed by `piece` mean; those after the first that means something
+        are not read."""
+        lines = (self._line + piece).split(b"\n")
+        self._line = lines.pop()
+        for line in lines:
+            if line.startswith(_DATA):
+                data = line[len(_DATA) :].strip()
+                self._data = self._data + b"\n" + data if self._data else data
+            elif line.startswith(_EVENT):
+                self._name = line[len(_EVENT) :].strip()
+            # An empty line ends an event; one without data may end a chunk within the event.
+            elif self._data and not line.strip():
+                meaning = read_event(self._kind, self._name, self._data)
+                if meaning is not Meaning.NOTHING:
+                    return meaning
+                self._name = self._data = b""
+        return Meaning.NOTHING
+
+
+def read_event(kind: RequestKind, name: bytes, data: bytes) -> Meaning:
+    """What one event means. `name`: its `event` field; `data`: its data."""
+    if name == b"error":
+        return Meaning.ERROR
+    if data == b"[DONE]":
+        return Meaning.END
+    try:
+        if kind is RequestKind.RESPONSES or kind is RequestKind.MESSAGES:
+            return _read_typed_event(kind, _typed_event.decode(data))
+        return _read_chunk(_chunk.decode(data))
+    except _UNREADABLE:
+        return Meaning.TOKEN
+
+
+def _read_chunk(chunk: _Chunk) -> Meaning:
+    # The second form is that of older vLLM: the members of the error at the top.
+    if chunk.error is not None or (chunk.message is not None and not chunk.choices):
+        return Meaning.ERROR
+    meaning = Meaning.NOTHING
+    for choice in chunk.choices or ():
+        if choice.text or choice.token_ids or any(map(choice.delta.get, _TOKEN_FIELDS)):
+            return Meaning.TOKEN
+        if choice.finish_reason == _FAILED:
+            return Meaning.ERROR
+        if choice.finish_reason:
+            meaning = Meaning.END
+    return meaning
+
+
+def _read_typed_event(kind: RequestKind, event: _TypedEvent) -> Meaning:
+    # An error in place of an event has no type.
+    if event.type in ("error", "response.failed") or (event.error is not None and not event.type):
+        return Meaning.ERROR
+    if event.type in _WITHOUT_TOKENS:
+        return Meaning.NOTHING
+    if event.type.encode() in GRAMMARS[kind].last_events or event.type == "message_delta":
+        return Meaning.END
+    delta = event.delta
+    # The name of a called tool is generated, and precedes its arguments.
+    if event.type == "content_block_start":
+        block = event.content_block
+        has_tokens = block is not None and bool(block.name or block.text or block.thinking)
+    elif event.type == "response.output_item.added":
+        has_tokens = event.item is not None and bool(event.item.name)
+    elif event.type == "content_block_delta":
+        has_tokens = not isinstance(delta, dict) or any(
+            value for key, value in delta.items() if key != "type"
+        )
+    else:
+        has_tokens = delta != ""
+    return Meaning.TOKEN if has_tokens else Meaning.NOTHING

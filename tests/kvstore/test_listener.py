@@ -1,6 +1,7 @@
 """The connections of `tandem store`: their number, clients that take no bytes, and SIGTERM."""
 
 import asyncio
+import gzip
 import os
 import signal
 import socket
@@ -152,6 +153,27 @@ async def test_clients_beyond_the_limit_wait_for_a_place(tmp_path: Path) -> None
             upload.goes_on.set()
             assert (await put).status == 201
             assert b" 200 OK" in await answer
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd", "identity, gzip"])
+async def test_a_compressed_object_is_refused_and_never_inflated(
+    tmp_path: Path, coding: str
+) -> None:
+    """Content-Length and the capacity count the bytes that come, not what they inflate to."""
+    body = gzip.compress(bytes(64 << 20))
+    async with (
+        store_in_this_process(tmp_path, capacity=1 << 20) as server,
+        aiohttp.ClientSession(auto_decompress=False) as http,
+    ):
+        url, headers = f"{server.location.endpoint}/ns/a", {"Content-Encoding": coding}
+        async with http.put(url, data=body, headers=headers) as answer:
+            assert (answer.status, answer.headers["Accept-Encoding"]) == (415, "identity")
+        async with http.get(url) as answer:
+            assert answer.status == 404
+        async with http.put(url, data=body, headers={"Content-Encoding": "identity"}) as answer:
+            assert answer.status == 201
+        async with http.get(url) as answer:
+            assert await answer.read() == body
 
 
 async def test_many_readers_at_once_are_all_served(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     GET    /{namespace}/{name}     200, or 206 with Range; 404
     HEAD   /{namespace}/{name}
     PUT    /{namespace}/{name}     201; If-None-Match: * and If-Match: TAG → 412;
-                                   408 after `body_timeout`; 413; 507; 501
+                                   408 after `body_timeout`; 413; 415; 507; 501
     DELETE /{namespace}/{name}     204
     GET    /{namespace}/?list      one JSON object a line: name, size, modified
     GET    /healthz                200
@@ -120,6 +120,11 @@ class StoreServer:
     async def _put(self, request: web.Request) -> web.Response:
         store, name = self._object(request.match_info["path"])
         condition = self._condition(request)
+        if request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
+            raise web.HTTPUnsupportedMediaType(
+                headers={"Accept-Encoding": "identity"},
+                text="send the object uncompressed, without Content-Encoding",
+            )
         size = request.content_length
         if size is None:
             raise web.HTTPLengthRequired

@@ -32,8 +32,9 @@ _OTHER_FILES: Final = 64
 _NO_SUCH_ADDRESS: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 _ACCEPT_AGAIN: Final = 0.1
 """Seconds before the next accept after the kernel had no memory for one."""
-_NO_ACCESS_LOG: Final[dict[str, Any]] = {"access_log": None}
-"""aiohttp takes None for no log, which its annotations do not say."""
+_HANDLER: Final[dict[str, Any]] = {"access_log": None, "auto_decompress": False}
+"""Settings of aiohttp's connections. It takes None for no log, which its annotations do not say. No
+body is inflated: an object is what was sent, and the capacity counts that."""
 _LAST_SECONDS: Final = 3.0
 """Seconds for handlers that were cancelled to remove their temporary files. Shorter: on a busy
 machine such a file stays for an hour."""
@@ -156,7 +157,7 @@ class _Connection(web.RequestHandler):
         on_lost: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        super().__init__(server, loop=loop, keepalive_timeout=idle_timeout, **_NO_ACCESS_LOG)
+        super().__init__(server, loop=loop, keepalive_timeout=idle_timeout, **_HANDLER)
         self._on_lost = on_lost
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -30,6 +30,9 @@ from .aggregate import Families
 
 NOT_HEALTHY: Final = "the engine does not pass the health check: it has to answer 200\n"
 DRAIN_IS_LOCAL: Final = "only a process of this pod begins a drain: to drain it, delete the pod\n"
+NO_BROWSERS: Final = "a page in a browser cannot begin a drain: send the request without Origin\n"
+_FROM_A_BROWSER: Final = ("Origin", "Sec-Fetch-Site")
+"""Headers that a browser adds to every POST, and that no page can leave out."""
 _MAX_BODY_BYTES: Final = 1024
 """No admin request has a body that is read."""
 _KEEPALIVE_SECONDS: Final = 15.0
@@ -49,8 +52,6 @@ class AdminHandlers(ABC):
             web.get(endpoints.METRICS, self.metrics),
             web.get(endpoints.ALIVE, self.livez),
             web.get(endpoints.READY, self.readyz),
-            # GET, too, for tools that only fetch; `drain` refuses both to other pods.
-            web.get(endpoints.DRAIN, self.drain),
             web.post(endpoints.DRAIN, self.drain),
             web.get(endpoints.STATE, self.state),
             web.get(endpoints.REQUESTS + "{id}", self.requests),
@@ -74,10 +75,13 @@ class AdminHandlers(ABC):
     async def drain(self, request: web.Request) -> web.Response:
         """Begin the drain; with `?wait=true`, answer when no request runs any more.
 
-        A drain cannot be undone, so it takes a connection from this pod: its preStop hook's.
+        A drain cannot be undone, so it takes a connection from this pod: its preStop hook's. A
+        browser on this machine would be local, too, whatever page it shows.
         """
         if not _is_from_this_host(request.transport):
             return web.Response(status=403, text=DRAIN_IS_LOCAL)
+        if any(name in request.headers for name in _FROM_A_BROWSER):
+            return web.Response(status=403, text=NO_BROWSERS)
         wait = request.query.get("wait", "").lower() in ("true", "1")
         in_flight = await self.begin_drain(wait=wait)
         return web.json_response({"draining": True, "in_flight": in_flight})

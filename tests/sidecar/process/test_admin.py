@@ -95,8 +95,27 @@ async def test_drain_refuses_new_requests_and_finishes_running_ones(harness: Har
 
 
 async def drained(harness: Harness) -> object:
-    async with harness.http.get(harness.admin("/drain?wait=true")) as answer:
+    async with harness.http.post(harness.admin("/drain?wait=true")) as answer:
         return await answer.json()
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Origin": "http://page.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "none"}]
+)
+async def test_a_page_in_a_browser_cannot_drain(harness: Harness, headers: dict[str, str]) -> None:
+    await harness.start()
+    for verb, status in ((harness.http.post, 403), (harness.http.get, 405)):
+        async with verb(harness.admin("/drain"), headers=headers) as answer:
+            assert answer.status == status
+    async with harness.http.get(harness.admin("/state")) as page:
+        assert (await page.json())["draining"] is False
+
+
+async def test_get_does_not_drain(harness: Harness) -> None:
+    await harness.start()
+    async with harness.http.get(harness.admin("/drain?wait=true")) as answer:
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+    await until_ready(harness)
 
 
 async def test_after_the_drain_timeout_a_stream_ends_with_an_error_event(harness: Harness) -> None:
@@ -142,8 +161,8 @@ async def test_after_the_drain_timeout_kv_that_was_not_read_is_released(harness:
 
 async def test_livez_answers_200_during_a_drain(harness: Harness) -> None:
     await harness.start()
-    for verb in (harness.http.post, harness.http.get):
-        async with verb(harness.admin("/drain")) as drain:
+    for _ in range(2):
+        async with harness.http.post(harness.admin("/drain")) as drain:
             assert await drain.json() == {"draining": True, "in_flight": 0}
     async with harness.http.get(harness.admin("/livez")) as answer:
         assert answer.status == 200

@@ -24,11 +24,11 @@ ip link set lo up && ip addr add {POD}/32 dev lo && ip addr add {OTHER_POD}/32 d
 exec "$0" -m tandem_sidecar.main --listen {POD}:8000 --admin {POD}:8001 \
   --engine http://{POD}:8200 --prefill-allow 10.0.0.0/8
 """
-GET = """
+ASK = """
 import http.client, sys
-source, path = sys.argv[1:]
+source, method, path = sys.argv[1:]
 connection = http.client.HTTPConnection("10.9.0.1", 8001, source_address=(source, 0))
-connection.request("GET", path)
+connection.request(method, path)
 print(connection.getresponse().status)
 """
 
@@ -67,14 +67,17 @@ async def inside(sidecar: asyncio.subprocess.Process, *command: str, **env: str)
     return process.returncode or 0, output.decode().strip()
 
 
-async def status(sidecar: asyncio.subprocess.Process, source: str, path: str) -> str:
-    return (await inside(sidecar, sys.executable, "-c", GET, source, path))[1]
+async def status(
+    sidecar: asyncio.subprocess.Process, source: str, path: str, method: str = "GET"
+) -> str:
+    return (await inside(sidecar, sys.executable, "-c", ASK, source, method, path))[1]
 
 
 async def test_only_the_pod_itself_can_drain_it(sidecar: asyncio.subprocess.Process) -> None:
     assert await status(sidecar, OTHER_POD, "/livez") == "200"
     for path in ("/drain", "/drain?wait=true"):
-        assert await status(sidecar, OTHER_POD, path) == "403"
+        assert await status(sidecar, OTHER_POD, path, "POST") == "403"
+        assert await status(sidecar, POD, path, "GET") == "405"
     _, state = await inside(
         *(sidecar, "python3", "-c"),
         "import urllib.request; print(urllib.request.urlopen('http://10.9.0.1:8001/state').read())",

@@ -136,7 +136,7 @@ async def test_all_workers_reload_and_a_drain_waits_for_all(tmp_path: Path) -> N
         await workers.until_always(413, LARGE)
 
         drain = asyncio.create_task(
-            workers.http.get(workers.server.admin_url("/drain?wait=true")).__aenter__()
+            workers.http.post(workers.server.admin_url("/drain?wait=true")).__aenter__()
         )
         async with asyncio.timeout(60):
             while await workers.readiness() != 503:

@@ -36,7 +36,7 @@ STATE: Final = "/state"
 """On the sidecar's admin port, for people: requests in progress, as JSON."""
 
 DRAIN: Final = "/drain"
-"""On the sidecar's admin port, POST: accept no new requests. 403 outside the pod, and to browsers."""
+"""On the sidecar's admin port, POST: accept no new requests. 403 to other pods and to browsers."""
 
 DRAIN_AND_WAIT: Final = f"{DRAIN}?wait=true"
 """The same for the engine container's preStop hook: answers once all requests have ended."""

@@ -1,6 +1,7 @@
 """The HTTP/2 server behind real Envoy: what only it does, and answers that pass through it."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -41,6 +42,36 @@ async def test_answers_pass_through_the_epp_unchanged(tmp_path: Path) -> None:
         answers = await asyncio.gather(*(post(stack, body) for body in bodies))
         assert {(status, answer) for status, answer, _ in answers} == {(200, b"first last")}
         assert stack.received == len(bodies)
+        await until(lambda: at_rest(stack))
+
+
+async def test_bodies_in_chunks_of_few_bytes_are_no_flood(tmp_path: Path) -> None:
+    """Envoy sends each piece that a client writes as a message of its own."""
+    clients, chunks = 8, 2500
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"model": "m", "prompt": "'
+        for _ in range(chunks):
+            yield b"x"
+            # Let Envoy read it before the next one is written.
+            await asyncio.sleep(0)
+        yield b'"}'
+
+    async with running(tmp_path, "FULL_DUPLEX_STREAMED", with_response_bodies) as stack:
+        for backend in stack.decode:
+            backend.release.set()
+
+        async def upload() -> tuple[int, bytes]:
+            url, kind = stack.url + "/v1/completions", {"content-type": "application/json"}
+            async with stack.session.post(url, data=body(), headers=kind) as answer:
+                return answer.status, await answer.read()
+
+        answers = await asyncio.gather(*(upload() for _ in range(clients)))
+        assert set(answers) == {(200, b"first last")}
+        figures = await stack.epp.figures()
+        decisions = [v for k, v in figures.items() if k.startswith("tandem_epp_decisions_total")]
+        # Envoy lets requests pass without a decision when its connection to the EPP is cut.
+        assert sum(decisions) == clients
         await until(lambda: at_rest(stack))
 
 

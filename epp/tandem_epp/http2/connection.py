@@ -12,8 +12,8 @@ Closed streams are forgotten but for the latest few ids, which tell frames that 
 this side closed a stream (ignored) from those that a peer sends on a stream it ended (an error).
 
 Work that a peer can cause is bounded by `limits`: windows bound what is collected, `Budget`s bound
-frames that carry nothing and resets before an answer, and a peer that exceeds them is told
-ENHANCE_YOUR_CALM.
+frames that carry little and streams that are reset, by the peer before an answer or by this side
+for what the peer sent. A peer that exceeds them is told ENHANCE_YOUR_CALM.
 """
 
 from collections import OrderedDict
@@ -38,7 +38,14 @@ from .frames import (
 )
 from .headers import TABLE_SIZE, BlockCache
 from .held_bytes import STREAM_BYTES, HeldBytes
-from .limits import DEFAULT_WINDOW, FRAMES_PER_CONTENT, LAST_STREAM, Budget, Limits
+from .limits import (
+    DEFAULT_WINDOW,
+    FRAMES_PER_CONTENT,
+    LAST_STREAM,
+    SMALL_FRAME,
+    Budget,
+    Limits,
+)
 from .pieces import Pieces
 from .sending import Sender
 from .stream import DataReceived, Event, Stream, StreamEnded
@@ -66,9 +73,9 @@ class Connection:
         self.held = held or HeldBytes()
         self.sender = Sender(limits, self.held, self._give_back, self._on_end_sent)
         self.frames = Budget(limits.frames_burst, limits.frames_per_second)
-        """Allowance of frames without content."""
+        """Allowance of frames with little or no content."""
         self.resets = Budget(limits.resets_burst, limits.resets_per_second)
-        """Allowance of streams that are reset before they have an answer."""
+        """Allowance of streams that the peer resets before they have an answer, or has reset."""
         self.highest = 0
         """The highest stream id that the peer has used."""
         self._window = ReceiveWindow(limits.connection_window)
@@ -81,7 +88,7 @@ class Connection:
         self._missing = 0
         self._last: int | None = None
         """The last stream that is served, once the final GOAWAY is sent."""
-        self._is_draining = self._is_peer_leaving = False
+        self._is_draining = self.is_peer_leaving = False
         self._control = ControlFrames(self, cache)
         self.events: list[Event] = []
         self.now = 0.0
@@ -90,7 +97,7 @@ class Connection:
     @property
     def is_done(self) -> bool:
         """Whether nothing more can happen: close the transport once the output is written."""
-        is_leaving = self._last is not None or self._is_peer_leaving
+        is_leaving = self._last is not None or self.is_peer_leaving
         return self.fault is not None or (is_leaving and not self.streams)
 
     def receive(self, data: bytes, now: float) -> list[Event]:
@@ -198,19 +205,15 @@ class Connection:
         """Whether a new stream is served, not too late."""
         return self._last is None or stream_id <= self._last
 
-    def peer_leaves(self) -> None:
-        """The peer sent GOAWAY: it opens no more streams."""
-        self._is_peer_leaving = True
-
     def on_pong(self, data: bytes) -> None:
         """The peer answered a PING."""
         if self._is_draining and data == _DRAIN_PING:
             self.drained()
 
     def spend(self, frames: float = 1.0) -> None:
-        """Count frames without content. Raises ConnectionFault."""
+        """Count frames with little or no content. Raises ConnectionFault."""
         if not self.frames.spend(frames, self.now):
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames without content")
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames with no content")
 
     def _announce(self) -> None:
         limits = self.limits
@@ -280,9 +283,14 @@ class Connection:
         return len(PREFACE)
 
     def _data(self, stream_id: int, flags: int, payload: bytes) -> None:
-        size = len(payload)
+        size, is_end = len(payload), bool(flags & END_STREAM)
         if not self._window.take(size):
             raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is full")
+        # On closed streams, too. An end is free: each stream has one.
+        if size >= SMALL_FRAME:
+            self.frames.earn(FRAMES_PER_CONTENT)
+        elif size or not is_end:
+            self.spend()
         # Given back at once: only a stream's own window holds back a stream that is not read.
         if increment := self._window.consume(size):
             self.sender.write(window_update(0, increment))
@@ -294,11 +302,6 @@ class Connection:
             raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "the window is full")
         if flags & PADDED:
             payload = without_padding(payload)
-        is_end = bool(flags & END_STREAM)
-        if payload:
-            self.frames.earn(FRAMES_PER_CONTENT)
-        elif not is_end:
-            self.spend()
         if not stream.fits(len(payload), is_end):
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "content-length is wrong")
         self.events.append(DataReceived(stream, payload, is_end))
@@ -313,10 +316,12 @@ class Connection:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"DATA on the idle stream {stream_id}")
         if stream is None and self._closed.get(stream_id):
             return
-        self.spend()
         raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, "DATA on a closed stream")
 
     def _fail_stream(self, fault: StreamFault) -> None:
+        # What the peer sent makes this side reset streams as often as the peer itself could.
+        if not self.resets.spend(1, self.now):
+            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams had to be reset")
         self.sender.write(rst_stream(fault.stream_id, fault.code))
         stream = self.streams.get(fault.stream_id)
         if stream is None:

@@ -28,15 +28,13 @@ from .limits import (
     FRAMES_PER_CONTENT,
     LARGEST_FRAME,
     LARGEST_WINDOW,
+    SMALL_FRAME,
 )
 from .stream import DataReceived, RequestReceived, Stream, StreamEnded
 
 if TYPE_CHECKING:
     from .connection import Connection
 
-_SMALL_FRAME: Final = 1024
-"""Bytes of DATA that pay for the window update which released them. A peer that takes its answers
-in smaller pieces has only its budget for that."""
 _STREAMS_PER_FRAME: Final = 64
 """Streams whose window one frame without content pays to change: SETTINGS may change them all."""
 
@@ -111,6 +109,8 @@ class ControlFrames:
     def _continuation(self, flags: int, _stream_id: int, payload: bytes) -> None:
         if self._block is None:
             raise _protocol_error("CONTINUATION continues nothing (6.10)")
+        if len(payload) < SMALL_FRAME:
+            self._connection.spend()
         self._block.append(payload)
         self._block_size += len(payload)
         if len(self._block) - 1 > self._limits.continuations:
@@ -138,7 +138,6 @@ class ControlFrames:
             if flags & _SELF_DEPENDENT:
                 raise MalformedFields("the stream depends on itself")
         except MalformedFields as err:
-            connection.spend()
             raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(err)) from err
 
     def _open(self, stream_id: int, block: bytes, *, is_end: bool) -> None:
@@ -155,7 +154,6 @@ class ControlFrames:
         if len(connection.streams) >= self._limits.streams or not connection.held.take(
             STREAM_BYTES, of=STREAM_BYTES
         ):
-            connection.spend()
             raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "too many streams")
         stream = Stream(stream_id, self._sender.initial_window, self._limits.stream_window)
         stream.expected = head.length
@@ -279,7 +277,8 @@ class ControlFrames:
         if len(payload) < 8:
             raise _frame_size("GOAWAY has at least 8 bytes")
         self._connection.spend()
-        self._connection.peer_leaves()
+        # It opens no more streams.
+        self._connection.is_peer_leaving = True
 
     def _window_update(self, _flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -300,7 +299,8 @@ class ControlFrames:
                 code = ErrorCode.FLOW_CONTROL_ERROR if increment else ErrorCode.PROTOCOL_ERROR
                 raise StreamFault(stream_id, code, "the increment of WINDOW_UPDATE is invalid")
             released = self._sender.on_stream_window(stream)
-        if released >= _SMALL_FRAME:
+        # A peer that takes its answers in smaller pieces has only its budget for that.
+        if released >= SMALL_FRAME:
             connection.frames.earn(FRAMES_PER_CONTENT)
         connection.spend()
 

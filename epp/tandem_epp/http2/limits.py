@@ -47,13 +47,14 @@ class Limits:
     """Answers that wait for windows on a connection; with more, a peer that does not read is
     disconnected. It must be well above the largest request body, which is sent back."""
     frames_burst: float = 2000
-    """Frames without content, such as PING and empty DATA, that may come at once. Every frame with
-    content allows `FRAMES_PER_CONTENT` more, because it may cause window updates."""
+    """Frames with little or no content that may come at once: PING, and DATA below `SMALL_FRAME`. A
+    larger frame, and each message that is complete, allows more (`FRAMES_PER_CONTENT`)."""
     frames_per_second: float = 200
     """How fast that allowance recovers."""
     resets_burst: float = 8192
-    """Streams reset before they had any answer that may come at once: twice `streams`, because the
-    clients of a gateway may leave all at the same moment."""
+    """Streams that may be reset at once before they had any answer, or by this server because of
+    what the peer sent (CVE-2025-8671): twice `streams`, because the clients of a gateway may leave
+    all at the same moment."""
     resets_per_second: float = 1000
     """How fast that allowance recovers. At this rate the resets cost a few percent of a core."""
     preface_seconds: float = 10.0
@@ -66,6 +67,11 @@ class Limits:
 FRAMES_PER_CONTENT: Final = 2.0
 """Frames without content that a frame with content pays for: grpc clients send up to two window
 updates for each message."""
+FRAMES_PER_MESSAGE: Final = 1 + FRAMES_PER_CONTENT
+"""The same for a complete message: a small one comes in a frame that has cost an allowance."""
+SMALL_FRAME: Final = 1024
+"""Bytes of content below which a frame costs an allowance: a message in frames of one byte would
+keep a core busy. Gateways send each message in one frame, or in pieces that fill windows."""
 
 
 class Budget:

@@ -12,6 +12,7 @@ from . import grpc
 from .connection import Connection
 from .errors import CallFault, Status
 from .headers import RequestHead, encode
+from .limits import FRAMES_PER_MESSAGE
 from .stream import DataReceived, Event, RequestReceived, Stream
 
 
@@ -223,10 +224,13 @@ class GrpcSession:
     def _receive(self, call: Call, data: bytes, is_end: bool) -> None:
         """Pass on `data`. The top of a handler's work, as far as exceptions go."""
         try:
-            for message in call.reader.feed(data) if data else ():
-                if call.handler is None:
-                    return
-                call.handler.on_message(message)
+            if data and (messages := call.reader.feed(data)):
+                # Their frames, even small ones, had a purpose.
+                self.connection.frames.earn(FRAMES_PER_MESSAGE * len(messages))
+                for message in messages:
+                    if call.handler is None:
+                        return
+                    call.handler.on_message(message)
             if call.reader.is_over_budget and call.handler is not None:
                 call.handler.on_over_budget()
             if is_end and call.handler is not None:

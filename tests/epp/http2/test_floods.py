@@ -5,10 +5,11 @@ from sys import getsizeof
 
 import pytest
 
-from tandem_epp.http2 import frames
+from tandem_epp.http2 import frames, grpc
 from tandem_epp.http2.errors import ErrorCode
 from tandem_epp.http2.frames import END_HEADERS, FrameType, Setting
-from tandem_epp.http2.limits import Limits
+from tandem_epp.http2.headers import encode
+from tandem_epp.http2.limits import LARGEST_WINDOW, Limits
 
 from .calls import Calls
 from .client import BLOCK, Peer, data, headers, message, ping
@@ -18,9 +19,15 @@ ENOUGH = 20_000
 """Frames of a flood: far more than the budgets."""
 
 
-def flood(make: Callable[[int], bytes], *, first: bytes = b"", now: float = 0.0) -> Calls:
+def flood(
+    make: Callable[[int], bytes],
+    *,
+    first: bytes = b"",
+    now: float = 0.0,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> Calls:
     """Send frames that `make` numbers until the server ends the connection."""
-    calls = Calls().start()
+    calls = Calls(limits).start()
     calls.answers(first)
     for number in range(ENOUGH):
         calls.answers(make(number), now=now)
@@ -28,6 +35,11 @@ def flood(make: Callable[[int], bytes], *, first: bytes = b"", now: float = 0.0)
             assert calls.connection.fault.code is CALM
             return calls
     pytest.fail("the flood is served without end")
+
+
+def priority(stream: int, *, of: int) -> bytes:
+    """PRIORITY that makes `stream` depend on another one."""
+    return frames.frame(FrameType.PRIORITY, 0, stream, of.to_bytes(4, "big") + b"w")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +103,89 @@ def test_streams_that_the_server_resets_itself() -> None:
     """Malformed requests, each answered with RST_STREAM: rapid reset by the server's hand."""
     calls = flood(lambda n: headers(1 + 2 * n, BLOCK + b"\x00\x01A\x01b"))
     assert not calls.handlers
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda stream: frames.window_update(stream, 0),
+        lambda stream: frames.window_update(stream, LARGEST_WINDOW),
+        lambda stream: frames.frame(FrameType.PRIORITY, 0, stream, bytes(4)),
+        lambda stream: priority(stream, of=stream),
+        headers,
+        lambda stream: data(stream, end=True) + headers(stream),
+        lambda stream: data(stream, end=True) + data(stream, bytes(2000)),
+    ],
+    ids=[
+        "window of 0", "window too large", "short priority", "priority", "trailers without end",
+        "headers after the end", "data after the end",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("text", [b"silent", bytes(2000)], ids=["unanswered", "answered"])
+def test_streams_that_the_server_is_made_to_reset(
+    mistake: Callable[[int], bytes], text: bytes
+) -> None:
+    """CVE-2025-8671: a request begins, and a mistake on its stream makes the server reset it.
+
+    Neither a large message nor its answer pays for a reset."""
+    full = frames.settings({Setting.INITIAL_WINDOW_SIZE: 100})
+
+    def request(n: int) -> bytes:
+        stream = 1 + 2 * n
+        return headers(stream) + message(stream, text) + mistake(stream)
+
+    calls = flood(request, first=full, limits=Limits(resets_burst=100))
+    assert not calls.session.calls
+
+
+def test_bodies_that_contradict_their_length() -> None:
+    fields = BLOCK + encode(((b"content-length", b"1"),))
+    flood(
+        lambda n: headers(1 + 2 * n, fields) + data(1 + 2 * n, bytes(2000)),
+        limits=Limits(resets_burst=100),
+    )
+
+
+@pytest.mark.parametrize("size", [1, 100])
+def test_a_message_in_frames_of_few_bytes(size: int) -> None:
+    frame = data(1, bytes(size))
+    calls = flood(lambda _: frame, first=headers(1) + data(1, (1 << 22).to_bytes(5, "big")))
+    assert not calls.session.calls
+
+
+def test_data_under_way_to_a_stream_that_the_server_has_reset() -> None:
+    frame = data(1, b"x")
+    flood(lambda _: frame, first=headers(1) + frames.window_update(1, 0))
+
+
+def test_small_messages_are_served_without_end() -> None:
+    """As a gateway sends the chunks of a body: each in a frame, or in two where a window ends."""
+    calls = Calls().start()
+    calls.answers(headers(1))
+    whole = grpc.framed(b"silent")
+    for at in range(len(whole)):
+        for _ in range(ENOUGH // 10):
+            calls.answers(*(data(1, part) for part in (whole[:at], whole[at:]) if part))
+    assert calls.connection.fault is None
+    assert len(calls.handlers[0].messages) == ENOUGH // 10 * len(whole)
+
+
+def test_header_sections_in_small_pieces() -> None:
+    def pieces(n: int) -> bytes:
+        stream, parts = 1 + 2 * n, [BLOCK[at : at + 8] for at in range(0, len(BLOCK), 8)]
+        more = [frames.frame(FrameType.CONTINUATION, 0, stream, part) for part in parts[1:-1]]
+        last = frames.frame(FrameType.CONTINUATION, END_HEADERS, stream, parts[-1])
+        return headers(stream, parts[0], flags=0) + b"".join(more) + last
+
+    flood(pieces)
+
+
+def test_a_header_section_that_decodes_to_much_more() -> None:
+    """An HPACK bomb: a field in the table, repeated by an index of one byte each."""
+    field = b"\x40\x01a" + b"\x7f\x81\x1e" + bytes(b"x" * 4000)
+    peer = Peer().start()
+    bomb = BLOCK + field + b"\xbe" * 10_000
+    assert peer.goaway(headers(1, bomb)) in (CALM, ErrorCode.COMPRESSION_ERROR)
 
 
 def test_refused_streams() -> None:

@@ -321,8 +321,8 @@ def _read_chunk(chunk: _Chunk) -> Meaning:
 
 
 def _read_typed_event(kind: RequestKind, event: _TypedEvent) -> Meaning:
-    # An error in place of an event has no type.
-    if event.type in ("error", "response.failed") or (event.error is not None and not event.type):
+    # An error in place of an event has no type, which each event has.
+    if event.type in ("", "error", "response.failed"):
         return Meaning.ERROR
     if event.type in _WITHOUT_TOKENS:
         return Meaning.NOTHING

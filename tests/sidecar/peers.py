@@ -60,7 +60,9 @@ class Turn:
         )
 
     def event(self, text: str) -> None:
-        data = f"data: {text}\n\n".encode()
+        self.chunk(f"data: {text}\n\n".encode())
+
+    def chunk(self, data: bytes) -> None:
         self.send(b"%x\r\n%b\r\n" % (len(data), data))
 
     def end(self) -> None:

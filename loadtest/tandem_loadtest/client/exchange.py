@@ -14,7 +14,7 @@ from .sse import EventParser
 MAX_BODY: Final = 64 * 1024 * 1024
 """Largest answer that is not streamed, in bytes; of an error answer, what is read of it."""
 
-_STREAMS: Final[Mapping[RequestKind, Callable[[], AnswerStream]]] = {
+STREAMS: Final[Mapping[RequestKind, Callable[[], AnswerStream]]] = {
     RequestKind.COMPLETIONS: openai.OpenAIStream,
     RequestKind.CHAT: openai.OpenAIStream,
     RequestKind.GENERATE: openai.OpenAIStream,
@@ -72,7 +72,7 @@ class Exchange:
         """See `Receiver.head`."""
         self.status, self.fields = status, fields
         if status == 200 and self.call.stream and self._is_event_stream():
-            self._stream = _STREAMS[self.kind]()
+            self._stream = STREAMS[self.kind]()
 
     def data(self, data: bytes, now: float) -> None:
         """See `Receiver.data`; raises AnswerError or EventTooLarge."""

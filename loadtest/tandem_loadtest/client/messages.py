@@ -4,11 +4,15 @@ from typing import Any, Final
 
 import msgspec
 
+from tandem_contract.api_grammar import GRAMMARS, Meaning, read_event
+from tandem_contract.request_kinds import RequestKind
+
 from ..calls import Answer, Usage
 from .answers import AnswerError, Parts, ServerError, decode, message_of, server_message
 from .sse import StreamEvent, parse_events
 
 _NO_INPUT: Final = msgspec.Raw(b"")
+_LAST: Final = frozenset(map(bytes.decode, GRAMMARS[RequestKind.MESSAGES].last_events))
 
 
 class _MessageUsage(msgspec.Struct):
@@ -67,6 +71,7 @@ class MessagesStream:
             return
         if self.has_ended:
             raise AnswerError("an event after message_stop")
+        # Its members may be other ones than those of the API's events.
         if event.name == b"error":
             raise ServerError(server_message(event.data))
         body = decode(_event, event.data)
@@ -85,9 +90,9 @@ class MessagesStream:
                 self._merge(body.usage)
                 # Before, the counts are those of the prompt alone.
                 self._parts.usage = _counts(self._usage) if body.usage else None
-            case "message_stop":
+            case last if last in _LAST:
                 self.has_ended = True
-            case "error" | "":
+            case _ if read_event(RequestKind.MESSAGES, event.name, event.data) is Meaning.ERROR:
                 raise ServerError(server_message(event.data))
 
     def add_all(self, data: bytes) -> None:

@@ -4,6 +4,9 @@ from typing import Any, Final
 
 import msgspec
 
+from tandem_contract.api_grammar import GRAMMARS
+from tandem_contract.request_kinds import RequestKind
+
 from ..calls import Answer, Usage
 from .answers import (
     AnswerError,
@@ -16,8 +19,8 @@ from .answers import (
 )
 from .sse import StreamEvent, parse_events
 
-DONE: Final = b"[DONE]"
-_DONE_EVENT: Final = b"data: [DONE]\n\n"
+(DONE,) = GRAMMARS[RequestKind.COMPLETIONS].last_events
+_DONE_EVENT: Final = b"data: %b\n\n" % DONE
 
 
 class _PromptDetails(msgspec.Struct, gc=False):

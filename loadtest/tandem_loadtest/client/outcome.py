@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from tandem_contract.api_grammar import GRAMMARS
 from tandem_contract.request_kinds import RequestKind
 
 from ..records import Outcome
@@ -13,11 +14,7 @@ _BROKEN: Final = frozenset({"abort", "error"})
 """Finish reasons with which an engine says that it gave up."""
 
 LAST_EVENTS: Final = {
-    RequestKind.COMPLETIONS: "[DONE]",
-    RequestKind.CHAT: "[DONE]",
-    RequestKind.GENERATE: "[DONE]",
-    RequestKind.RESPONSES: "response.completed or response.incomplete",
-    RequestKind.MESSAGES: "message_stop",
+    kind: " or ".join(map(bytes.decode, grammar.last_events)) for kind, grammar in GRAMMARS.items()
 }
 """The event with which each API ends a stream."""
 

@@ -4,11 +4,14 @@ from typing import Any, Final
 
 import msgspec
 
+from tandem_contract.api_grammar import GRAMMARS, Meaning, read_event
+from tandem_contract.request_kinds import RequestKind
+
 from ..calls import Answer, Usage
 from .answers import AnswerError, Parts, ServerError, decode, message_of, server_message
 from .sse import StreamEvent, parse_events
 
-_LAST: Final = frozenset({"response.completed", "response.incomplete"})
+_LAST: Final = frozenset(map(bytes.decode, GRAMMARS[RequestKind.RESPONSES].last_events))
 _FAILED: Final = frozenset({"failed", "cancelled"})
 
 
@@ -75,10 +78,6 @@ class ResponsesStream:
         if self.has_ended:
             raise AnswerError("an event after the last one of the response")
         body = decode(_event, event.data)
-        # An error event has the error's members at its top; an error that vLLM reports in place of
-        # an event has no type.
-        if body.type in ("error", "") or event.name == b"error":
-            raise ServerError(server_message(event.data))
         # The name of a tool call is generated as well, and precedes its arguments.
         if body.type == "response.output_item.added" and body.item and body.item.name:
             self._parts.tool_calls.append(body.item.name)
@@ -91,6 +90,8 @@ class ResponsesStream:
             if body.type in _LAST:
                 self.has_ended = True
                 _take_end(body.response, self._parts)
+        elif read_event(RequestKind.RESPONSES, event.name, event.data) is Meaning.ERROR:
+            raise ServerError(server_message(event.data))
 
     def _texts(self, delta: str) -> list[str]:
         """Where the text of a type of delta belongs."""

@@ -1,0 +1,198 @@
+"""Each failure of a hand-off: what fails, and what clients of each API must get.
+
+    await ask(Who.SDK, server, RequestKind.CHAT, stream=True, failure=FAILURES["drain expires"])
+
+checks the answer or the error. A test starts a sidecar or a router with engines that act as
+`FAILURES` says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+import pytest
+
+from tandem_contract.request_kinds import RequestKind
+
+from .fake_vllm import WORDS, Act, Answering, complete
+from .sdks import PROMPT, SDK_ERRORS, SDKS, LoadClientError, Server, ask_load_client
+
+TEXT: Final = "".join(WORDS)
+"""The right answer."""
+
+
+class Who(StrEnum):
+    """Which client asks."""
+
+    SDK = "sdk"
+    LOAD_CLIENT = "load client"
+
+
+def answers(status: int, *headers: str) -> Act:
+    async def act(turn: Answering) -> None:
+        turn.answer(status, b'{"error": {"message": "scripted", "code": %d}}' % status, *headers)
+
+    return act
+
+
+async def hangs(turn: Answering) -> None:
+    await turn.gone.wait()
+
+
+async def dies(turn: Answering) -> None:
+    turn.die()
+
+
+async def without_params(turn: Answering) -> None:
+    turn.answer(200, b'{"id": "1", "choices": [], "kv_transfer_params": null}')
+
+
+async def cannot_load(turn: Answering) -> None:
+    """Fail what reads KV, as vLLM does with the policy `fail`; compute what does not."""
+    if turn.reads_kv:
+        turn.fail()
+    else:
+        turn.complete()
+
+
+async def cannot_load_with_error_event(turn: Answering) -> None:
+    """The same, with the error event of OpenAI's form after the preamble of every API."""
+    if turn.reads_kv and turn.streams:
+        turn.stream()
+        error = b'data: {"error": {"message": "Internal server error", "code": 500}}\n\n'
+        turn.write(*turn.events.preamble)
+        turn.chunk(error)
+        turn.end()
+    else:
+        await cannot_load(turn)
+
+
+async def begins(turn: Answering) -> None:
+    """Send two tokens of a stream; of another answer nothing."""
+    if turn.streams:
+        turn.stream()
+        turn.write(*turn.events.preamble, *turn.events.tokens[:2])
+
+
+async def dies_in_the_middle(turn: Answering) -> None:
+    await begins(turn)
+    if not turn.streams:
+        turn.send(b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{")
+    turn.writer.close()
+
+
+async def dies_after_its_preamble(turn: Answering) -> None:
+    if turn.streams:
+        turn.stream()
+        turn.write(*turn.events.preamble)
+    turn.writer.close()
+
+
+async def hangs_in_the_middle(turn: Answering) -> None:
+    await begins(turn)
+    await turn.gone.wait()
+
+
+async def fails_in_the_middle(turn: Answering) -> None:
+    """The engine itself fails the request, and says so."""
+    if not turn.streams:
+        turn.fail()
+        return
+    turn.stream()
+    turn.write(*turn.events.preamble, *turn.events.tokens[:2])
+    turn.give_up()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What fails, and what the client gets."""
+
+    error: str | None = None
+    """Words of the error that the client gets; None: the right answer."""
+    whole_error: str | None = None
+    """The same of an answer that is not streamed, if it differs."""
+    prefill: Act | None = None
+    """How the prefill engine answers; None: well."""
+    decode: Act = complete
+    refuses: bool = False
+    """Whether the prefill engine's port is closed."""
+    hangs: bool = False
+    """Whether the decode engine answers no `/health` either."""
+    drains: bool = False
+    """Whether a drain begins, and expires, while the decode engine is at work."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the sidecar that differ."""
+
+    def words(self, *, stream: bool) -> str | None:
+        return self.error if stream or self.whole_error is None else self.whole_error
+
+
+_PREFILL_FAILURES: Final[Mapping[str, Failure]] = {
+    "prefill refuses the connection": Failure(refuses=True),
+    "prefill answers 500": Failure(prefill=answers(500)),
+    "prefill times out": Failure(prefill=hangs, settings={"prefill_timeout": 0.3}),
+    "prefill answers 400": Failure(prefill=answers(400)),
+    "prefill answers 404": Failure(prefill=answers(404)),
+    "prefill answers 429": Failure(prefill=answers(429, "Retry-After: 1")),
+    "prefill answers 503": Failure(prefill=answers(503, "Retry-After: 1")),
+    "prefill answers without usable params": Failure(prefill=without_params),
+}
+FAILURES: Final[Mapping[str, Failure]] = {
+    "nothing fails": Failure(),
+    **_PREFILL_FAILURES,
+    "KV load fails": Failure(decode=cannot_load),
+    "KV load fails with an error event": Failure(decode=cannot_load_with_error_event),
+    "decode dies before the first byte": Failure("decode failed", decode=dies),
+    "decode dies after its preamble": Failure("decode failed", decode=dies_after_its_preamble),
+    "decode dies in mid-stream": Failure("decode failed", "", decode=dies_in_the_middle),
+    "decode fails in mid-stream": Failure("", decode=fails_in_the_middle),
+    "decode hangs in mid-stream": Failure(
+        "no sign of life", decode=hangs_in_the_middle, hangs=True, settings={"silence_timeout": 0.3}
+    ),
+    "drain expires": Failure(
+        "shutting down", decode=hangs_in_the_middle, drains=True, settings={"drain_timeout": 0.2}
+    ),
+}
+
+
+def _is_pending(kind: RequestKind, stream: bool, name: str) -> bool:
+    """Whether the sidecar does not do this yet."""
+    if name in ("prefill answers 400", "prefill answers 404"):
+        return True
+    if kind is RequestKind.MESSAGES and stream and FAILURES[name].error:
+        return True
+    has_preamble = kind not in (RequestKind.COMPLETIONS, RequestKind.GENERATE)
+    return has_preamble and stream and name.startswith("KV load fails")
+
+
+CELLS: Final = [
+    pytest.param(
+        who, kind, stream, failure, id=f"{who}-{kind}-{'stream' if stream else 'whole'}-{name}"
+    )
+    for who in Who
+    for kind in (SDKS if who is Who.SDK else RequestKind)
+    for stream in (True, False)
+    for name, failure in FAILURES.items()
+    if not _is_pending(kind, stream, name)
+]
+"""Client, API, whether to stream, and failure."""
+
+
+async def check(
+    who: Who, server: Server, kind: RequestKind, *, stream: bool, failure: Failure
+) -> None:
+    """The client gets the right answer, or an error of its own type that says what happened."""
+    words = failure.words(stream=stream)
+    if words is None:
+        assert await _ask(who, server, kind, stream=stream) == TEXT
+        return
+    with pytest.raises(SDK_ERRORS if who is Who.SDK else LoadClientError) as raised:
+        await _ask(who, server, kind, stream=stream)
+    assert words in str(raised.value)
+
+
+async def _ask(who: Who, server: Server, kind: RequestKind, *, stream: bool) -> str:
+    if who is Who.LOAD_CLIENT:
+        return await ask_load_client(server, kind, stream=stream)
+    return await SDKS[kind](server, PROMPT, len(WORDS), stream)

@@ -216,9 +216,9 @@ def whole(kind: RequestKind) -> Any:
             head = {"request_id": "generate-1", "output_mode": "tokens", "usage": _USAGE}
             return {**head, "choices": [{**choice, "token_ids": list(TOKEN_IDS)}]}
         case RequestKind.RESPONSES:
-            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
+            part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
             item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed"}
-            output = [{**item, "content": [part]}]
+            output = [{**item, "content": [{**part, "logprobs": None}]}]
             return {**_RESPONSE, "status": "completed", "output": output, "usage": _ITEMS_USAGE}
         case RequestKind.MESSAGES:
             head = {"id": "chatcmpl-1", "type": "message", "role": "assistant", "model": MODEL}

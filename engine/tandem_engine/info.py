@@ -11,6 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from tandem_contract import endpoints
 
 from .body import ApiError, convert, decode_json
+from .long_work import work_on
 from .protocol import check_token_ids
 from .served_model import ServedModel
 
@@ -53,8 +54,11 @@ class _Info:
         self._created = int(time.time())
 
     async def tokenize(self, http: web.Request) -> web.Response:
-        raw = decode_json(await http.read())
-        body = convert(raw, TokenizeBody)
+        data = await http.read()
+        return await work_on(len(data), self._tokenize, data)
+
+    def _tokenize(self, data: bytes) -> web.Response:
+        body = convert(decode_json(data), TokenizeBody)
         self._model.check_name(body.model)
         chat = body.messages is not None
         if (body.prompt is None) != chat:
@@ -64,19 +68,25 @@ class _Info:
             generation = body.add_generation_prompt is not False
             text = self._model.render(body.messages, {"add_generation_prompt": generation})
         special = (not chat) if body.add_special_tokens is None else body.add_special_tokens
-        tokens = await self._model.encode(text, add_special_tokens=special)
-        names = [self._model.tokenizer.token_text(i) for i in tokens]
+        tokens = self._model.encode(text, add_special_tokens=special)
+        names = None
+        if body.return_token_strs:
+            names = [self._model.tokenizer.token_text(i) for i in tokens]
         return _json(
             {
                 "count": len(tokens),
                 "max_model_len": self._model.max_model_len,
                 "tokens": tokens,
-                "token_strs": names if body.return_token_strs else None,
+                "token_strs": names,
             }
         )
 
     async def detokenize(self, http: web.Request) -> web.Response:
-        body = convert(decode_json(await http.read()), DetokenizeBody)
+        data = await http.read()
+        return await work_on(len(data), self._detokenize, data)
+
+    def _detokenize(self, data: bytes) -> web.Response:
+        body = convert(decode_json(data), DetokenizeBody)
         self._model.check_name(body.model)
         check_token_ids(body.tokens, self._model.vocab_size, "tokens")
         text = self._model.tokenizer.decode(body.tokens, skip_special_tokens=False)

@@ -29,6 +29,7 @@ from tandem_contract.transfer_params import TransferParams
 from .answers import DONE, Answer, ChatAnswer, Choice, CompletionAnswer, Head, Usage
 from .body import ApiError, decode_json, parse_kv_transfer
 from .info import info_routes
+from .long_work import work_on
 from .metrics import EngineMetrics
 from .output import OutputText
 from .protocol import Call, parse_chat, parse_completion, resolve
@@ -139,12 +140,13 @@ class EngineServer:
     async def _generate(
         self, http: web.Request, parse: Parse, kind: type[Answer]
     ) -> web.StreamResponse:
-        raw = decode_json(await http.read())
+        body = await http.read()
+        raw = await work_on(len(body), decode_json, body)
         kv = parse_kv_transfer(raw)
         request_id = _request_id(http)
         try:
-            call = parse(raw, kv)
-            sequences = await self._admit(call, request_id)
+            call = await work_on(len(body), parse, raw, kv)
+            sequences = await self._admit(call, request_id, len(body))
         except (ApiError, asyncio.CancelledError):
             # The engine never got the request: without this, its KV would be held for the lease.
             if isinstance(kv, TransferParams):
@@ -170,10 +172,10 @@ class EngineServer:
                 for sequence in sequences:
                     sequence.release_hold()
 
-    async def _admit(self, call: Call, request_id: str) -> list[RunningSequence]:
-        """Submit every sequence of `call`, or none. Raises ApiError."""
+    async def _admit(self, call: Call, request_id: str, size: int) -> list[RunningSequence]:
+        """Submit every sequence of `call`, a body of `size` bytes, or none. Raises ApiError."""
         self._model.check_name(call.model)
-        prompts = await self._model.prompt_ids(call)
+        prompts = await work_on(size, self._model.prompt_ids, call)
         # After the last await above: no request slips in behind the drain.
         if self._draining:
             raise ApiError(503, "the engine is shutting down")

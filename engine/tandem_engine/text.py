@@ -54,6 +54,8 @@ class Tokenizer:
             for token_id, token in self._hf.get_added_tokens_decoder().items()
             if token.special
         )
+        self.longest_token: Final = max(map(len, self._hf.get_vocab(with_added_tokens=True)))
+        """Characters of the longest token, as the vocabulary spells it."""
 
     @property
     def vocab_size(self) -> int:
@@ -61,8 +63,12 @@ class Tokenizer:
         return int(self._hf.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Token ids of `text`, with `add_special_tokens` also those put around a prompt."""
-        return tuple(self._hf.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Token ids of `text`, with `add_special_tokens` also those put around a prompt.
+
+        Other threads run meanwhile: unlike `encode`, the batch releases the interpreter's lock.
+        """
+        (encoding,) = self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing."""

@@ -633,3 +633,34 @@ async def test_model_list_version_and_tokenizing(connect: Connect) -> None:
     assert (await client.refused({"tokens": [-1]}, "/detokenize"))[0] == 400
     assert (await client.refused({}, "/tokenize"))[0] == 400
     assert (await client.refused({"prompt": "a", "model": "b"}, "/tokenize"))[0] == 404
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    connect: Connect, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await connect(FakeEngine(answer_with("world")))
+    tokenized: list[int] = []
+    encode = Tokenizer.encode
+
+    def recorded(self: Tokenizer, text: str, **options: bool) -> tuple[int, ...]:
+        tokenized.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", recorded)
+    limit = model.max_model_len * model.tokenizer.longest_token
+    long = "x" * (limit + 1)
+    chat = "/v1/chat/completions"
+    for path, body in (
+        ("/v1/completions", {"prompt": long}),
+        ("/v1/completions", {"prompt": ["short", long]}),
+        (chat, {"messages": [{"role": "user", "content": long}]}),
+        (chat, {"messages": [{"role": "user", "content": "x"}] * (limit // 4)}),
+        ("/tokenize", {"prompt": long}),
+    ):
+        status, message, _ = await client.refused(body, path)
+        assert status == 400
+        assert message.startswith("This model's maximum context length is 64 tokens")
+    assert tokenized == [len("short")]
+    # The longest text that might fit is counted in tokens.
+    assert "the prompt has" in (await client.refused({"prompt": long[1:]}))[1]
+    assert tokenized == [len("short"), limit]

@@ -1,5 +1,7 @@
 """Detokenizing byte by byte, and stop strings across any cut."""
 
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,17 @@ def test_text_survives_the_way_through_ids(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == 258
     assert tokenizer.special_ids == {256, 257}
     assert tokenizer.token_text(EOS) == "</s>"
+
+
+def test_other_threads_run_while_a_long_text_is_tokenized(tokenizer: Tokenizer) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        encoding = threads.submit(tokenizer.encode, "word " * 200_000)
+        turns = 0
+        while wait_for([encoding], timeout=0.001).not_done:
+            turns += 1
+    assert len(encoding.result()) == 1_000_000
+    # With the interpreter's lock held there are two or three: before, after, and at the copy.
+    assert turns > 10
 
 
 @given(text=st.text(min_size=1))

@@ -1,8 +1,8 @@
 """Tokenizes with the files of a model directory: tokenizer.json, and the chat template.
 
-Runs in worker threads: the tokenizer itself releases the interpreter's lock. Content is text or a
-list of text parts; other parts need a render endpoint, because only the engine knows which
-placeholder tokens a medium becomes.
+Runs in worker threads: while the tokenizer works, it releases the interpreter's lock. Content is
+text or a list of text parts; other parts need a render endpoint, because only the engine knows
+which placeholder tokens a medium becomes.
 """
 
 import json
@@ -65,7 +65,10 @@ class LocalTokenizer:
     def tokenize(self, prompt: TextPrompt | ChatPrompt) -> TokenizedPrompt:
         """Token ids of the prompt. Raises NotTokenized."""
         text = prompt.text if isinstance(prompt, TextPrompt) else self._render(prompt)
-        encoding = self._tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
+        # The batch releases the interpreter's lock, `encode` does not.
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=prompt.add_special_tokens
+        )
         return TokenizedPrompt(encoding.ids, cache_salt=prompt.cache_salt)
 
     def _render(self, prompt: ChatPrompt) -> str:

@@ -4,6 +4,8 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from tandem_engine.chat import ChatTemplate
 from tandem_engine.text import Tokenizer
 from tandem_epp.backends.block_keys import MediaItem, TokenizedPrompt
 from tandem_epp.tokenization import TokenizerUnusable, tokenizer
+from tandem_epp.tokenization.local import LocalTokenizer
+from tandem_epp.tokenization.source import TextPrompt
 from tandem_epp.tokenization.tokenizer import PromptTokenizer, TokenizerSettings
 
 from ...engine.engines import tiny_model
@@ -298,3 +302,16 @@ async def test_past_the_deadline_and_past_the_limit_requests_do_not_wait(
             # It was tokenized to its end, and is found in the cache.
             while await client.ids(COMPLETIONS, prompt="x") != [1, 2]:
                 await asyncio.sleep(0.005)
+
+
+def test_other_threads_run_while_a_long_prompt_is_tokenized() -> None:
+    local = LocalTokenizer(tiny_model())
+    prompt = TextPrompt("word " * 200_000, add_special_tokens=True, cache_salt=None)
+    with ThreadPoolExecutor(1) as threads:
+        tokenizing = threads.submit(local.tokenize, prompt)
+        turns = 0
+        while wait_for([tokenizing], timeout=0.001).not_done:
+            turns += 1
+    assert len(tokenizing.result().token_ids) > 200_000
+    # With the interpreter's lock held there are two or three: before, after, and at the copy.
+    assert turns > 10

@@ -10,6 +10,7 @@ TYPES: Final = {
     404: "NotFoundError",
     408: "RequestTimeoutError",
     413: "RequestEntityTooLargeError",
+    415: "UnsupportedMediaTypeError",
     429: "TooManyRequestsError",
     502: "BadGatewayError",
     503: "ServiceUnavailableError",

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from tandem_contract import endpoints, headers
+from tandem_contract import body_coding, endpoints, headers
 from tandem_contract.openai_errors import error_body, error_event
 from tandem_contract.request_ids import usable_request_id
 from tandem_contract.request_kinds import PATHS, RequestKind
@@ -84,7 +84,12 @@ class EngineServer:
             ]
         )
         return web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=_LAST_WRITES
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=_LAST_WRITES,
+            # A body is read as it is: `_check_coding` refuses what has to be inflated.
+            auto_decompress=False,
         )
 
     async def drain(self, timeout: float) -> bool:
@@ -117,9 +122,12 @@ class EngineServer:
     ) -> web.StreamResponse:
         """Turn errors into OpenAI's object, aiohttp's 404 and 405 included."""
         try:
+            if request.can_read_body:
+                _check_coding(request)
             return await handler(request)
         except ApiError as err:
-            return _error(err.status, err.message, param=err.param)
+            accepted = (body_coding.ACCEPTED,) if err.status == body_coding.REFUSED_STATUS else ()
+            return _error(err.status, err.message, param=err.param, extra=dict(accepted))
         except web.HTTPRequestEntityTooLarge:
             limit = self._body_limit
             return _error(413, f"the request body is larger than {limit} bytes")
@@ -291,6 +299,15 @@ async def _is_written(http: web.Request, response: web.StreamResponse) -> bool:
     except OSError:
         return False
     return True
+
+
+def _check_coding(http: web.Request) -> None:
+    """Raise ApiError for a body that has to be decoded to be read."""
+    if any(map(body_coding.is_coded, http.headers.getall(body_coding.CONTENT_ENCODING, ()))):
+        raise ApiError(body_coding.REFUSED_STATUS, body_coding.REFUSED_MESSAGE)
+    # aiohttp refuses what does not end with chunked, and leaves the other codings as they are.
+    if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":
+        raise ApiError(501, "a transfer coding other than chunked is not supported")
 
 
 def _request_id(http: web.Request) -> str:

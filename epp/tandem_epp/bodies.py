@@ -10,6 +10,7 @@ Errors: `BadBody`.
 from typing import Final
 
 from tandem_contract.api_paths import FORMS
+from tandem_contract.forms import FORM_TYPE
 from tandem_contract.request_kinds import (
     BodyKind,
     PooledKind,
@@ -18,7 +19,7 @@ from tandem_contract.request_kinds import (
 )
 
 from .ext_proc.messages import HttpRequest
-from .form import FORM_TYPE, form_model
+from .form import form_model
 from .pooled import parse_pooled
 from .request import InferenceRequest, parse_request, read_model
 

@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
+from tandem_contract.forms import MAX_TYPE
 from tandem_contract.request_kinds import BodyKind
 
 from .body_worker import HEADER, KINDS, Reading, read
-from .form import MAX_TYPE
 
 LARGE: Final = 512 * 1024
 """Bytes from which a body counts as large. The slowest ones below it are read in 20 ms; reading
@@ -124,7 +124,7 @@ class LargeBodies:
         process, view = self._process, memoryview(job.body)
         if process is None or process.stdin is None or process.stdout is None:
             raise OSError("the process is gone")
-        form_type = job.form_type.encode("latin-1", "replace")[:MAX_TYPE]
+        form_type = job.form_type.encode("latin-1", "replace")[: MAX_TYPE + 1]
         head = HEADER.pack(KINDS.index(job.kind), len(form_type), len(view))
         process.stdin.write(head + form_type)
         for at in range(0, len(view), _PIECE):

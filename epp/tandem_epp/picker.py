@@ -6,6 +6,7 @@ reload replaces, and the shared `Fleet`; it does no I/O. It replies with errors 
     400  not JSON, or not a request of its kind
     404  no backend lists the model, or the path is none of the API's
     413  body too large
+    415  the body has a Content-Encoding
     500  a bug, which tandem_epp_faults_total counts; only if no pod can be picked in spite of it
     503  no backend, or no split where the configuration requires one; retryable
 """
@@ -17,6 +18,7 @@ from random import Random
 from time import perf_counter
 from typing import Final, Protocol
 
+from tandem_contract import body_coding
 from tandem_contract import headers as wire
 from tandem_contract.api_paths import NOT_SERVED
 from tandem_contract.paths import Role, RoutingPath
@@ -106,6 +108,9 @@ class EndpointPicker:
     def needs_body(self, request: HttpRequest) -> bool:
         """Whether the body decides: for every request with a prompt, and, if backends serve
         different models or one may be replaced, for any JSON or form that may name a model."""
+        if _is_coded(request):
+            # Refused by its headers.
+            return False
         if kind_of(request) is not None:
             return True
         if request.path not in self.routing.api:
@@ -195,6 +200,10 @@ class EndpointPicker:
     def _place(self, request: HttpRequest, body: bytes | None, decision: Decision) -> Placement:
         if request.path not in self.routing.api:
             raise self._error(404, "unknown_path", NOT_SERVED)
+        if _is_coded(request):
+            raise self._error(
+                body_coding.REFUSED_STATUS, "content_encoding", body_coding.REFUSED_MESSAGE
+            )
         if self._fleet.has_mixed_models and is_models_request(request):
             self._answer_models(request, decision.decided_at)
         try:
@@ -330,6 +339,12 @@ class EndpointPicker:
                 decision.prompt_tokens,
                 result.loaded_tokens,
             )
+
+
+def _is_coded(request: HttpRequest) -> bool:
+    """Whether the body has a Content-Encoding."""
+    coding = request.headers.get(body_coding.CONTENT_ENCODING)
+    return coding is not None and body_coding.is_coded(coding)
 
 
 def _needs_sidecar(request: HttpRequest, parsed: InferenceRequest | None) -> bool:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
+from tandem_contract import body_coding
 from tandem_contract import headers as wire
 from tandem_contract.openai_errors import error_body
 
@@ -40,6 +41,8 @@ class Refusals:
         headers = [("content-type", "application/json")]
         if status == 503:
             headers.append((wire.RETRY_AFTER, "1"))
+        if status == body_coding.REFUSED_STATUS:
+            headers.append(body_coding.ACCEPTED)
         if (dropped := _DROPPED.get(reason)) is not None:
             headers.append((wire.REQUEST_DROPPED_REASON, dropped))
         body = error_body(status, message, param=param)

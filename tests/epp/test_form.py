@@ -8,6 +8,7 @@ from aiohttp import FormData
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem_contract.forms import MAX_TYPE
 from tandem_epp.bodies import is_form, named_model
 from tandem_epp.body_fields import BadBody
 from tandem_epp.ext_proc.messages import HttpRequest
@@ -39,10 +40,9 @@ FORMS = pytest.mark.parametrize(
             form(b"CONTENT-DISPOSITION:form-data;name=model\r\nA: b\r\n\r\nm"),
             "m",
         ),
-        (form(b"Content-Disposition: form-data;\r\n name=model\r\n\r\nm"), "m"),
         (form(MODEL[:-1] + "größe".encode()), "größe"),
-        (b"a preamble\r\n" + form(MODEL) + b"an epilogue\r\n--XB\r\n", "m"),
-        (b"--XB \t\r\n" + MODEL + b"\r\n--XB--", "m"),
+        (form(MODEL) + b"an epilogue\r\n--XB\r\n", "m"),
+        (form(FILE + b"\r\n--XB  \t.", MODEL), "m"),
     ],
 )
 
@@ -66,19 +66,45 @@ def test_only_the_model_of_a_form_changes(body: bytes, model: str | None) -> Non
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"", "the form has no part: the boundary of content-type, XB, is not in it"),
-        (b"--XB", "the form has no part"),
-        (b'{"model": "m"}', "the form has no part"),
+        (b"", "the form does not begin with the boundary of content-type, XB"),
+        (b"--XB", "the form does not begin with the boundary"),
+        (b'{"model": "m"}', "the form does not begin with the boundary"),
+        (b"a preamble\r\n" + form(MODEL), "the form does not begin with the boundary"),
+        (b"--XB \t\r\n" + MODEL + b"\r\n--XB--", r"spaces behind its boundary \(byte 4\)"),
+        (form(FILE + b"\r\n--XB \r\n" + MODEL), "spaces behind its boundary"),
         (b"--XB\r\n" + MODEL, r"part 1 of the form \(byte 6\): the form ends in it, at byte 55"),
         (form(FILE)[:-4], r"part 1 of the form \(byte 6\): the form ends in it"),
         (form(b"m"), r"part 1 of the form \(byte 6\): it has no head"),
         (form(MODEL, b"\r\nm"), r"part 2 of the form \(byte 63\): it has no head"),
-        (form(b"Content-Type: a/b\r\n\r\nm"), "it has no Content-Disposition: form-data with a"),
+        (form(b"Content-Type: a/b\r\n\r\nm"), "it has 0 Content-Disposition headers: send one"),
+        (form(MODEL[:-3] + MODEL), "it has 2 Content-Disposition headers: send one"),
+        (form(b"A b: c\r\n" + MODEL), "a line of its head is no header"),
+        (form(b"Content-Disposition: form-data;\r\n name=model\r\n\r\nm"), "is no header"),
         (
-            form(b"Content-Disposition: form-data\r\n\r\nm"),
-            "no Content-Disposition: form-data",
+            form(b"Content-Transfer-Encoding: base64\r\n" + MODEL),
+            "it has a Content-Transfer-Encoding: send it as it is",
         ),
-        (form(b"Content-Disposition: file; name=a\r\n\r\nm"), "no Content-Disposition: form-data"),
+        *(
+            (form(b"Content-Disposition: %b\r\n\r\nm" % value), "Content-Disposition is not plain")
+            for value in (
+                b"form-data",
+                b"form-data; name=",
+                b'form-data; name=""',
+                b"file; name=a",
+                b"form-data; name*0=mod; name*1=el",
+                b"form-data; name*=utf-8''model",
+                b'form-data; name="a"; name*0="model"',
+                b"form-data; name=a; name=model",
+                b"form-data; name=a; NAME=model",
+                b"form-data; name =a",
+                b'form-data; name="mo\\del"',
+                b'form-data; name="%6dodel"',
+                b'form-data; name="a"x; filename="b"',
+                b"form-data; name=a; filename*=utf-8''b",
+                b'form-data; name=a; filename="b\\"; name=\\"model"',
+                b"form-data; name=a; size=1",
+            )
+        ),
         (form(FILE.replace(b"file", b"model", 1)), r"model: a file \(part 1, byte 6\) instead of"),
         (form(MODEL + b"\xff"), r"model: not UTF-8 \(byte 55\)"),
         (form(FILE + b"\r\n--XB!" * 300), "more than 256 times"),
@@ -94,17 +120,47 @@ def test_a_wrong_form_is_refused_with_the_place(body: bytes, message: str) -> No
 
 @pytest.mark.parametrize(
     "content_type",
-    ["multipart/form-data", "multipart/form-data; boundary="],
+    [
+        "multipart/form-data",
+        "multipart/form-data; charset=utf-8",
+        'multipart/form-data; boundary=""',
+    ],
 )
 def test_a_form_needs_a_boundary(content_type: str) -> None:
     with pytest.raises(BadBody, match="content-type names no boundary: send multipart/form-data"):
         form_model(content_type, form(MODEL))
 
 
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "multipart/mixed; boundary=XB",
+        "multipart/form-data, application/json; boundary=XB",
+        TYPE + ",XC",
+        TYPE + "; boundary=XC",
+        TYPE + "; charset=iso-8859-1",
+        TYPE + "; charset=utf-8; charset=cp037",
+        "multipart/form-data; boundary*0=X; boundary*1=B",
+        "multipart/form-data; boundary*=utf-8''XB",
+        'multipart/form-data; boundary="X\\B"',
+        TYPE + "; a=" + "b" * MAX_TYPE,
+    ],
+)
+def test_a_forms_content_type_is_plain(content_type: str) -> None:
+    with pytest.raises(BadBody, match=r"(content-type|form)"):
+        form_model(content_type, form(MODEL))
+    for plain in (TYPE, TYPE.title().replace("Boundary", "boundary").replace("Xb", "XB")):
+        assert form_model(plain + "; charset=UTF-8", form(MODEL)) == "m"
+    assert form_model('multipart/form-data;boundary="XB"', form(MODEL)) == "m"
+
+
 @settings(deadline=None, max_examples=300)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["model", "language", "a b"]), st.text(max_size=20))
+        st.tuples(
+            st.sampled_from(["model", "language", "timestamp_granularities[]"]),
+            st.text(max_size=20),
+        )
         | st.tuples(st.just("file"), st.binary(max_size=2000)),
         max_size=8,
     )

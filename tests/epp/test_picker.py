@@ -328,6 +328,19 @@ def test_error_responses() -> None:
     assert setup.decisions("refused", "unknown_model") == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/audio/transcriptions", "/tokenize"])
+def test_a_coded_body_is_refused_before_it_is_read(path: str) -> None:
+    setup = PickerSetup(d="decode", p="prefill")
+    coded = HttpRequest("POST", path, {"content-encoding": "identity, gzip"})
+    assert not setup.picker.needs_body(coded)
+    with pytest.raises(LocalReply) as reply:
+        setup.picker.place(coded, None, NOW)
+    assert reply.value.response.status == 415
+    assert ("accept-encoding", "identity") in reply.value.response.headers
+    plain = HttpRequest("POST", path, {"content-encoding": "identity"})
+    assert setup.picker.place(plain, b'{"prompt": "a"}', NOW).decode.name == "d"
+
+
 @pytest.mark.parametrize(
     "request_head",
     [

@@ -9,14 +9,13 @@ Errors, whose messages are sent to the client:
       NotAnObject      valid JSON, but not an object
 """
 
-import re
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 from msgspec import Raw
 
+from tandem_contract.forms import BadForm, read_parts
 from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
 _NestedObjects = Mapping[str, "_NestedObjects"]
@@ -33,9 +32,8 @@ objects inside them that it merges too. Completions, chat, responses, messages a
 _INSPECTED: Final = CLIENT_FORBIDDEN | _EXTRA_ARGS.keys()
 _DEFAULT_TYPES: Final = (b"text/", b"application/x-www-form-urlencoded")
 """Content types that clients send by default although the body is JSON: fetch and curl do."""
-_FORM_FIELD: Final = re.compile(rb"content-disposition:(.*?)(?:\r\n\r\n|\Z)", re.I | re.S)
-"""The headers of one part of a form, from Content-Disposition, which holds the part's name, on."""
-_CHARSET: Final = re.compile(rb";\s*charset=\"?(?:utf-?8|us-ascii|iso-8859-1)\"?\s*(?:;|$)")
+_FORBIDDEN_IN_FORMS: Final = CLIENT_FORBIDDEN | {"vllm_xargs", "extra_args"}
+"""Names of form fields that a client may not set: vLLM decodes the value of `vllm_xargs`."""
 
 
 class BadBody(ValueError):
@@ -89,7 +87,7 @@ def clean_passthrough(data: bytes, content_type: bytes) -> bytes:
     """
     media_type = content_type.lower()
     if media_type.startswith(b"multipart/"):
-        _check_form(data, media_type)
+        _check_form(data, content_type.decode("latin-1"))
         return data
     is_json = not media_type or b"json" in media_type
     if not data or not (is_json or media_type.startswith(_DEFAULT_TYPES)):
@@ -134,11 +132,11 @@ def _clean_object(raw: Raw, nested: _NestedObjects) -> Raw | None:
     return None if allowed is None else Raw(msgspec.json.encode(allowed))
 
 
-def _check_form(data: bytes, content_type: bytes) -> None:
-    """Raise BadBody if a part is named `vllm_xargs`, as sent or as an engine decodes the name."""
-    if content_type.count(b"charset") != len(_CHARSET.findall(content_type)):
-        raise BadBody("the form's charset is not supported: send UTF-8 without a charset parameter")
-    for part in _FORM_FIELD.finditer(data):
-        # Form parsers undo the backslash quoting and percent encoding of names.
-        if b"vllm_xargs" in unquote_to_bytes(part[1].replace(b"\\", b"")):
-            raise BadBody("vllm_xargs cannot be set in a form: remove it")
+def _check_form(data: bytes, content_type: str) -> None:
+    """Raise BadBody for a form that engines may read in other ways, or with a forbidden field."""
+    try:
+        for part in read_parts(content_type, data):
+            if part.name.lower() in _FORBIDDEN_IN_FORMS:
+                raise BadBody(f"{part.name} cannot be set in a form: remove it")
+    except BadForm as err:
+        raise BadBody(str(err)) from err

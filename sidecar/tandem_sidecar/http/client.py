@@ -323,7 +323,7 @@ class ClientConnection:
 
     def _write_refusal(self, refusal: Refusal) -> None:
         body = error_body(refusal.status, refusal.message)
-        self._transport.write(response_bytes(refusal.status, b"", body, close=True))
+        self._transport.write(response_bytes(refusal.status, refusal.lines, body, close=True))
         self._closing = True
         # `expire` closes the connection after the linger; see `_LINGER`.
         self.deadline = self._loop.time() + _LINGER

@@ -3,6 +3,7 @@
 The length of a body must be unambiguous. Otherwise a proxy in front and the sidecar could disagree
 about where the next request begins (request smuggling). Beyond llhttp's own checks, this module
 refuses codings other than chunked, chunked bodies under HTTP/1.0 and a missing or repeated Host.
+A body with a Content-Encoding is refused too: the sidecar checks bodies as they are.
 """
 
 from collections import deque
@@ -12,6 +13,8 @@ from typing import Final, NamedTuple
 import httptools
 import msgspec
 
+from tandem_contract import body_coding
+
 from .messages import Headers, Request, listed_in_connection
 
 MAX_HEADERS: Final = 128
@@ -20,7 +23,10 @@ MAX_PIPELINED: Final = 64
 """Largest number of requests waiting for an answer; one read could contain thousands."""
 PROGRESS: Final = 64 * 1024
 """Bytes of a body after which the client's deadline is extended."""
-_LOOKED_AT: Final = frozenset({b"content-length", b"transfer-encoding", b"expect"})
+_CONTENT_ENCODING: Final = body_coding.CONTENT_ENCODING.encode()
+_LOOKED_AT: Final = frozenset(
+    {b"content-length", b"transfer-encoding", b"expect", _CONTENT_ENCODING}
+)
 
 
 class Refusal(NamedTuple):
@@ -28,6 +34,8 @@ class Refusal(NamedTuple):
 
     status: int
     message: str
+    lines: bytes = b""
+    """Header lines of the answer."""
 
 
 class RequestReader:
@@ -86,10 +94,10 @@ class RequestReader:
                 self.refuse(400, "the request body consists mostly of chunk framing")
             return
 
-    def refuse(self, status: int, message: str) -> None:
+    def refuse(self, status: int, message: str, lines: bytes = b"") -> None:
         """Refuse the current request and ignore everything after it."""
         if self.refusal is None:
-            self.refusal = Refusal(status, message)
+            self.refusal = Refusal(status, message, lines)
             self._drop_body()
 
     def resume(self) -> None:
@@ -242,6 +250,9 @@ class RequestReader:
                 self.refuse(400, "an HTTP/1.0 request has a transfer coding")
             elif value.lower() != b"chunked":
                 self.refuse(501, "a transfer coding other than chunked is not supported")
+        elif name == _CONTENT_ENCODING and body_coding.is_coded(value.decode("latin-1")):
+            lines = "{}: {}\r\n".format(*body_coding.ACCEPTED).encode()
+            self.refuse(body_coding.REFUSED_STATUS, body_coding.REFUSED_MESSAGE, lines)
 
     def _normalise_target(self) -> None:
         """Reduce an absolute URL to its path: the engine is the origin, whatever host is named."""

@@ -83,7 +83,7 @@ def test_ambiguous_json_is_refused(data: bytes) -> None:
 
 
 def test_passthrough_keeps_json_that_is_not_an_object() -> None:
-    form = b'--x\r\n{"kv_transfer_params": 1'
+    form = FORM % b'name="a"'
     assert clean_passthrough(form, b"multipart/form-data; boundary=x") is form
     assert clean_passthrough(b"[1, 2]", b"application/json") == b"[1, 2]"
     assert clean_passthrough(b"", b"") == b""
@@ -135,14 +135,39 @@ FORM = b'--x\r\nContent-Disposition: form-data; %b\r\n\r\n{"kv_transfer_params":
     [
         b'name="vllm_xargs"',
         b"name=vllm_xargs",
-        b'name="vllm\\_xargs"',
-        b"name*=u''vllm%5Fxargs",
-        b'\nx; name="vllm_xargs"',
+        b'name="VLLM_xargs"; filename="a"',
+        b'name="kv_transfer_params"',
+        b'name="request_id"',
     ],
 )
-def test_a_form_may_not_set_vllms_extra_arguments(name: bytes) -> None:
-    with pytest.raises(BadBody, match="vllm_xargs"):
+def test_a_form_may_not_set_forbidden_fields(name: bytes) -> None:
+    with pytest.raises(BadBody, match="cannot be set in a form: remove it"):
         clean_passthrough(FORM % name, b"Multipart/form-data; boundary=x")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b'name="vllm\\_xargs"',
+        b"name*=u''vllm%5Fxargs",
+        b"name*0=vllm_; name*1=xargs",
+        b'name="a"; name*0=vllm_; name*1=xargs',
+        b"name=a; name=vllm_xargs",
+        b'name="a"\r\nContent-Disposition: form-data; name="vllm_xargs"',
+        b'\nx; name="vllm_xargs"',
+        b'\r\n name="vllm_xargs"',
+    ],
+)
+def test_a_form_that_parsers_read_differently_is_refused(name: bytes) -> None:
+    with pytest.raises(BadBody, match=r"part 1 of the form \(byte 5\)"):
+        clean_passthrough(FORM % name, b"Multipart/form-data; boundary=x")
+
+
+def test_only_forms_are_multipart() -> None:
+    form = FORM % b'name="a"'
+    for content_type in (b"multipart/mixed; boundary=x", b"multipart/form-data, text/plain"):
+        with pytest.raises(BadBody, match="send multipart/form-data"):
+            clean_passthrough(form, content_type)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +175,7 @@ def test_a_form_may_not_set_vllms_extra_arguments(name: bytes) -> None:
     [
         (b"utf-8", True),
         (b'"UTF-8"', True),
+        (b"iso-8859-1", False),
         (b"utf-7", False),
         (b"utf-8; charset=cp037", False),
         (b'"utf\\-7"', False),

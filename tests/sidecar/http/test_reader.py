@@ -100,6 +100,9 @@ def test_requests_are_the_same_however_they_are_cut(cuts: list[int]) -> None:
         (b"GET /" + b"x" * 5000, 431),
         (b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"x" * 5000, 431),
         (POST + b"content-length: 1001\r\n\r\n", 413),
+        (POST + b"content-encoding: gzip\r\ncontent-length: 1\r\n\r\nx", 415),
+        (POST + b"Content-Encoding: x\r\ncontent-encoding: identity\r\n\r\n", 415),
+        (POST + b"content-encoding: identity, br\r\n\r\n", 415),
         (CHUNKED + b"3e9\r\n" + b"x" * 1001, 413),
         (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * (MAX_PIPELINED + 1), 429),
     ],
@@ -115,6 +118,12 @@ def test_ambiguous_or_oversized_requests_are_refused(
     after = len(reader.requests)
     reader.feed(b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n")
     assert len(reader.requests) == after
+
+
+@pytest.mark.parametrize("value", [b"", b"identity", b"IDENTITY, identity"])
+def test_a_body_as_it_is_may_say_so(value: bytes) -> None:
+    request = only(read(POST + b"content-encoding: %b\r\ncontent-length: 1\r\n\r\nx" % value))
+    assert request.body == b"x"
 
 
 @pytest.mark.parametrize(

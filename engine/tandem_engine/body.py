@@ -5,11 +5,12 @@ Pure. Errors: `ApiError`, with the HTTP status and the field that is wrong.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from tandem_contract import body_coding
 from tandem_contract.concurrent_params import STREAM, PrefillStream
 from tandem_contract.kv_reference import (
     REFERENCE,
@@ -31,6 +32,7 @@ from .types import KvTransfer, RemoteDecode
 
 T = TypeVar("T")
 _HIGHEST_PORT: Final = 65535
+_CONTENT_ENCODING: Final = body_coding.CONTENT_ENCODING.encode()
 
 
 class ApiError(Exception):
@@ -41,6 +43,17 @@ class ApiError(Exception):
         self.status = status
         self.message = message
         self.param = param
+
+
+def check_coding(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise ApiError if `headers` name a coding that has to be undone to read the body."""
+    for name, value in headers:
+        name, text = name.lower(), value.decode("latin-1")
+        if name == _CONTENT_ENCODING and body_coding.is_coded(text):
+            raise ApiError(body_coding.REFUSED_STATUS, body_coding.REFUSED_MESSAGE)
+        # aiohttp refuses what does not end with chunked, and leaves the other codings as they are.
+        if name == b"transfer-encoding" and text.strip().lower() != "chunked":
+            raise ApiError(501, "a transfer coding other than chunked is not supported")
 
 
 def decode_json(body: bytes) -> dict[str, Any]:

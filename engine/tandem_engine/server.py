@@ -27,7 +27,7 @@ from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import TransferParams
 
 from .answers import DONE, Answer, ChatAnswer, Choice, CompletionAnswer, Head, Usage
-from .body import ApiError, decode_json, parse_kv_transfer
+from .body import ApiError, check_coding, decode_json, parse_kv_transfer
 from .info import info_routes
 from .long_work import work_on
 from .metrics import EngineMetrics
@@ -88,7 +88,7 @@ class EngineServer:
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=_LAST_WRITES,
-            # A body is read as it is: `_check_coding` refuses what has to be inflated.
+            # A body is read as it is: `check_coding` refuses what has to be inflated.
             auto_decompress=False,
         )
 
@@ -123,7 +123,7 @@ class EngineServer:
         """Turn errors into OpenAI's object, aiohttp's 404 and 405 included."""
         try:
             if request.can_read_body:
-                _check_coding(request)
+                check_coding(request.raw_headers)
             return await handler(request)
         except ApiError as err:
             accepted = (body_coding.ACCEPTED,) if err.status == body_coding.REFUSED_STATUS else ()
@@ -299,15 +299,6 @@ async def _is_written(http: web.Request, response: web.StreamResponse) -> bool:
     except OSError:
         return False
     return True
-
-
-def _check_coding(http: web.Request) -> None:
-    """Raise ApiError for a body that has to be decoded to be read."""
-    if any(map(body_coding.is_coded, http.headers.getall(body_coding.CONTENT_ENCODING, ()))):
-        raise ApiError(body_coding.REFUSED_STATUS, body_coding.REFUSED_MESSAGE)
-    # aiohttp refuses what does not end with chunked, and leaves the other codings as they are.
-    if http.headers.get("transfer-encoding", "chunked").lower() != "chunked":
-        raise ApiError(501, "a transfer coding other than chunked is not supported")
 
 
 def _request_id(http: web.Request) -> str:

@@ -9,6 +9,7 @@ Errors: `BadBody`.
 
 from typing import Final
 
+from tandem_contract import body_coding
 from tandem_contract.api_paths import FORMS
 from tandem_contract.forms import FORM_TYPE
 from tandem_contract.request_kinds import (
@@ -49,6 +50,12 @@ def is_form(request: HttpRequest) -> bool:
     if request.method != "POST" or request.path.partition("?")[0] not in FORMS:
         return False
     return _media_type(request, "") == FORM_TYPE
+
+
+def is_coded(request: HttpRequest) -> bool:
+    """Whether the body has a Content-Encoding, and so is refused."""
+    coding = request.headers.get(body_coding.CONTENT_ENCODING)
+    return coding is not None and body_coding.is_coded(coding)
 
 
 def parse_body(kind: BodyKind, body: bytes) -> InferenceRequest:

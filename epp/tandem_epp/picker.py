@@ -5,8 +5,7 @@ reload replaces, and the shared `Fleet`; it does no I/O. It replies with errors 
 
     400  not JSON, or not a request of its kind
     404  no backend lists the model, or the path is none of the API's
-    413  body too large
-    415  the body has a Content-Encoding
+    413, 415  body too large, or with a Content-Encoding
     500  a bug, which tandem_epp_faults_total counts; only if no pod can be picked in spite of it
     503  no backend, or no split where the configuration requires one; retryable
 """
@@ -18,16 +17,16 @@ from random import Random
 from time import perf_counter
 from typing import Final, Protocol
 
-from tandem_contract import body_coding
 from tandem_contract import headers as wire
 from tandem_contract.api_paths import NOT_SERVED
+from tandem_contract.body_coding import REFUSED_MESSAGE as CODING_REFUSED
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan_signer import PlanSigner
 from tandem_contract.request_ids import usable_request_id
 
 from .backends.fleet import Fleet
 from .backends.objectives import Objectives
-from .bodies import is_form, is_json, kind_of, named_model
+from .bodies import is_coded, is_form, is_json, kind_of, named_model
 from .body_fields import BadBody
 from .counted_request import NO_CHAIN, CountedRequest
 from .ext_proc.messages import HttpRequest
@@ -108,12 +107,10 @@ class EndpointPicker:
     def needs_body(self, request: HttpRequest) -> bool:
         """Whether the body decides: for every request with a prompt, and, if backends serve
         different models or one may be replaced, for any JSON or form that may name a model."""
-        if _is_coded(request):
-            # Refused by its headers.
-            return False
         if kind_of(request) is not None:
-            return True
-        if request.path not in self.routing.api:
+            # A coded body is refused unread.
+            return not is_coded(request)
+        if is_coded(request) or request.path not in self.routing.api:
             return False
         if self.rewrites.may_apply(request):
             return True
@@ -200,10 +197,8 @@ class EndpointPicker:
     def _place(self, request: HttpRequest, body: bytes | None, decision: Decision) -> Placement:
         if request.path not in self.routing.api:
             raise self._error(404, "unknown_path", NOT_SERVED)
-        if _is_coded(request):
-            raise self._error(
-                body_coding.REFUSED_STATUS, "content_encoding", body_coding.REFUSED_MESSAGE
-            )
+        if is_coded(request):
+            raise self._error(415, "content_encoding", CODING_REFUSED)
         if self._fleet.has_mixed_models and is_models_request(request):
             self._answer_models(request, decision.decided_at)
         try:
@@ -339,12 +334,6 @@ class EndpointPicker:
                 decision.prompt_tokens,
                 result.loaded_tokens,
             )
-
-
-def _is_coded(request: HttpRequest) -> bool:
-    """Whether the body has a Content-Encoding."""
-    coding = request.headers.get(body_coding.CONTENT_ENCODING)
-    return coding is not None and body_coding.is_coded(coding)
 
 
 def _needs_sidecar(request: HttpRequest, parsed: InferenceRequest | None) -> bool:

@@ -149,7 +149,7 @@ async def test_wrong_forms_are_answered_with_the_place(tmp_path: Path, mode: Bod
         head = b"--b\r\nContent-Disposition: form-data; name=file\r\n\r\n"
         for form, message in (
             (Form(b"x", "multipart/form-data"), "content-type names no boundary"),
-            (Form(b"x", "multipart/form-data; boundary=b"), "the form has no part"),
+            (Form(b"x", "multipart/form-data; boundary=b"), "the form does not begin with"),
             (
                 Form(head + SOUND, "multipart/form-data; boundary=b"),
                 "part 1 of the form (byte 5): the form ends in it, at byte",

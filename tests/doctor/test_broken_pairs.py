@@ -90,13 +90,17 @@ async def test_every_problem_is_found_and_nothing_else(tmp_path: Path) -> None:
     listening = (ports.ENGINE_PREFILL, ports.ENGINE_DECODE, ports.SIDE_CHANNEL)
     at = allocate(dict.fromkeys(("prefill", "good", "broken"), listening), str(tmp_path))
     async with AsyncExitStack() as stack:
+        other_model = tmp_path / "another-model"
+        other_model.symlink_to(tiny_model())
         prefill, good, broken = await asyncio.gather(
             stack.enter_async_context(engine(at["prefill"], Role.PREFILL, tmp_path / "p")),
             stack.enter_async_context(engine(at["good"], Role.DECODE, tmp_path / "g")),
             stack.enter_async_context(
                 engine(
                     *(at["broken"], Role.DECODE, tmp_path / "b"),
+                    *("--model", str(other_model)),
                     *("--dtype", "float64", "--block-size", "8", "--max-model-len", "256"),
+                    kv_role="kv_producer",
                     kv_load_failure_policy="fail",
                 )
             ),
@@ -105,6 +109,8 @@ async def test_every_problem_is_found_and_nothing_else(tmp_path: Path) -> None:
 
         problems = await findings(prefill, broken)
         assert {(f.check, f.detail.partition(":")[0]) for f in problems} == {
+            ("role", "the engine of a decode pod has kv_role kv_producer, not kv_consumer"),
+            ("compatible", "model"),
             ("compatible", "dtype"),
             ("compatible", "blockSize"),
             ("compatible", "maxModelLen"),

@@ -92,6 +92,20 @@ def test_the_oldest_preempts_itself_when_a_hold_has_the_other_blocks() -> None:
     assert bench.step() == [("2", 8, 9, True)]
 
 
+def test_a_request_joins_the_running_batch_in_the_first_step_after_its_kv_is_there() -> None:
+    bench = Bench()
+    bench.add(4)
+    assert bench.step() == [("1", 0, 4, True)]
+    remote = bench.add(10, PARAMS)
+    step = bench.scheduler.schedule()
+    assert step.pulls == [remote]
+    assert bench.run(step) == [("1", 4, 5, True)]
+    assert bench.step() == [("1", 5, 6, True)], "the batch goes on while the KV arrives"
+    bench.scheduler.finish_loading(remote, 9)
+    assert bench.step() == [("1", 6, 7, True), ("2", 9, 10, True)]
+    assert bench.step() == [("1", 7, 8, True), ("2", 10, 11, True)]
+
+
 def test_remote_kv_loads_beside_the_running_and_leaves_one_token_to_compute() -> None:
     bench = Bench(max_seqs=1)
     running = bench.add(4)

@@ -295,6 +295,13 @@ def test_shared_memory_grows_with_ranks_and_with_offloaded_kv() -> None:
     assert shm == {"medium": "Memory", "sizeLimit": "18Gi"}
 
 
+def test_only_a_decode_pod_has_a_sidecar() -> None:
+    prefill, decode = (pod_["spec"] for pod_ in rendered())
+    names = [c["name"] for c in (*prefill.get("initContainers", ()), *prefill["containers"])]
+    assert names == ["engine"]
+    assert "sidecar" in {c["name"] for c in (*decode["initContainers"], *decode["containers"])}
+
+
 def test_a_decode_pod_is_ready_by_its_sidecar_and_a_prefill_pod_by_its_engine() -> None:
     prefill, decode = rendered()
     assert "readinessProbe" in engine(prefill)

@@ -285,6 +285,7 @@ def test_the_compat_hash_depends_on_shared_fields_only() -> None:
     assert compat(engine={"maxNumSeqs": 1}) == compat()
     assert compat(engine={"version": "0.31.0"}) != compat()
     assert compat(engine={"blockSize": 16}) != compat()
+    assert compat(engine={"kvCacheDtype": "fp8"}) != compat()
 
 
 JUNK = st.recursive(

@@ -251,6 +251,21 @@ PREFILL, DECODE = PodFigures(), PodFigures(stall=1.0)
 PAIR = [((0,), (1,))]
 
 
+def test_a_prefill_pod_is_chosen_by_its_cache_and_its_load() -> None:
+    request = RequestFigures(4000, 10.0, NOW)
+    # Two prefill pods, and one decode pod that nothing may choose alone.
+    pods, pair = [PREFILL, PREFILL, DECODE], [((0, 1), (2,))]
+    assert choice(request, some(pods, [0, 2000, 0], (2,), pair)).prefills[0] == 1
+    loaded = [PREFILL, PREFILL._replace(queued=0.1), DECODE]
+    assert choice(request, some(loaded, [0, 0, 0], (2,), pair)).prefills[0] == 0
+    # A cached half of the prompt is worth a short wait, and not a long one.
+    half = sum(prefill_terms(request, PREFILL, 0)) - sum(prefill_terms(request, PREFILL, 2000))
+    short = [PREFILL, PREFILL._replace(queued=half / 2), DECODE]
+    assert choice(request, some(short, [0, 2000, 0], (2,), pair)).prefills[0] == 1
+    long = [PREFILL, PREFILL._replace(queued=half * 2), DECODE]
+    assert choice(request, some(long, [0, 2000, 0], (2,), pair)).prefills[0] == 0
+
+
 def test_a_long_prompt_is_split_and_a_short_one_is_not() -> None:
     long = choice(RequestFigures(4000, 10.0, NOW), some([PREFILL, DECODE], [0, 0], (1,), PAIR))
     assert (long.decodes, long.prefills) == ([1], [0])

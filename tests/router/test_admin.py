@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import pytest
 from click.testing import CliRunner
 
 from tandem_cli.trace import trace
@@ -29,6 +30,28 @@ async def test_the_documents_metrics_are_there_from_the_start(harness: Harness) 
         "disaggregated_kv_transfer_duration_seconds_count",
     ):
         assert await harness.metric(sample) == 1, sample
+
+
+async def fails(turn: Turn) -> None:
+    turn.answer(500, b"{}")
+
+
+async def hands_nothing_off(turn: Turn) -> None:
+    turn.answer(200, b'{"choices": []}')
+
+
+@pytest.mark.parametrize(
+    ("prefill", "phase"), [(fails, "prefill"), (hands_nothing_off, "kv_transfer")]
+)
+async def test_each_failure_counts_in_its_phase(
+    harness: Harness, prefill: Script, phase: str
+) -> None:
+    await harness.prefill("p", prefill)
+    await harness.decode("d")
+    await harness.start()
+    await harness.ask()
+    assert await harness.metric(f'disaggregated_errors_total{{phase="{phase}"}}') == 1
+    assert await harness.metric("disaggregated_fallback_total") == 1
 
 
 async def test_transfer_times_are_those_of_every_decode_engine(harness: Harness) -> None:

@@ -3,8 +3,12 @@
 import asyncio
 from collections import Counter
 
-from ..sidecar.peers import Turn
+from ..sidecar.peers import FakePrefill, Turn
 from .conftest import DECODE, PATH, PREFILL, PROMPT, Harness, until
+
+
+async def fails(turn: Turn) -> None:
+    turn.answer(500, b"{}")
 
 
 def distinct(number: int) -> dict[str, object]:
@@ -23,27 +27,34 @@ async def test_a_short_prompt_is_split_too(harness: Harness) -> None:
 async def test_each_phase_goes_to_the_backend_with_the_fewest_requests_in_flight(
     harness: Harness,
 ) -> None:
-    go = asyncio.Event()
+    prefill_may_answer, decode_may_answer = asyncio.Event(), asyncio.Event()
 
-    async def waits(turn: Turn) -> None:
-        await go.wait()
+    async def prefill_waits(turn: Turn) -> None:
+        await prefill_may_answer.wait()
+        await FakePrefill.default(FakePrefill(), turn)
+
+    async def decode_waits(turn: Turn) -> None:
+        await decode_may_answer.wait()
         turn.answer(200, b'{"choices": []}')
 
-    for number in range(2):
-        await harness.prefill(f"p-{number}")
-        await harness.decode(f"d-{number}", waits)
+    prefills = [await harness.prefill(f"p-{number}", prefill_waits) for number in range(2)]
+    decodes = [await harness.decode(f"d-{number}", decode_waits) for number in range(2)]
+    unhealthy = await harness.prefill("p-unhealthy"), await harness.decode("d-unhealthy")
+    for peer in unhealthy:
+        peer.metrics = fails
     await harness.start()
     asking = [asyncio.create_task(harness.ask(distinct(n))) for n in range(8)]
-    fleet = harness.router.components.decisions.fleet
-    await until(lambda: sum(pod.in_flight for pod in fleet if pod.name.startswith("d")) == 8)
-    assert {pod.name: pod.in_flight for pod in fleet if pod.name.startswith("d")} == {
-        "d-0": 4,
-        "d-1": 4,
-    }
-    go.set()
+    # The engines' own counts: what arrived there and is not answered.
+    await until(lambda: sum(len(peer.requests) for peer in prefills) == 8)
+    assert [len(peer.requests) for peer in prefills] == [4, 4]
+    prefill_may_answer.set()
+    await until(lambda: sum(len(peer.requests) for peer in decodes) == 8)
+    assert [len(peer.requests) for peer in decodes] == [4, 4]
+    decode_may_answer.set()
     served = [response.headers for response, _ in await asyncio.gather(*asking)]
+    assert Counter(headers[PREFILL] for headers in served) == {"p-0": 4, "p-1": 4}
     assert Counter(headers[DECODE] for headers in served) == {"d-0": 4, "d-1": 4}
-    assert set(Counter(headers[PREFILL] for headers in served)) <= {"p-0", "p-1"}
+    assert not any(peer.requests for peer in unhealthy)
 
 
 async def test_a_weight_is_a_share_of_the_requests(harness: Harness) -> None:

@@ -1,5 +1,6 @@
 """The prefill pod fails, is busy, hangs or refuses: real engines, some with changed answers."""
 
+import asyncio
 import signal
 
 import pytest
@@ -14,6 +15,7 @@ from .pair import FALLBACK, SPLIT, Pair, call, expected_tokens, start_pair
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 
+COMPUTED = metrics.PromptSource.COMPUTED.value
 NO_FALLBACK = "--no-fallback-to-unified"
 
 
@@ -111,4 +113,28 @@ async def test_a_pod_that_stays_hung_past_the_deadline_is_a_504(
         assert "no prefill within 0.5s" in result.error
         assert await pair.errors() == {"prefill": 1}
         prefill.signal(signal.SIGCONT)
+        await pair.wait_until_idle(decode, prefill)
+
+
+async def test_a_long_prefill_delays_no_tokens_of_other_requests(
+    decode: Engine, prefill: Engine
+) -> None:
+    async with start_pair(decode) as pair:
+        computed = await decode.figure(metrics.ENGINE_PROMPT_BY_SOURCE, source=COMPUTED)
+        # A prefill that lasts as long as the test wants: its pod is stopped.
+        prefill.stop()
+        long_prompt = call(60, length=1500)
+        handed = asyncio.create_task(pair.ask(long_prompt, prefill.address))
+        await pair.wait_for_phase("prefilling")
+        short = call(61, tokens=100, length=8)
+        answered = await pair.ask(short)
+        assert (answered.status, answered.tokens) == (200, expected_tokens(short))
+        assert not handed.done()
+        prefill.signal(signal.SIGCONT)
+        result = await handed
+        assert (result.path, result.tokens) == (SPLIT.value, expected_tokens(long_prompt))
+        # Of the long prompt the decode engine computed no more than the last token, which counts as
+        # transferred: no step of its batch had to wait for it.
+        computed_here = await decode.figure(metrics.ENGINE_PROMPT_BY_SOURCE, source=COMPUTED)
+        assert computed_here - computed == len(short.prompt)
         await pair.wait_until_idle(decode, prefill)

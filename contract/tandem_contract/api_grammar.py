@@ -35,6 +35,7 @@ import msgspec
 
 from . import openai_errors
 from .request_kinds import PATHS, RequestKind
+from .transfer_params import REQUEST_ID
 
 MAX_PREAMBLE: Final = 1024 * 1024
 """Most bytes, before the first token, of a stream that is held back for it. `response.created` and
@@ -111,7 +112,8 @@ GRAMMARS: Final[Mapping[RequestKind, Grammar]] = {
                 "store": False,
                 "background": False,
             },
-            _STOPS | {"stream_options"},
+            # Each attempt gets an id of its own: connectors match legs by it.
+            _STOPS | {"stream_options", REQUEST_ID},
         ),
         stored=frozenset({"previous_response_id", "background", "store"}),
     ),

@@ -50,6 +50,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     max_tokens: int | None = None
     form: PromptForm = PromptForm.OTHER
     media_parts: int = 0
+    previous_response: str = ""
     form_model: tuple[int, int] | None = None
     """Where the model stands in a form: `form.FormModel`; None: the body is no form."""
 
@@ -68,6 +69,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
             read_tokens=self.assumed_tokens,
             chain=Chain("Q", self.chain),
             media_parts=self.media_parts,
+            previous_response=self.previous_response,
         )
 
 
@@ -93,6 +95,7 @@ def read(kind: BodyKind | None, body: bytes, form_type: str = "") -> Reading:
         max_tokens=request.max_tokens,
         form=request.form,
         media_parts=request.media_parts,
+        previous_response=request.previous_response,
     )
 
 

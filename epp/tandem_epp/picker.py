@@ -47,6 +47,7 @@ from .scheduling.fallback import FAULT, choose_alone
 from .scheduling.profile import ScoringContext
 from .scheduling.result import SchedulingResult
 from .scheduling.scheduler import Scheduler, in_subset
+from .stored_responses import subset_storing_response
 
 _NO_BACKEND: Final = "no backend can serve the request now: try again"
 _FAULT: Final = (
@@ -217,9 +218,9 @@ class EndpointPicker:
                 request.headers,
                 decision.decided_at,
             )
-            result = self._scheduler.schedule(
-                context, decision.model, request.subset, decision.decided_at
-            )
+            ready = self._fleet.ready_pods(decision.model)
+            subset = subset_storing_response(request, parsed, ready)
+            result = self._scheduler.schedule(context, decision.model, subset, decision.decided_at)
         except BadBody as err:
             raise self._error(400, "bad_request", str(err), param=err.param) from err
         except NoBackend as err:

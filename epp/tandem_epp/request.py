@@ -15,6 +15,7 @@ from msgspec import Raw
 from tandem_contract.chains import Chain
 from tandem_contract.prefix import BYTES_PER_TOKEN, FINE_TOKENS, block_tokens_at, text_chain
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind
+from tandem_contract.response_ids import PREVIOUS
 from tandem_contract.single_engine import single_engine_reason
 from tandem_contract.transfer_params import CLIENT_FORBIDDEN
 
@@ -34,7 +35,8 @@ class InferenceRequest:
 
     __slots__ = (
         *("_chain", "exact_tokens", "form", "is_stream", "max_tokens", "media_parts", "model"),
-        *("needs_sidecar", "prompt", "read_tokens", "salt", "single_engine_reason", "token_scale"),
+        *("needs_sidecar", "previous_response", "prompt", "read_tokens", "salt"),
+        *("single_engine_reason", "token_scale"),
     )
 
     def __init__(  # noqa: PLR0917 - what was read, in its order
@@ -50,6 +52,7 @@ class InferenceRequest:
         read_tokens: int | None = None,
         chain: Chain | None = None,
         media_parts: int = 0,
+        previous_response: str = "",
     ) -> None:
         self.model = model
         """None when the body names none: any backend may serve it."""
@@ -76,6 +79,8 @@ class InferenceRequest:
         self._chain = chain
         self.media_parts = media_parts
         """Images, sounds and other media of a conversation."""
+        self.previous_response = previous_response
+        """Id of the stored response that the request continues; empty: none."""
 
     @property
     def assumed_tokens(self) -> int:
@@ -146,6 +151,7 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
             salt=key.salt,
             form=key.form,
             media_parts=key.media_parts,
+            previous_response=_previous_response(kind, members),
         )
     except UNREADABLE as err:
         raise unreadable_body(body, err) from err
@@ -217,6 +223,16 @@ def _with_sampling_params(kind: RequestKind, members: Members) -> Members:
 def _max_tokens(members: Members) -> int | None:
     limits = [read_count(members, name) for name in _LIMITS if name in members]
     return next((limit for limit in limits if limit is not None), None)
+
+
+def _previous_response(kind: RequestKind, members: Members) -> str:
+    if kind is not RequestKind.RESPONSES or PREVIOUS not in members:
+        return ""
+    try:
+        return _name.decode(members[PREVIOUS]) or ""
+    except msgspec.ValidationError:
+        # No text: the engine refuses it.
+        return ""
 
 
 def _without_plain_turns(members: Members, key: PromptKey) -> Members:

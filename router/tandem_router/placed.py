@@ -8,13 +8,15 @@ from msgspec.structs import replace
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Timeouts
+from tandem_contract.response_ids import response_id_in
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import Pod
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.picker import EndpointPicker
 from tandem_epp.placement import Placement
-from tandem_sidecar.bodies.kinds import kind_of
+from tandem_sidecar.bodies.edit import with_response_id
+from tandem_sidecar.bodies.kinds import kind_of, previous_response
 from tandem_sidecar.bodies.parse import Body
 from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
 from tandem_sidecar.handoff.generation import start_generation, start_passthrough
@@ -87,7 +89,7 @@ class PlacedRequest:
             request,
             record.request_id,
             kind,
-            self._body,
+            with_response_id(kind, self._body, decode.name),
             self._route(),
             record,
             context.settings,
@@ -98,6 +100,9 @@ class PlacedRequest:
 
     def take_over(self) -> bool:
         """Whether another backend serves the request from now on."""
+        if self._needs_stored_response:
+            # Another backend would answer that there is no such response.
+            return False
         failed, now = self._placement.decode, time()
         self._failed.append(failed)
         subset = self._others()
@@ -114,6 +119,14 @@ class PlacedRequest:
         if active is not None:
             self._client.continue_with(active)
         return True
+
+    @property
+    def _needs_stored_response(self) -> bool:
+        """Whether the request is about a response that one engine stores."""
+        kind = kind_of(self._request.method, self._request.target)
+        if kind is None or self._body is None:
+            return bool(response_id_in(self._http.path))
+        return bool(previous_response(kind, self._body))
 
     def _others(self) -> frozenset[str]:
         """Addresses of the backends that did not fail this request; empty if none of them is left

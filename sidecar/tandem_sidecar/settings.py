@@ -131,3 +131,10 @@ class Settings:
         if not 0 <= rank < self.ranks:
             raise ValueError(f"the pod serves no data-parallel rank {rank}")
         return self.engine._replace(port=self.engine.port + rank)
+
+    def backend_name(self, engine: HostPort) -> str:
+        """The name that an EPP has for one of this pod's engines; empty without `pod_name`, unless
+        the pod has several."""
+        if self.ranks == 1:
+            return self.pod_name
+        return f"{self.pod_name}-rank-{engine.port - self.engine.port}"

@@ -37,7 +37,12 @@ CHAT = json.dumps(
 ).encode()
 IDS = json.dumps({"model": "m", "prompt": list(range(200_000))}).encode()
 CASES = pytest.mark.parametrize(
-    ("kind", "body"), [(RequestKind.CHAT, CHAT), (RequestKind.COMPLETIONS, IDS)]
+    ("kind", "body"),
+    [
+        (RequestKind.CHAT, CHAT),
+        (RequestKind.COMPLETIONS, IDS),
+        (RequestKind.RESPONSES, b'{"input": "x", "previous_response_id": "resp_1"}'),
+    ],
 )
 
 FORM_TYPE = "multipart/form-data; boundary=XB"
@@ -58,6 +63,7 @@ def test_a_reading_is_what_the_picker_would_read(kind: RequestKind, body: bytes)
     for name in (
         "model",
         "single_engine_reason",
+        "previous_response",
         "needs_sidecar",
         "is_stream",
         "max_tokens",

@@ -210,7 +210,7 @@ class FakeDecode(Peer):
 
     async def default(self, turn: Turn) -> None:
         request = turn.request
-        if request.method == "POST" and request.json.get("model") == "tandem-release-kv":
+        if request.body and request.json.get("model") == "tandem-release-kv":
             self.requests.remove(request)
             self.releases.append(request)
             turn.answer(404, b'{"error": {}}')
@@ -228,3 +228,41 @@ class FakeDecode(Peer):
             turn.event(f'{{"text": "{word}"}}')
         turn.event("[DONE]")
         turn.end()
+
+
+class FakeResponses(FakeDecode):
+    """Stores responses as vLLM's engines do: in its own memory, under the body's `request_id`."""
+
+    def __init__(self) -> None:
+        super().__init__(self.respond)
+        self.stored: dict[str, bytes] = {}
+
+    async def respond(self, turn: Turn) -> None:
+        path, _, verb = turn.request.target.removeprefix("/v1/responses").strip("/").partition("/")
+        if path:
+            known = path in self.stored
+            answer = self.stored.get(path, self.not_found(path))
+            if turn.request.method == "DELETE":
+                self.stored.pop(path, None)
+            turn.answer(200 if known else 404, b'{"cancelled": true}' if known and verb else answer)
+            return
+        body = turn.request.json
+        previous = body.get("previous_response_id")
+        if previous is not None and str(previous) not in self.stored:
+            turn.answer(404, self.not_found(str(previous)))
+            return
+        response_id = body.get("request_id", f"resp_{len(self.requests)}")
+        answer = json.dumps({"id": response_id, "previous_response_id": previous}).encode()
+        if body.get("store", True):
+            self.stored[response_id] = answer
+        if not body.get("stream"):
+            turn.answer(200, answer)
+            return
+        turn.stream()
+        turn.event(json.dumps({"type": "response.created", "response": json.loads(answer)}))
+        turn.event(json.dumps({"type": "response.completed", "response": json.loads(answer)}))
+        turn.end()
+
+    def not_found(self, response_id: str) -> bytes:
+        message = f"Response with id '{response_id}' not found."
+        return json.dumps({"error": {"message": message, "code": 404}}).encode()

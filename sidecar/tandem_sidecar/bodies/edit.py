@@ -15,6 +15,8 @@ from msgspec import Raw
 
 from tandem_contract.api_grammar import GRAMMARS, Cap
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind
+from tandem_contract.response_ids import new_response_id
+from tandem_contract.transfer_params import REQUEST_ID
 
 from .parse import Body, Members, decode_members
 
@@ -45,6 +47,15 @@ def add_member(body: Body, name: str, value: bytes) -> bytes:
 def add_member_to_object(data: bytes, name: str, value: bytes) -> bytes:
     """The same for an encoded JSON object that is not empty."""
     return _append(data, name, value, b",")
+
+
+def with_response_id(kind: RequestKind, body: Body, backend: str) -> Body:
+    """The body of a responses request with an id that tells that `backend` stores the response;
+    other bodies as they are."""
+    if kind is not RequestKind.RESPONSES:
+        return body
+    value = msgspec.json.encode(new_response_id(backend))
+    return Body(add_member(body, REQUEST_ID, value), {**body.members, REQUEST_ID: Raw(value)})
 
 
 def replace_members(

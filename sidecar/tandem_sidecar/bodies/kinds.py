@@ -11,9 +11,11 @@ import msgspec
 
 from tandem_contract import single_engine
 from tandem_contract.request_kinds import PATHS, SAMPLING_PARAMS, RequestKind
+from tandem_contract.response_ids import PREVIOUS
 
 from .parse import UNREADABLE, Body, Members, decode_members, to_bad_body
 
+_id: Final = msgspec.json.Decoder(str | None)
 _KINDS: Final[Mapping[bytes, RequestKind]] = {path.encode(): kind for kind, path in PATHS.items()}
 
 
@@ -31,6 +33,18 @@ def single_engine_reason(kind: RequestKind, body: Body) -> str | None:
         return single_engine.single_engine_reason(kind, body.data, _flatten(kind, body.members))
     except UNREADABLE as err:
         raise to_bad_body(err) from err
+
+
+def previous_response(kind: RequestKind, body: Body) -> str:
+    """Id of the stored response that the request continues; empty: none."""
+    if kind is not RequestKind.RESPONSES or PREVIOUS not in body.members:
+        return ""
+    try:
+        value: str | None = _id.decode(body.members[PREVIOUS])
+    except msgspec.ValidationError:
+        # No text: the engine refuses it.
+        return ""
+    return value or ""
 
 
 def _flatten(kind: RequestKind, members: Members) -> Members:

@@ -10,15 +10,13 @@
    never comes and holds decode's own blocks for good, whereas the producer's lease is short.
 """
 
-from typing import Any
-
 import msgspec
 from msgspec import Raw
 
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import FIELD, REQUEST_ID, ParamsUnusable, TransferParams
 
-from ..bodies.edit import add_member_to_object, cap_to_one_token
+from ..bodies.edit import cap_to_one_token, replace_members
 from ..bodies.parse import Body
 from .nixl import Nixl
 from .protocol import HandoffAttempt, KvHold, ReleaseRequest
@@ -32,20 +30,20 @@ class NixlPush(Nixl):
     transfer_mode = "push"
 
     def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
-        members = self._prefill_members(kind, body) | _id_member(kind, attempt.attempt_id)
+        members = self._prefill_members(kind, body) | _id_member(kind, body, attempt.attempt_id)
         return cap_to_one_token(kind, body, members)
 
     def decode_body(self, kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
-        data = super().decode_body(kind, body, kv_hold)
         # The id must be the prefill leg's: the producer matches the registration by it.
-        for name, value in _id_member(kind, kv_hold.attempt_id).items():
-            data = add_member_to_object(data, name, msgspec.json.encode(value))
-        return data
+        if members := _id_member(kind, body, kv_hold.attempt_id):
+            body = Body(replace_members(body.members, members), {**body.members, **members})
+        return super().decode_body(kind, body, kv_hold)
 
     def release_request(
         self, kind: RequestKind, body: Body, kv_hold: KvHold
     ) -> ReleaseRequest | None:
-        members = {FIELD: Raw(kv_hold.transfer_params)} | _id_member(kind, kv_hold.attempt_id)
+        members = {FIELD: Raw(kv_hold.transfer_params)}
+        members |= _id_member(kind, body, kv_hold.attempt_id)
         data = cap_to_one_token(kind, body, members)
         return ReleaseRequest(PATHS[kind].encode(), data, expected_status=200)
 
@@ -57,6 +55,10 @@ class NixlPush(Nixl):
             raise ParamsUnusable(f"{FIELD}.tp_size is missing")
 
 
-def _id_member(kind: RequestKind, attempt_id: str) -> dict[str, Any]:
-    """A responses request takes its id from the body only."""
-    return {REQUEST_ID: f"resp_{attempt_id}"} if kind is RequestKind.RESPONSES else {}
+def _id_member(kind: RequestKind, body: Body, attempt_id: str) -> dict[str, Raw]:
+    """A responses request takes its id from the body only: there it is the response's id, with the
+    attempt's at the end."""
+    if kind is not RequestKind.RESPONSES:
+        return {}
+    response_id: str = msgspec.json.decode(body.members[REQUEST_ID])
+    return {REQUEST_ID: Raw(msgspec.json.encode(f"{response_id}-{attempt_id}"))}

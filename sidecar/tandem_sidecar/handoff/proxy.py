@@ -16,8 +16,10 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import PlanRejected
 from tandem_contract.request_kinds import RequestKind
+from tandem_contract.response_ids import has_tag_of, response_id_in
 
-from ..bodies.kinds import kind_of
+from ..bodies.edit import with_response_id
+from ..bodies.kinds import kind_of, previous_response
 from ..bodies.parse import BadBody, parse_body
 from ..http.messages import Request
 from ..http.server import ActiveRequest, ClientConnection
@@ -74,7 +76,19 @@ class Proxy:
         if self._context.lifecycle.draining:
             send_error(client, request, 503, DRAINING_MESSAGE, b"", close=True)
             return None
+        target = request.target.decode("latin-1")
+        engine = self._engine_storing(response_id_in(target), engine)
         return start_passthrough(self._context, client, request, engine, str(engine))
+
+    def _engine_storing(self, response_id: str, engine: HostPort) -> HostPort:
+        """The engine of this pod that stores a response; `engine` if none is known to."""
+        settings = self._context.settings
+        if settings.ranks > 1 and response_id:
+            for rank in range(settings.ranks):
+                other = settings.engine_of(rank)
+                if has_tag_of(response_id, settings.backend_name(other)):
+                    return other
+        return engine
 
     def _is_served(self, request: Request) -> bool:
         """Whether this request, which generates nothing, may reach the engine."""
@@ -109,6 +123,10 @@ class Proxy:
         # A refused request gets no record: it never reached an engine.
         record = new_record(request, request_id, kind)
         settings = self._context.settings
+        engine = self._engine_storing(previous_response(kind, body), engine)
+        # Its own name first: a gateway may use an alternate of the pod that the plan names.
+        name = chosen.decode_name if not settings.pod_name else ""
+        body = with_response_id(kind, body, name or settings.backend_name(engine))
         generation = GenerationRequest(
             request, request_id, kind, body, chosen, record, settings, self._keys.current
         )

@@ -40,19 +40,22 @@ class Ranks:
 
 
 @asynccontextmanager
-async def serving(keys: PlanKeys | None = None) -> AsyncIterator[Ranks]:
+async def serving(
+    keys: PlanKeys | None = None, engine: type[FakeDecode] = FakeDecode, pod_name: str = ""
+) -> AsyncIterator[Ranks]:
     async with AsyncExitStack() as stack:
         first, port = free_pair(), free_pair()
-        engines = [FakeDecode(), FakeDecode()]
-        for rank, engine in enumerate(engines):
-            engine.port = first + rank
-            await stack.enter_async_context(engine)
+        engines = [engine(), engine()]
+        for rank, each in enumerate(engines):
+            each.port = first + rank
+            await stack.enter_async_context(each)
         prefill = await stack.enter_async_context(FakePrefill())
         settings = Settings(
             listen=HostPort("127.0.0.1", port),
             admin=LOOPBACK,
             engine=engines[0].address,
             ranks=2,
+            pod_name=pod_name,
             allow=AllowList(addresses=frozenset({prefill.address})),
         )
         running = await stack.enter_async_context(start(settings, keys or PlanKeys(None)))

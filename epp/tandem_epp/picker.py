@@ -211,16 +211,11 @@ class EndpointPicker:
                 parsed.token_scale = self._fleet.token_scales.prompt_scale(
                     parsed.model, parsed.text_tokens, parsed.media_parts
                 )
-            context = ScoringContext(
-                parsed,
-                self._fleet.prefixes,
-                preparation_of(request).precise_of(parsed),
-                request.headers,
-                decision.decided_at,
-            )
-            ready = self._fleet.ready_pods(decision.model)
-            subset = subset_storing_response(request, parsed, ready)
-            result = self._scheduler.schedule(context, decision.model, subset, decision.decided_at)
+            model, now = decision.model, decision.decided_at
+            precise = preparation_of(request).precise_of(parsed)
+            context = ScoringContext(parsed, self._fleet.prefixes, precise, request.headers, now)
+            subset = subset_storing_response(request, parsed, self._fleet.ready_pods(model))
+            result = self._scheduler.schedule(context, model, subset, now)
         except BadBody as err:
             raise self._error(400, "bad_request", str(err), param=err.param) from err
         except NoBackend as err:

@@ -70,6 +70,9 @@ def decode_json(body: bytes) -> dict[str, Any]:
 def _why_not_json(body: bytes, error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "the request body is nested too deeply"
+    if isinstance(error, msgspec.ValidationError):
+        # The only one of a decoder without a type; Python's parser refuses it by another error.
+        return "the request body has a number that is too long"
     try:
         text = body.decode()
     except UnicodeDecodeError as err:

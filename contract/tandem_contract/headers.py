@@ -27,6 +27,10 @@ READS_STREAMS: Final = "x-tandem-reads-streams"
 """decode engine → sidecar, `1`: the engine can read KV while a prefill engine computes it. Engines
 without it get the decode leg after the prefill's answer. The sidecar removes it."""
 
+KV_CONTRADICTED: Final = "x-tandem-kv-contradicted"
+"""decode engine → sidecar, `1`, with a 400: the KV that the request names is of another prompt. The
+sidecar, which named it, sends the request once more without."""
+
 ROUTING_PATH: Final = "x-continuum-routing-path"
 """sidecar → client: a `RoutingPath` value, on errors too."""
 

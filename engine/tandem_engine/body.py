@@ -12,6 +12,7 @@ import msgspec
 
 from tandem_contract import body_coding
 from tandem_contract.concurrent_params import STREAM, PrefillStream
+from tandem_contract.headers import KV_CONTRADICTED
 from tandem_contract.kv_reference import (
     REFERENCE,
     STORE,
@@ -28,7 +29,7 @@ from tandem_contract.transfer_params import (
     transfer_params_from_object,
 )
 
-from .types import KvTransfer, RemoteDecode
+from .types import KvTransfer, PromptContradictsKv, RemoteDecode, RequestRejected
 
 T = TypeVar("T")
 _HIGHEST_PORT: Final = 65535
@@ -36,13 +37,29 @@ _CONTENT_ENCODING: Final = body_coding.CONTENT_ENCODING.encode()
 
 
 class ApiError(Exception):
-    """The request cannot be served: `status` and `message` are the answer, `param` the field."""
+    """The request cannot be served: `status` and `message` are the answer, `param` the field, and
+    `headers` are added."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.param = param
+        self.headers = headers or {}
+
+
+def rejection(err: RequestRejected) -> ApiError:
+    """The answer to a request that the engine does not take."""
+    if isinstance(err, PromptContradictsKv):
+        return ApiError(400, str(err), param=FIELD, headers={KV_CONTRADICTED: "1"})
+    return ApiError(400, str(err))
 
 
 def check_coding(headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -50,7 +67,11 @@ def check_coding(headers: Iterable[tuple[bytes, bytes]]) -> None:
     for name, value in headers:
         name, text = name.lower(), value.decode("latin-1")
         if name == _CONTENT_ENCODING and body_coding.is_coded(text):
-            raise ApiError(body_coding.REFUSED_STATUS, body_coding.REFUSED_MESSAGE)
+            raise ApiError(
+                body_coding.REFUSED_STATUS,
+                body_coding.REFUSED_MESSAGE,
+                headers=dict((body_coding.ACCEPTED,)),
+            )
         # aiohttp refuses what does not end with chunked, and leaves the other codings as they are.
         if name == b"transfer-encoding" and text.strip().lower() != "chunked":
             raise ApiError(501, "a transfer coding other than chunked is not supported")

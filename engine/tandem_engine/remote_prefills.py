@@ -22,7 +22,15 @@ from .observer import EngineObserver
 from .scheduler import Step
 from .step import Phase, Sequence
 from .transfer.puller import LeaseRenewal, Puller
-from .types import Delta, KvBroken, KvLoadError, KvRefused, LoadFailurePolicy, PullResult
+from .types import (
+    Delta,
+    KvBroken,
+    KvLoadError,
+    KvRefused,
+    LoadFailurePolicy,
+    PromptContradictsKv,
+    PullResult,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -31,27 +39,24 @@ OnPullEnd = Callable[[Sequence, PullResult | Delta | None], None]
 pull failed under policy `fail`; None when the prompt is to be computed here, or was aborted."""
 
 
-def unusable_reason(
-    params: TransferParams, prompt_token_ids: tuple[int, ...], block_size: int
-) -> str | None:
-    """Why this remote KV does not belong to the prompt; None when it does.
+def check_same_prompt(params: TransferParams, prompt_token_ids: tuple[int, ...]) -> None:
+    """Raise PromptContradictsKv if this remote KV is of a prompt of another length or hash.
 
-    Another length or hash means that the prefill engine computed another prompt (a differing chat
-    template, a mixed-up batch), so its KV must not be read.
+    The prefill engine computed another prompt: a client sent another one to this engine, or chat
+    templates differ. An answer to either of the two could be the wrong one.
     """
     # Of a stream nothing is known yet: the producer compares the prompts' hashes.
     if params.is_stream:
-        return None
+        return
     remote_tokens, prompt_tokens = params.remote_num_tokens, len(prompt_token_ids)
     # Fields that older or other producers do not send are not compared.
     if remote_tokens is not None and remote_tokens != prompt_tokens:
-        return f"remote_num_tokens is {remote_tokens}, the prompt has {prompt_tokens} tokens"
-    blocks = len(params.remote_block_ids[0])
-    if blocks * block_size < prompt_tokens:
-        return f"remote_block_ids names {blocks} blocks, the prompt has {prompt_tokens} tokens"
-    if params.tandem_prompt_hash not in (None, prompt_hash(prompt_token_ids)):
-        return "tandem_prompt_hash differs: the KV is of a prompt with other tokens"
-    return None
+        difference = f"remote_num_tokens is {remote_tokens}, the prompt has {prompt_tokens} tokens"
+    elif params.tandem_prompt_hash not in (None, prompt_hash(prompt_token_ids)):
+        difference = "tandem_prompt_hash differs: the KV is of a prompt with other tokens"
+    else:
+        return
+    raise PromptContradictsKv(f"{difference}. Send the prompt that the prefill engine was sent")
 
 
 class RemotePrefills:
@@ -80,22 +85,25 @@ class RemotePrefills:
     def add(self, seq: Sequence) -> Delta | None:
         """Take in a queued sequence that has KV to pull.
 
-        KV that does not belong to its prompt is released, and the load counts as failed; returns
-        the request's last delta then when the policy is `fail`.
+        KV that has too few blocks for its prompt is released, and the load counts as failed;
+        returns the request's last delta then when the policy is `fail`. Raises PromptContradictsKv
+        for the KV of another prompt, which the caller releases.
         """
         params = seq.transfer_params
         if params is None:
             return None
         prompt = seq.request.prompt_token_ids
-        reason = unusable_reason(params, prompt, self._blocks.block_size)
+        check_same_prompt(params, prompt)
+        blocks = len(params.remote_block_ids[0]) if not params.is_stream else 0
         # Not pulled yet: it waits for blocks, which `apply` reports in `step.pulls`.
-        if reason is None:
+        if params.is_stream or blocks * self._blocks.block_size >= len(prompt):
             if params.is_stream:
                 seq.transfer_params = replace(params, tandem_prompt_hash=prompt_hash(prompt))
             self._new.append(seq)
             return None
         self.release(seq.id, params)
         seq.transfer_params = None
+        reason = f"remote_block_ids names {blocks} blocks, the prompt has {len(prompt)} tokens"
         return self._handle_failure(seq, KvRefused(reason))
 
     def apply(self, step: Step) -> None:

@@ -20,14 +20,14 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from tandem_contract import body_coding, endpoints, headers
+from tandem_contract import endpoints, headers
 from tandem_contract.openai_errors import error_body, error_event
 from tandem_contract.request_ids import usable_request_id
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import TransferParams
 
 from .answers import DONE, Answer, ChatAnswer, Choice, CompletionAnswer, Head, Usage
-from .body import ApiError, check_coding, decode_json, parse_kv_transfer
+from .body import ApiError, check_coding, decode_json, parse_kv_transfer, rejection
 from .info import info_routes
 from .long_work import work_on
 from .metrics import EngineMetrics
@@ -126,8 +126,7 @@ class EngineServer:
                 check_coding(request.raw_headers)
             return await handler(request)
         except ApiError as err:
-            accepted = (body_coding.ACCEPTED,) if err.status == body_coding.REFUSED_STATUS else ()
-            return _error(err.status, err.message, param=err.param, extra=dict(accepted))
+            return _error(err.status, err.message, param=err.param, extra=err.headers)
         except web.HTTPRequestEntityTooLarge:
             limit = self._body_limit
             return _error(413, f"the request body is larger than {limit} bytes")
@@ -205,7 +204,7 @@ class EngineServer:
         except RequestRejected as err:
             for sequence in sequences:
                 sequence.close()
-            raise ApiError(400, str(err)) from err
+            raise rejection(err) from err
         self._active.update(sequences)
         # No await since `submit`: `drain` sees either none of these sequences or all.
         self._idle.clear()

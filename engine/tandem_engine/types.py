@@ -36,6 +36,10 @@ class RequestRejected(EngineError):
     """The request can never run here; the message tells the client why."""
 
 
+class PromptContradictsKv(RequestRejected):
+    """The remote KV that the request names is of another prompt."""
+
+
 class KvLoadError(EngineError):
     """Remote KV could not be loaded."""
 

@@ -11,7 +11,13 @@ from tandem_contract.transfer_params import TransferParams, transfer_params_from
 from tandem_engine.config import KvRole
 from tandem_engine.engine import Engine
 from tandem_engine.tiers.settings import KvStorageConfig
-from tandem_engine.types import ConfigError, LoadFailurePolicy, RemoteDecode, Request
+from tandem_engine.types import (
+    ConfigError,
+    LoadFailurePolicy,
+    PromptContradictsKv,
+    RemoteDecode,
+    Request,
+)
 from tandem_kvstore import client
 from tandem_kvstore.stores.files import FileStore
 
@@ -154,13 +160,12 @@ async def test_a_reader_may_start_before_the_prefill_ends() -> None:
 
 
 @pytest.mark.parametrize("policy", list(LoadFailurePolicy))
-@pytest.mark.parametrize("wrong", ["request", "engine", "length", "blocks"])
+@pytest.mark.parametrize("wrong", ["request", "engine", "blocks"])
 async def test_what_follows_a_failed_load(policy: LoadFailurePolicy, wrong: str) -> None:
     tokens = prompt(50)
     changes = {
         "request": {"remote_request_id": "another"},
         "engine": {"remote_engine_id": "another"},
-        "length": {"remote_num_tokens": 49},
         "blocks": {"remote_block_ids": ((1, 2, 3),)},
     }
     async with Pair(policy=policy) as pair:
@@ -232,17 +237,16 @@ async def test_a_request_that_is_aborted_while_it_loads_instead_of_pulling(
 
 
 @pytest.mark.parametrize("policy", list(LoadFailurePolicy))
-async def test_kv_of_another_prompt_of_the_same_length_is_never_read(
-    policy: LoadFailurePolicy,
+@pytest.mark.parametrize("other", [(*prompt(49), 3), prompt(49), prompt(1)])
+async def test_a_prompt_that_contradicts_its_kv_is_refused(
+    policy: LoadFailurePolicy, other: tuple[int, ...]
 ) -> None:
     async with Pair(policy=policy) as pair:
         params = await pair.prefill("a", prompt(50))
-        other = (*prompt(49), 3)
-        answer, last = await finish(pair.d.submit(pair.decode("b", other, params)))
-        if policy is LoadFailurePolicy.RECOMPUTE:
-            assert answer == expected(other, 8)
-        else:
-            assert "of a prompt with other tokens" in (last.error or "")
+        with pytest.raises(PromptContradictsKv, match="Send the prompt that the prefill engine"):
+            pair.d.submit(pair.decode("b", other, params))
+        assert await finish(pair.d.submit(Request("c", other, GREEDY(max_tokens=2)))) is not None
+        await pair.d.release_remote_hold(params)
         await until(lambda: all_free(pair.p))
     assert pair.counts_d.counts["pulls"] == 0
     assert pair.counts_p.counts["expired"] == 0

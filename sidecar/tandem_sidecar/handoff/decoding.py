@@ -16,10 +16,18 @@ from ..http.upstream import Call, Failure
 from ..observability.record import Leg, Result
 from .classify import decode_event, result_of, result_of_failure, starts_with_error
 from .context import SidecarContext
-from .events_actions import DecodeEnded, DecodeErrored, DecodeEvent, DecodeLost, DecodeStarted
+from .events_actions import (
+    DecodeEnded,
+    DecodeErrored,
+    DecodeEvent,
+    DecodeLost,
+    DecodeRefused,
+    DecodeStarted,
+)
 from .timing import measure_leg, merge_timing, read_timing
 
 _READS_STREAMS: Final = headers.READS_STREAMS.encode()
+_KV_CONTRADICTED: Final = headers.KV_CONTRADICTED.encode()
 
 
 class DecodeListener(Protocol):
@@ -208,7 +216,11 @@ class DecodeLeg:
         # The head is an event only if KV depends on it (it tells that the engine admitted the
         # request) or if it is an error. Otherwise the first bytes are the first event.
         if self._reads_kv or head.status >= 500:
-            self._listener.on_decode_event(decode_event(self._kind, head.status))
+            event = decode_event(self._kind, head.status)
+            if isinstance(event, DecodeRefused) and head.value(_KV_CONTRADICTED):
+                # The KV is the sidecar's choice, not the client's: without it the request is right.
+                event = DecodeErrored()
+            self._listener.on_decode_event(event)
 
     def body(self, data: bytes, last: bool) -> None:
         # Runs for every read from the engine: the frequent case, forwarding a stream, comes first.

@@ -19,7 +19,11 @@ from ..http.server import ClientConnection
 from ..observability.record import MAX_TEXT, Record
 from .outbound import INTERNAL, REQUEST_ID
 
-ANSWER_DROPPED: Final = INTERNAL | {REQUEST_ID, headers.READS_STREAMS.encode()}
+ANSWER_DROPPED: Final = INTERNAL | {
+    REQUEST_ID,
+    headers.READS_STREAMS.encode(),
+    headers.KV_CONTRADICTED.encode(),
+}
 """Headers of an engine's answer that the sidecar writes itself."""
 _COLLECTED_DROPPED: Final = ANSWER_DROPPED | {b"content-length"}
 _TRACEPARENT: Final = headers.TRACEPARENT.encode()

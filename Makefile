@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm-setup load-peers demo test compiled test-compiled unit test-vllm chaos e2e fuzz lint format types bench images generate \
+.PHONY: help setup vllm-setup load-peers demo test compiled test-compiled unit test-vllm chaos e2e fuzz bare lint format types bench images generate \
   cluster-tools cluster-up cluster-load cluster-down lock changelog clean
 
 help: ## list the targets
@@ -82,6 +82,9 @@ demo: setup ## run one prefill pod, two decode pods, EPP and Envoy on this machi
 
 test: setup lint types ## lint, types, unit, component and control-plane tests (docs/testing.md)
 	$(PYTEST) $(PARALLEL) -m "not node and not vllm and not chaos" $(ARGS)
+
+bare: setup ## run the tests that start other programs, as the last `make test` noted, with these programs hidden
+	$(BIN)/python -m tests.bare -q $(ARGS)
 
 unit: setup ## unit tests only (under a minute)
 	$(PYTEST) $(PARALLEL) -m "not component and not control_plane and not node and not vllm and not chaos" $(ARGS)

@@ -8,15 +8,20 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadGroupScheduling
 
+from .bare.recorder import record
 from .cluster.fixtures import (
     chromium_program,
     conformance_program,
     control_plane,
+    control_plane_programs,
     crds,
     envoy_gateway_program,
     gateway_definitions,
+    gcc_program,
+    go_program,
     h2spec_program,
     helm,
+    ip_program,
     istiod_program,
     kube_router_program,
     namespace,
@@ -33,11 +38,15 @@ __all__ = [
     "chromium_program",
     "conformance_program",
     "control_plane",
+    "control_plane_programs",
     "crds",
     "envoy_gateway_program",
     "gateway_definitions",
+    "gcc_program",
+    "go_program",
     "h2spec_program",
     "helm",
+    "ip_program",
     "istiod_program",
     "kube_router_program",
     "namespace",
@@ -53,6 +62,10 @@ __all__ = [
 # No limits on time: how long an example takes, and to generate, depends on the machine's load.
 settings.register_profile("tandem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tandem")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    record(config)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ and a section in capitals at the end of the run says what was left out and which
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ LEFT_OUT = "LEFT OUT: "
 """Prefix of a skip reason that the summary repeats in a section of its own."""
 _TO_GET = "TO RUN THEM: {} (ONCE; BUILDS WITH GO 1.26 OR NEWER, UP TO 15 MINUTES)"
 _PROGRAMS = {
-    "control_plane": tools.CONTROL_PLANE,
+    "control_plane_programs": tools.CONTROL_PLANE,
     "helm": ("helm",),
     "promtool": ("promtool",),
     "toxiproxy_program": ("toxiproxy",),
@@ -31,6 +31,9 @@ _PROGRAMS = {
     "envoy_gateway_program": ("envoy-gateway", tools.GATEWAY_CRDS),
     "kube_router_program": tools.NODE_POLICIES,
     "conformance_program": (gobuild.CONFORMANCE, tools.GATEWAY_CRDS),
+    "go_program": ("go",),
+    "gcc_program": ("gcc",),
+    "ip_program": ("ip",),
 }
 """Programs that each fixture needs."""
 
@@ -48,12 +51,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for fixture, programs in _PROGRAMS.items():
         users = [item for item in session.items if fixture in _fixtures(item)]
         if users and (missing := tools.missing(programs)):
-            command = "make cluster-tools"
-            if not set(missing) <= set(tools.MAKE_TEST):
-                command += f' ARGS="{" ".join(missing)}"'
-            reason = f"{LEFT_OUT}NO {', '.join(missing)}. {_TO_GET.format(command)}"
+            reason = f"{LEFT_OUT}NO {', '.join(missing)}. {_how_to_get(missing)}"
             for item in users:
                 item.add_marker(pytest.mark.skip(reason))
+
+
+def _how_to_get(missing: Sequence[str]) -> str:
+    if set(missing) <= set(tools.INSTALLED):
+        return "TO RUN THEM: INSTALL IT"
+    if set(missing) <= set(tools.MAKE_TEST):
+        return _TO_GET.format("make cluster-tools")
+    return _TO_GET.format(f'make cluster-tools ARGS="{" ".join(missing)}"')
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -75,7 +83,30 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def control_plane_programs() -> None:
+    """For tests that start a control plane of their own: they are skipped where it is not built."""
+
+
+@pytest.fixture(scope="session")
+def go_program() -> Path:
+    """Go, for tests that fetch a module: they are skipped where it is not installed."""
+    return tools.path("go")
+
+
+@pytest.fixture(scope="session")
+def gcc_program() -> None:
+    """For tests that compile C: they are skipped where gcc is not installed."""
+
+
+@pytest.fixture(scope="session")
+def ip_program() -> None:
+    """For tests that make networks with iproute2: they are skipped where it is not installed."""
+
+
+@pytest.fixture(scope="session")
+def control_plane(
+    control_plane_programs: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
     """A real API server with controllers and no node, shared by all tests of the run."""
     with ControlPlane.running(tmp_path_factory.mktemp("control-plane")) as cluster:
         yield cluster

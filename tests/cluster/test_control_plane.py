@@ -78,6 +78,7 @@ def test_collects_what_a_custom_resource_owned(crds: ControlPlane, namespace: st
     )
 
 
+@pytest.mark.usefixtures("control_plane_programs")
 def test_leaves_no_process(tmp_path: Path) -> None:
     with ControlPlane.running(tmp_path):
         names = {Path(argv[0]).name for argv in _processes_of(tmp_path)}

@@ -2,7 +2,7 @@
 
 Places, in order: `$KUBEBUILDER_ASSETS` (set by the user), the cache
 `${TANDEM_CLUSTER_CACHE:-~/.cache/tandem/cluster}/bin` if the version there is the pinned one, and
-PATH (etcd, kubectl, promtool and chromium only).
+PATH (etcd, kubectl, promtool, chromium, Go, gcc and ip only).
 
 `path` and `missing` only look; pytest calls nothing else. `ensure` builds with Go, and takes etcd,
 promtool and chromium from Debian; `make cluster-tools` calls it. When several processes call
@@ -61,7 +61,9 @@ NODE_PACKAGES = {
     "/bin/busybox": "busybox-static",
     "/usr/bin/nsenter": "util-linux",
 }
-_FROM_PATH = ("etcd", "kubectl", "promtool", "chromium")
+INSTALLED = ("go", "gcc", "ip")
+"""What tests use of the machine; nothing here installs it."""
+_FROM_PATH = ("etcd", "kubectl", "promtool", "chromium", *INSTALLED)
 ETCD_PACKAGES = {"/usr/bin/etcd": "etcd-server"}
 _CHROMIUM_PACKAGES = {"/usr/bin/chromium": "chromium"}
 

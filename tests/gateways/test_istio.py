@@ -17,6 +17,7 @@ from tandem_contract import metrics
 from tandem_contract.paths import RoutingPath
 from tandem_local.ports import free_port
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.fixtures import LEFT_OUT
 from tests.epp.real import Epp, until
 from tests.sidecar.real.engine import SERVED
 from tests.sidecar.real.pair import LONG as MANY
@@ -28,8 +29,8 @@ pytestmark = [
     pytest.mark.control_plane,
     pytest.mark.component,
     pytest.mark.timeout(600),
-    pytest.mark.usefixtures("istiod_program"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for addresses of pods"),
+    pytest.mark.usefixtures("istiod_program", "ip_program"),
+    pytest.mark.skipif(os.geteuid() != 0, reason=f"{LEFT_OUT}NO ROOT, FOR ADDRESSES OF PODS"),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

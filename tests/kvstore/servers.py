@@ -17,6 +17,7 @@ from tandem_kvstore.server.listener import StoreListener
 from tandem_local.ports import free_port
 
 from ..cluster import tools
+from ..cluster.fixtures import LEFT_OUT
 from ..epp.real import process, until
 
 ACCESS_KEY = "TESTACCESSKEY"
@@ -117,7 +118,7 @@ def small_disk(directory: Path) -> Sequence[str]:
     try:
         subprocess.run([*own, "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as err:
-        pytest.skip(f"no small disk can be mounted in a namespace here: {err}")
+        pytest.skip(f"{LEFT_OUT}no small disk can be mounted in a namespace here: {err}")
     return own
 
 

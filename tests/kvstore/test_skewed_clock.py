@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -22,7 +21,7 @@ from .skew import SECONDS, clock_library
 
 pytestmark = [
     pytest.mark.component,
-    pytest.mark.skipif(shutil.which("gcc") is None, reason="a skewed clock is made with gcc"),
+    pytest.mark.usefixtures("gcc_program"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Files of an older version, from this repository's history."""
 
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
@@ -28,6 +29,8 @@ def extract_older_version(folder: Path, *paths: str) -> None:
 
 
 def _git(*arguments: str) -> bytes:
+    if shutil.which("git") is None:
+        pytest.skip(f"{LEFT_OUT}NO git. TO RUN THEM: INSTALL IT")
     ended = subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, check=False)
     if ended.returncode != 0:
         pytest.skip(

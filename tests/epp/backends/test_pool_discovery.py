@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +18,7 @@ from tandem_kube.client import Api, connect
 from tandem_kube.resources import INFERENCE_POOLS, ROLE_BINDINGS, ROLES
 
 from ...cluster.control_plane import ControlPlane
+from ...cluster.fixtures import LEFT_OUT
 from ..h2c import speaking_http2
 from ..real import Backend, Epp, serving, starting_epp, until
 from .cluster_pods import Pods
@@ -31,16 +31,16 @@ AS_TEST = ("--secure-serving=false", "--metrics-endpoint-auth=false", "--drain-t
 
 
 @pytest.fixture(scope="module")
-def pool_kind(control_plane: ControlPlane) -> ControlPlane:
+def pool_kind(control_plane: ControlPlane, go_program: Path) -> ControlPlane:
     """With the definition of InferencePool, from Go's module proxy."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("no Go to fetch the definition of InferencePool with")
     done = subprocess.run(
-        [go, "mod", "download", "-json", MODULE], capture_output=True, text=True, check=False
+        [go_program, "mod", "download", "-json", MODULE],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
-        pytest.skip(f"{MODULE} cannot be fetched: {done.stdout}{done.stderr}")
+        pytest.skip(f"{LEFT_OUT}{MODULE} cannot be fetched: {done.stdout}{done.stderr}")
     path = Path(json.loads(done.stdout)["Dir"]) / DEFINITION
     control_plane.kubectl("apply", "--server-side", f"--filename={path}")
     control_plane.wait_until_established(f"--filename={path}")

@@ -1,7 +1,6 @@
 """InferenceModelRewrite and InferenceObjective on a real API server: they apply as they change."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -65,14 +64,13 @@ OBJECTIVE_SPEC = {
 
 
 @pytest.fixture
-def kind(request: pytest.FixtureRequest, pool_kind: ControlPlane, tmp_path: Path) -> Resource:
+def kind(
+    request: pytest.FixtureRequest, pool_kind: ControlPlane, go_program: Path, tmp_path: Path
+) -> Resource:
     """The kind whose definition is installed: that of the Gateway API Inference Extension, for
     llm-d's group under its name."""
-    go = shutil.which("go")
-    assert go is not None, "pool_kind skips without it"
-    done = subprocess.run(
-        [go, "mod", "download", "-json", MODULE], capture_output=True, text=True, check=True
-    )
+    download = [go_program, "mod", "download", "-json", MODULE]
+    done = subprocess.run(download, capture_output=True, text=True, check=True)
     resource: Resource = request.param
     original = Path(json.loads(done.stdout)["Dir"]) / DEFINITION.format(plural=resource.plural)
     definition = yaml.safe_load(original.read_text())

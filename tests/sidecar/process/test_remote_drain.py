@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tandem_operator.pods.manifests import pods
+from tests.cluster.fixtures import LEFT_OUT
 from tests.operator.pool_yaml import pair
 
 pytestmark = pytest.mark.component
@@ -34,10 +35,10 @@ print(connection.getresponse().status)
 
 
 @pytest.fixture
-async def sidecar() -> AsyncIterator[asyncio.subprocess.Process]:
+async def sidecar(ip_program: None) -> AsyncIterator[asyncio.subprocess.Process]:
     possible = subprocess.run([*NAMESPACE, "true"], check=False, capture_output=True, text=True)
     if possible.returncode != 0:
-        pytest.skip(f"needs network namespaces: {possible.stderr}")
+        pytest.skip(f"{LEFT_OUT}needs network namespaces: {possible.stderr}")
     process = await asyncio.create_subprocess_exec(
         *(*NAMESPACE, "sh", "-c", SIDECAR, sys.executable), stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -88,7 +88,5 @@ def _connect(made: Namespaces, link: str, name: str, gateway: str) -> None:
 def _ip(*arguments: str) -> None:
     try:
         subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-    except FileNotFoundError as err:
-        raise NotPermitted("the command ip is not installed") from err
     except subprocess.CalledProcessError as err:
         raise NotPermitted(f"ip {' '.join(arguments)}: {err.stderr.strip()}") from err

@@ -11,6 +11,7 @@ import pytest
 from tandem_contract import metrics
 from tandem_kvstore import client
 
+from ...cluster.fixtures import LEFT_OUT
 from ...engine.tiers.conftest import PatientGuard
 from ...kvstore.servers import store_in_this_process
 from .engine import Engine, engines
@@ -168,13 +169,14 @@ async def test_after_both_engines_restarted_nothing_is_computed_again(
             assert await computed(decode) <= 200 - whole
 
 
+@pytest.mark.usefixtures("ip_program")
 async def test_engines_without_a_network_between_them(tmp_path: Path) -> None:
     """Each engine reaches the store and no other engine; only the sidecar reaches both."""
     with contextlib.ExitStack() as stack:
         try:
             networks = stack.enter_context(namespaces(["decode", "prefill"]))
         except NotPermitted as err:
-            pytest.skip(f"needs network namespaces: {err}")
+            pytest.skip(f"{LEFT_OUT}needs network namespaces: {err}")
         async with store_in_this_process(tmp_path / "store", networks.store) as store:
             place = {"endpoint": store.location.endpoint, "kv_namespace": "kv"}
             flags = ("--kv-storage-config", json.dumps({**place, "chunk_tokens": CHUNK}))

@@ -16,8 +16,21 @@ import pytest
 
 ROOT: Final = Path(__file__).parents[2]
 BASE: Final = (
-    *("bash", "cat", "cp", "env", "kill", "ls", "make", "mkdir", "mount", "nsenter", "prlimit"),
-    *("python3", "rm", "sed", "setpriv", "sh", "sleep", "sysctl", "tail", "taskset", "true"),
+    *(
+        "bash",
+        "cat",
+        "cp",
+        "env",
+        "kill",
+        "ls",
+        "make",
+        "mkdir",
+        "mkfifo",
+        "mount",
+        "nsenter",
+        "prlimit",
+    ),
+    *("python3", "rm", "sed", "seq", "setpriv", "sh", "sleep", "sysctl", "tail", "taskset", "true"),
     *("umount", "uname", "unshare"),
 )
 """Programs that every Linux with Python and make has, as far as tests use them."""

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 from importlib import import_module
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from images.hot_path import MODULES, CannotCompile, check_import, compile_module
 
 from tandem_epp.compiled import is_compiled
 
+from ..cluster.fixtures import LEFT_OUT
+
+HEADERS = Path(sysconfig.get_path("include"), "Python.h")
 IS_COMPILED = "build/compiled" in os.environ.get("PYTHONPATH", "")
 
 
@@ -35,6 +39,8 @@ def test_a_compiled_epp_that_cannot_be_imported_gets_into_no_image(tmp_path: Pat
 
 
 @pytest.mark.component
+@pytest.mark.usefixtures("gcc_program")
+@pytest.mark.skipif(not HEADERS.exists(), reason=f"{LEFT_OUT}NO HEADERS OF PYTHON: {HEADERS}")
 def test_a_compiled_module_raises_with_file_and_line(tmp_path: Path) -> None:
     package = tmp_path / "tandem_contract"
     package.mkdir()

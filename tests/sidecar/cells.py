@@ -1,9 +1,9 @@
 """Each failure of a hand-off: what fails, and what clients of each API must get.
 
-    await ask(Who.SDK, server, RequestKind.CHAT, stream=True, failure=FAILURES["drain expires"])
+    await check(Cell(Who.SDK, RequestKind.CHAT, True, "drain expires"), server)
 
-checks the answer or the error. A test starts a sidecar or a router with engines that act as
-`FAILURES` says.
+checks the answer or the error. The test has started a sidecar or a router, with engines that act as
+`cell.failure` says.
 """
 
 from collections.abc import Mapping
@@ -124,9 +124,6 @@ class Failure:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the sidecar that differ."""
 
-    def words(self, *, stream: bool) -> str | None:
-        return self.error if stream or self.whole_error is None else self.whole_error
-
 
 _PREFILL_FAILURES: Final[Mapping[str, Failure]] = {
     "prefill refuses the connection": Failure(refuses=True),
@@ -166,33 +163,52 @@ def _is_pending(kind: RequestKind, stream: bool, name: str) -> bool:
     return has_preamble and stream and name.startswith("KV load fails")
 
 
+@dataclass(frozen=True)
+class Cell:
+    """Who asks which API, and how; and what fails."""
+
+    who: Who
+    kind: RequestKind
+    stream: bool
+    name: str
+    """Of its failure."""
+
+    @property
+    def failure(self) -> Failure:
+        return FAILURES[self.name]
+
+    @property
+    def words(self) -> str | None:
+        """Words of the error that the client gets; None: it gets the right answer."""
+        whole = self.failure.whole_error
+        return self.failure.error if self.stream or whole is None else whole
+
+    def __str__(self) -> str:
+        return f"{self.who}-{self.kind}-{'stream' if self.stream else 'whole'}-{self.name}"
+
+
 CELLS: Final = [
-    pytest.param(
-        who, kind, stream, failure, id=f"{who}-{kind}-{'stream' if stream else 'whole'}-{name}"
-    )
+    Cell(who, kind, stream, name)
     for who in Who
     for kind in (SDKS if who is Who.SDK else RequestKind)
     for stream in (True, False)
-    for name, failure in FAILURES.items()
+    for name in FAILURES
     if not _is_pending(kind, stream, name)
 ]
-"""Client, API, whether to stream, and failure."""
 
 
-async def check(
-    who: Who, server: Server, kind: RequestKind, *, stream: bool, failure: Failure
-) -> None:
+async def check(cell: Cell, server: Server) -> None:
     """The client gets the right answer, or an error of its own type that says what happened."""
-    words = failure.words(stream=stream)
-    if words is None:
-        assert await _ask(who, server, kind, stream=stream) == TEXT
+    if cell.words is None:
+        assert await ask(cell, server) == TEXT
         return
-    with pytest.raises(SDK_ERRORS if who is Who.SDK else LoadClientError) as raised:
-        await _ask(who, server, kind, stream=stream)
-    assert words in str(raised.value)
+    with pytest.raises(SDK_ERRORS if cell.who is Who.SDK else LoadClientError) as raised:
+        await ask(cell, server)
+    assert cell.words in str(raised.value)
 
 
-async def _ask(who: Who, server: Server, kind: RequestKind, *, stream: bool) -> str:
-    if who is Who.LOAD_CLIENT:
-        return await ask_load_client(server, kind, stream=stream)
-    return await SDKS[kind](server, PROMPT, len(WORDS), stream)
+async def ask(cell: Cell, server: Server) -> str:
+    """The text that the client gets."""
+    if cell.who is Who.LOAD_CLIENT:
+        return await ask_load_client(server, cell.kind, stream=cell.stream)
+    return await SDKS[cell.kind](server, PROMPT, len(WORDS), cell.stream)

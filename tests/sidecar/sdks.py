@@ -6,9 +6,9 @@ The text of the whole answer, or the error that the client raises; an SDK must r
 types (`SDK_ERRORS`).
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import anthropic
 import openai
@@ -38,7 +38,7 @@ class Server:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Ask = Callable[[Server, str, int, bool], Awaitable[str]]
+Ask = Callable[[Server, str, int, bool], Coroutine[Any, Any, str]]
 """Server, prompt, tokens to generate and whether to stream; returns the text."""
 
 
@@ -75,7 +75,12 @@ async def _chat(server: Server, prompt: str, tokens: int, stream: bool) -> str:
 async def _responses(server: Server, prompt: str, tokens: int, stream: bool) -> str:
     async with _openai(server) as client:
         answer = await client.responses.create(
-            model=MODEL, input=prompt, max_output_tokens=tokens, temperature=0, stream=stream
+            model=MODEL,
+            input=prompt,
+            max_output_tokens=tokens,
+            temperature=0,
+            stream=stream,
+            extra_body=_IGNORE_EOS,
         )
         if not isinstance(answer, openai.AsyncStream):
             return answer.output_text

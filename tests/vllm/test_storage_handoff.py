@@ -253,6 +253,23 @@ async def test_kv_moves_through_the_store_alone(split: Split) -> None:
         await until(are_counted, within=60)
 
 
+async def test_a_thinking_budget_passes_the_prefill_leg(split: Split) -> None:
+    """vLLM refuses a budget of `max_tokens` or more, and the leg has one token."""
+    body = {
+        "model": MODEL_NAME, "max_tokens": 1025, "stream": True,
+        "messages": [{"role": "user", "content": "how far is the harbour? " * 40}],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }  # fmt: skip
+    chosen = {headers.PREFILLER_HOST_PORT: str(split.prefill.address)}
+    # Its many tokens are of no interest: leaving aborts them.
+    async with (
+        sidecar(*sidecar_flags(split)) as process,
+        split.http.post(process.url("/v1/messages"), json=body, headers=chosen) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        assert answer.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
+
+
 async def test_a_reference_that_is_not_the_engines_own_reads_nothing(split: Split) -> None:
     stored, other = prompt(12, CHUNK + 5), prompt(13, CHUNK + 5)
     reference = await split.prefilled(stored)

@@ -4,9 +4,7 @@ import asyncio
 
 import pytest
 
-from tandem_contract.request_kinds import RequestKind
-
-from ..cells import CELLS, Failure, Who, check
+from ..cells import CELLS, Cell, check
 from ..conftest import Harness
 from ..fake_vllm import script
 from ..peers import hangs
@@ -15,10 +13,9 @@ from ..sdks import Server
 pytestmark = pytest.mark.component
 
 
-@pytest.mark.parametrize(("who", "kind", "stream", "failure"), CELLS)
-async def test_the_client_gets_the_answer_or_its_own_error(
-    harness: Harness, who: Who, kind: RequestKind, stream: bool, failure: Failure
-) -> None:
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+async def test_the_client_gets_the_answer_or_its_own_error(harness: Harness, cell: Cell) -> None:
+    failure = cell.failure
     prefill = await harness.prefill(failure.prefill and script(failure.prefill))
     if failure.refuses:
         prefill.close_port()
@@ -26,9 +23,9 @@ async def test_the_client_gets_the_answer_or_its_own_error(
     if failure.hangs:
         harness.decode.health = hangs
     server = Server(harness.url(""), harness.candidates)
-    checked = asyncio.create_task(check(who, server, kind, stream=stream, failure=failure))
+    checked = asyncio.create_task(check(cell, server))
     if failure.drains:
-        phase = "answering" if stream else "decoding"
+        phase = "answering" if cell.stream else "decoding"
         async with asyncio.timeout(10):
             while phase not in [w.describe()["phase"] for w in harness.sidecar.lifecycle.work]:
                 await asyncio.sleep(0.01)

@@ -41,7 +41,7 @@ def _hold(control: Connection, kv: KvLayout, blocks: int, device: str) -> None:
         control.send(producer.address)
         tokens = blocks * kv.block_size
         while (name := await asyncio.to_thread(control.recv)) is not None:
-            producer.open(name)
+            producer.open(name, "prompt")
             producer.publish(name, range(blocks), tokens, kv.layers)
             producer.complete(name, tokens)
             control.send(name)
@@ -99,7 +99,9 @@ async def transfer_rates(
         control.send(name := f"request-{next(names)}")
         control.recv()
         own = range(place * blocks, (place + 1) * blocks)
-        params = TransferParams("bench", name, *address, (tuple(range(blocks)),), tokens)
+        params = TransferParams(
+            "bench", name, *address, (tuple(range(blocks)),), tokens, tandem_prompt_hash="prompt"
+        )
         await puller.pull(params, own, 0, tokens)
 
     size = kv.layers * blocks * kv.block_bytes

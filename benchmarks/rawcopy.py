@@ -46,7 +46,7 @@ def _hold(control: Connection) -> None:
         control.send(producer.address)
         while True:
             name = await asyncio.to_thread(control.recv)
-            producer.open(name)
+            producer.open(name, "prompt")
             producer.publish(name, range(BLOCKS), TOKENS, LAYOUT.layers)
             producer.complete(name, TOKENS)
             control.send(name)
@@ -79,7 +79,9 @@ def _raw(sock: socket.socket, control: Connection, into: memoryview) -> float:
 async def _pull(puller: Puller, control: Connection, address: tuple[str, int], name: str) -> float:
     control.send(name)
     control.recv()
-    params = TransferParams("bench", name, *address, (tuple(range(BLOCKS)),), TOKENS)
+    params = TransferParams(
+        "bench", name, *address, (tuple(range(BLOCKS)),), TOKENS, tandem_prompt_hash="prompt"
+    )
     start = time.perf_counter()
     await puller.pull(params, range(BLOCKS), 0, TOKENS)
     return time.perf_counter() - start

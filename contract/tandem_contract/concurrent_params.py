@@ -65,6 +65,12 @@ class StreamSource(msgspec.Struct, frozen=True, gc=False):
     """A restarted engine has another id and refuses the read."""
     host: Annotated[str, msgspec.Meta(min_length=1)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    proof: str | None = None
+    """`tandem_producer_proof` of that answer."""
+
+    def is_engine(self, other: "StreamSource | None") -> bool:
+        """Whether `other` is the same engine. Its proof changes with each rotation of the keys."""
+        return other is not None and other.engine_id == self.engine_id
 
 
 class DecodeStream(msgspec.Struct, frozen=True, gc=False):

@@ -67,8 +67,10 @@ class TransferParams:
     tp_size: int | None = None
     """Tensor-parallel size of the producer; None: it did not say."""
     tandem_prompt_hash: str | None = None
-    """`prefix.prompt_hash` of the prompt that the KV belongs to. The reference engine writes and
-    checks it; vLLM ignores it."""
+    """`prefix.prompt_hash` of the prompt that the KV belongs to. The reference engine writes it and
+    reads no KV without it; vLLM ignores it."""
+    tandem_producer_proof: str | None = None
+    """`producer_proof` of the engine id, host and port; None: the producer has no keys."""
     transfer_mode: str | None = None
     """`pull` or `push`; None: an engine older than vLLM 0.32 that does not say."""
     tandem_serves_streams: bool = False
@@ -91,6 +93,7 @@ class TransferParams:
             "remote_prefill_cached_tokens": self.remote_prefill_cached_tokens,
             "tp_size": self.tp_size or 1,
             "tandem_prompt_hash": self.tandem_prompt_hash,
+            "tandem_producer_proof": self.tandem_producer_proof,
             "tandem_serves_streams": self.tandem_serves_streams,
             **extra,
         }
@@ -109,6 +112,7 @@ class _WireParams(msgspec.Struct):
     remote_prefill_cached_tokens: int | None = None
     tp_size: int | None = None
     tandem_prompt_hash: str | None = None
+    tandem_producer_proof: str | None = None
     transfer_mode: str | None = None
     tandem_serves_streams: bool = False
 
@@ -147,7 +151,15 @@ def _stream_params(value: object) -> TransferParams:
     except msgspec.MsgspecError as err:
         raise ParamsUnusable(f"{FIELD}.{STREAM}: {err}") from err
     source = stream.source
-    return TransferParams(source.engine_id, stream.id, source.host, source.port, (), is_stream=True)
+    return TransferParams(
+        source.engine_id,
+        stream.id,
+        source.host,
+        source.port,
+        (),
+        tandem_producer_proof=source.proof,
+        is_stream=True,
+    )
 
 
 def _checked(wire: _WireParams) -> TransferParams:
@@ -169,6 +181,7 @@ def _checked(wire: _WireParams) -> TransferParams:
         remote_prefill_cached_tokens=wire.remote_prefill_cached_tokens,
         tp_size=wire.tp_size,
         tandem_prompt_hash=wire.tandem_prompt_hash,
+        tandem_producer_proof=wire.tandem_producer_proof,
         transfer_mode=wire.transfer_mode,
         tandem_serves_streams=wire.tandem_serves_streams,
     )

@@ -12,6 +12,7 @@ from .data_ports import check_data_ports
 from .estimates import check_estimates
 from .facts import Engine, Facts, Gpu, Sidecar
 from .findings import Finding, Severity
+from .keys import check_engine_keys, check_pair_keys, check_sidecar_keys
 from .network import check_network
 from .storage_use import check_storage_use
 
@@ -41,6 +42,7 @@ def run_checks(facts: Facts) -> tuple[Finding, ...]:
     findings += [finding for sidecar in facts.sidecars for finding in _check_sidecar(sidecar)]
     for prefill, decode in pairs(facts):
         findings += compatibility.compare(prefill, decode)
+        findings += check_pair_keys(prefill, decode)
     findings += _check_partners(facts)
     findings += _check_engine_ids(facts)
     findings += _check_balance(facts)
@@ -93,6 +95,7 @@ def _check_engine(engine: Engine) -> Iterator[Finding]:
     yield from _check_role(engine)
     yield from _check_load_failure(engine)
     yield from _check_side_channel(engine)
+    yield from check_engine_keys(engine)
     yield from _check_lost_kv(engine)
     if engine.role is not Role.DECODE:
         return
@@ -226,6 +229,7 @@ def _check_sidecar(sidecar: Sidecar) -> Iterator[Finding]:
     if sidecar.not_ready is not None:
         fix = "a draining pod ends by itself; if the engine does not answer, read the engine's log"
         yield Finding(_WARNING, "sidecar", sidecar.pod, sidecar.not_ready, fix)
+    yield from check_sidecar_keys(sidecar)
     # Requests are split by path: the sum over all paths is the base of the share.
     total = sum(v for k, v in sidecar.counters.items() if k.startswith(f"{metrics.REQUESTS}{{"))
     fallbacks = sidecar.counters.get(metrics.FALLBACKS, 0.0)

@@ -20,6 +20,7 @@ MakeGet = Callable[[str, HostPort], Get]
 """(pod, address) → how its endpoints are read."""
 
 _ROLES: Final = frozenset(Role)
+_PLAN_KEYS: Final = "plan-key-dir"
 
 if TYPE_CHECKING:
     from tandem_kube.client import Api
@@ -88,6 +89,7 @@ def target_pod(pod: Object, make_get: MakeGet, *, inside: bool) -> TargetPod:
         get_sidecar=make_get(name, admin) if has_sidecar else None,
         command=_engine_command(pod, container) if container else None,
         compat=pod_labels.get(labels.KV_COMPAT, ""),
+        has_plan_keys=_has_plan_keys(containers.get(ports.SIDECAR_ADMIN)),
         has_gpu=container is not None and _asks_for_gpus(container),
         # The API server forwards HTTP to pods, but no connections to side channels.
         is_reachable=inside,
@@ -98,6 +100,12 @@ def _asks_for_gpus(container: Mapping[str, Any]) -> bool:
     """Whether it has a device plugin's resource such as nvidia.com/gpu or amd.com/gpu."""
     limits = container.get("resources", {}).get("limits", {})
     return any(name.endswith("/gpu") for name in limits)
+
+
+def _has_plan_keys(sidecar: Mapping[str, Any] | None) -> bool | None:
+    """Whether the container's flags name plan keys; None if it states no flags."""
+    words = [*sidecar.get("command", ()), *sidecar.get("args", ())] if sidecar else []
+    return _PLAN_KEYS in parse_command(words, {}).flags if words else None
 
 
 def _serving_port(metadata: Mapping[str, Any]) -> int:

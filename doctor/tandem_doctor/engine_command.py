@@ -10,6 +10,7 @@ import msgspec
 from .facts import EngineCommand
 
 _TRANSFER: Final = "kv-transfer-config"
+_REFERENCE_ENGINE: Final = "tandem-engine"
 _SHORT: Final = {
     "-tp": "--tensor-parallel-size",
     "-pp": "--pipeline-parallel-size",
@@ -40,7 +41,10 @@ def parse_command(words: Sequence[str], environment: Mapping[str, str]) -> Engin
         flags[name] = value
     if "model" not in flags and "serve" in expanded:
         flags["model"] = expanded[expanded.index("serve") + 1]
-    return EngineCommand(flags, _json(flags.get(_TRANSFER, "{}")), dict(environment))
+    # The first words: an interpreter may stand before the program.
+    is_reference = any(word.rpartition("/")[2] == _REFERENCE_ENGINE for word in expanded[:3])
+    transfer = _json(flags.get(_TRANSFER, "{}"))
+    return EngineCommand(flags, transfer, dict(environment), is_reference=is_reference)
 
 
 def _expand(word: str, environment: Mapping[str, str]) -> str:

@@ -18,6 +18,8 @@ class EngineCommand:
     kv_transfer_config: Mapping[str, Any] = field(default_factory=dict)
     """`--kv-transfer-config`; empty without one."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    is_reference: bool = False
+    """Whether it is the reference engine, `tandem-engine`."""
 
     @property
     def connectors(self) -> tuple[str, ...]:
@@ -115,6 +117,8 @@ class Sidecar:
     """Why its admin port does not answer; None if it does."""
     not_ready: str | None = None
     """The answer of `/readyz` if it is not ready."""
+    has_plan_keys: bool | None = None
+    """Whether it follows signed plans only; None if its flags are not visible from here."""
     counters: Mapping[str, float] = field(default_factory=dict)
     """Metric name → sum of its samples; errors as `name{phase}`, requests as `name{path}`."""
 

@@ -5,7 +5,7 @@ An engine or sidecar that does not answer becomes a fact with an `error`; nothin
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -51,6 +51,8 @@ class TargetPod:
     command: EngineCommand | None
     compat: str = ""
     """Label `tandem.dev/kv-compat`, by which the EPP pairs engines; empty without it."""
+    has_plan_keys: bool | None = None
+    """As in `Sidecar`."""
     fabrics: frozenset[Fabric] | None = None
     """Fabrics that connect it with other engines; None if not visible from here."""
     has_gpu: bool = False
@@ -98,11 +100,11 @@ async def gather_facts(
     async def gather_pod(target: TargetPod) -> tuple[Engine, Sidecar | None]:
         # One place for all requests of a pod, which are sent one after the other.
         async with limit:
-            sidecar = target.get_sidecar
-            return (
-                await _engine(target),
-                await gather_sidecar(target.pod, sidecar) if sidecar is not None else None,
-            )
+            engine = await _engine(target)
+            if target.get_sidecar is None:
+                return engine, None
+            sidecar = await gather_sidecar(target.pod, target.get_sidecar)
+            return engine, replace(sidecar, has_plan_keys=target.has_plan_keys)
 
     answers = await asyncio.gather(*map(gather_pod, targets))
     return (

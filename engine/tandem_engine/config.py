@@ -4,7 +4,7 @@ Errors: `ConfigError`: one line with the wrong value and what it should be.
 """
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -13,6 +13,7 @@ import msgspec
 
 from tandem_contract import ports
 from tandem_contract.connectors import LEASE_DURATION, TORCH_NIXL_SETTINGS
+from tandem_contract.plan_keys import PlanKeys
 
 from .tiers.settings import KvStorageConfig
 from .transfer.wire import MAX_ID, MAX_SECONDS
@@ -58,6 +59,8 @@ class KvTransferConfig:
     """Address to listen on for readers, and the one that they are told to connect to."""
     side_channel_port: int = ports.SIDE_CHANNEL
     """0 takes a free port."""
+    keys: PlanKeys = field(default_factory=lambda: PlanKeys(None), compare=False)
+    """The set's transfer keys: with them, this engine moves KV with engines that have one, too."""
 
 
 @dataclass(frozen=True, slots=True)

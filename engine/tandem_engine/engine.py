@@ -37,6 +37,7 @@ from .step_runner import StepRunner
 from .tiers.build import open_tiers
 from .tiers.no_tiers import NO_TIERS, Tiers
 from .transfer.puller import Puller
+from .transfer.trust import Trust
 from .types import Delta, PullResult, RemoteDecode, Request, RequestRejected
 
 __all__ = ["Engine", "EngineObserver", "Generation", "Stats"]
@@ -195,7 +196,7 @@ class Engine:
             self._prompt_holds = PromptHolds(transfer, cache, blocks, observer, self._on_hold_end)
         self._steps = StepRunner(runner, self._worker, self._wake, self._tiers, self._prompt_holds)
         if transfer is not None and transfer.role.consumes:
-            puller = Puller(cache.layers, cache.layout)
+            puller = Puller(cache.layers, cache.layout, trust=Trust(transfer.keys))
             self._remote_prefills = RemotePrefills(
                 transfer.policy, puller, blocks, observer, self._on_pull_end
             )

@@ -68,6 +68,9 @@ _DEFAULTS: Final[dict[str, Any]] = {
               default=_DEFAULTS["max_num_batched_tokens"], help="Most tokens in one step.")
 @click.option("--kv-transfer-config", metavar="JSON",
               help="vLLM's KV transfer configuration: the engine's role in hand-offs.")
+@click.option("--transfer-key-dir", type=click.Path(path_type=Path), metavar="DIR",
+              help="Directory of the set's transfer keys, one a file: KV moves only between engines"
+                   " with a key in common. Read again when it changes. [default: any engine]")
 @click.option("--kv-storage-config", metavar="JSON",
               help="Where KV lies beyond the device: host memory and external storage"
                    " (docs/kv-storage.md).")

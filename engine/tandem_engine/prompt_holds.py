@@ -15,7 +15,8 @@ from .cache import KvCache
 from .config import KvTransferConfig
 from .observer import EngineObserver
 from .step import Chunk, Sequence
-from .transfer.producer import FreeReason, Producer, Stream
+from .transfer.producer import FreeReason, Producer
+from .transfer.trust import Trust
 from .types import ConfigError, RemoteDecode, RequestRejected
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class PromptHolds:
         self._blocks = blocks
         self._observer = observer
         self._on_release = on_release
+        self._trust = Trust(config.keys)
         self._layers = cache.layout.layers
         self._producer = Producer(
             cache.layers,
@@ -47,6 +49,7 @@ class PromptHolds:
             config.lease,
             self._on_hold_end,
             written=cache.written,
+            trust=self._trust,
         )
 
     @property
@@ -71,10 +74,10 @@ class PromptHolds:
 
         Raises RequestRejected when another prompt has the same stream.
         """
-        stream = _stream(seq)
-        if stream is not None and self._producer.has_stream(stream.id):
+        stream_id = _stream_id(seq)
+        if stream_id is not None and self._producer.has_stream(stream_id):
             raise RequestRejected("kv_transfer_params name the stream of another request")
-        self._producer.open(seq.id, stream)
+        self._producer.open(seq.id, prompt_hash(seq.request.prompt_token_ids), stream_id)
 
     def discard(self, seq: Sequence) -> None:
         """Refuse readers of a prompt that will not be completed; its blocks may be reused."""
@@ -84,7 +87,7 @@ class PromptHolds:
         """Restart a preempted prompt: it gets other blocks, so its present reader is refused."""
         # The old blocks may be overwritten from now on: the new hold knows none of them.
         self._producer.discard(seq.id)
-        self._producer.open(seq.id, _stream(seq))
+        self._producer.open(seq.id, prompt_hash(seq.request.prompt_token_ids), _stream_id(seq))
 
     def layer_publisher(self, chunks: list[Chunk]) -> Callable[[int], None] | None:
         """A function that publishes each layer once it is written; None without readers.
@@ -134,6 +137,7 @@ class PromptHolds:
             remote_num_tokens=seq.prompt_tokens,
             remote_prefill_cached_tokens=seq.cached_tokens,
             tandem_prompt_hash=prompt_hash(seq.request.prompt_token_ids),
+            tandem_producer_proof=self._trust.producer_proof(self._config.engine_id, host, port),
             tandem_serves_streams=True,
         ).encode()
 
@@ -147,9 +151,7 @@ class PromptHolds:
         self._on_release()
 
 
-def _stream(seq: Sequence) -> Stream | None:
+def _stream_id(seq: Sequence) -> str | None:
     """The stream under which a decode engine reads this prompt's KV while it is computed."""
     kv = seq.request.kv
-    if not isinstance(kv, RemoteDecode) or kv.stream_id is None:
-        return None
-    return Stream(kv.stream_id, prompt_hash(seq.request.prompt_token_ids))
+    return kv.stream_id if isinstance(kv, RemoteDecode) else None

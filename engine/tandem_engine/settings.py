@@ -5,12 +5,13 @@ Errors: `ConfigError`, `EventsUnusable`: one line each, which `main` shows as us
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tandem_contract import environment, ports
 from tandem_contract.chat_templates import CONFIG_FILE
+from tandem_contract.plan_keys import PlanKeys
 
 from .config import EngineConfig, KvTransferConfig, parse_kv_transfer_config
 from .events import KvEventsConfig, parse_kv_events_config
@@ -70,7 +71,7 @@ def settings_from(flags: Mapping[str, Any], env: Mapping[str, str] = os.environ)
                 if flags["kv_storage_config"] is not None
                 else None
             ),
-            kv_transfer=_kv_transfer(flags["kv_transfer_config"], flags["host"], env),
+            kv_transfer=_kv_transfer(flags, env),
         ),
         names=names,
         host=flags["host"],
@@ -92,16 +93,29 @@ def _check_model(directory: Path) -> None:
             )
 
 
-def _kv_transfer(text: str | None, host: str, env: Mapping[str, str]) -> KvTransferConfig | None:
+def _kv_transfer(flags: Mapping[str, Any], env: Mapping[str, str]) -> KvTransferConfig | None:
     """Readers cannot connect to a wildcard address: 127.0.0.1 replaces it as their default."""
+    text, host, keys = flags["kv_transfer_config"], flags["host"], flags["transfer_key_dir"]
     if text is None:
+        if keys is not None:
+            raise ConfigError("--transfer-key-dir: no KV moves without --kv-transfer-config")
         return None
     port = env.get(environment.SIDE_CHANNEL_PORT) or str(ports.SIDE_CHANNEL)
     if not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{environment.SIDE_CHANNEL_PORT}={port}: a port is 0 to 65535")
     fallback = "127.0.0.1" if host in _WILDCARDS else host
-    return parse_kv_transfer_config(
+    config = parse_kv_transfer_config(
         text,
         side_channel_host=env.get(environment.SIDE_CHANNEL_HOST) or fallback,
         side_channel_port=int(port),
     )
+    return replace(config, keys=_transfer_keys(keys))
+
+
+def _transfer_keys(directory: Path | None) -> PlanKeys:
+    try:
+        return PlanKeys(directory)
+    except ValueError as err:
+        raise ConfigError(f"--transfer-key-dir: {err}") from err
+    except OSError as err:
+        raise ConfigError(f"--transfer-key-dir {directory}: {err.strerror}") from err

@@ -24,7 +24,7 @@ from tandem_contract.api_paths import ApiPaths
 from tandem_contract.paths import Role
 from tandem_operator.pods import external_storage, sidecar_flags
 from tandem_operator.pods.containers import STORAGE_PACKAGES
-from tandem_operator.pods.manifests import plan_key_secrets, pods
+from tandem_operator.pods.manifests import plan_key_secrets, pods, transfer_key_secrets
 from tandem_operator.resources.pools import PoolSet
 from tandem_operator.resources.resolve import DEFAULTS
 from tandem_operator.routing.endpoint.requirements import api_paths, static_router_config
@@ -137,7 +137,8 @@ class Stack:
         shutil.rmtree(self.run_dir / "pods", ignore_errors=True)
         keys = self.run_dir / _KEYS
         router.write_plan_key(keys)
-        secrets = dict.fromkeys(plan_key_secrets(self._pool_sets), keys)
+        sets = self._pool_sets
+        secrets = dict.fromkeys(plan_key_secrets(sets) | transfer_key_secrets(sets), keys)
         return Runner(self.run_dir, secrets=secrets, host=self._host)
 
     def _prepare(self, runner: Runner, envoy: Path) -> None:

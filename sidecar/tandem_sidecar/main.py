@@ -10,6 +10,7 @@ import click
 import uvloop
 
 from tandem_contract.commandline import DURATION, HOST_PORT, api_paths, command, config_file, fail
+from tandem_contract.plan_keys import PlanKeys
 
 from . import connectors, llmd_command
 from .flag_values import (
@@ -34,7 +35,6 @@ from .security.credentials import (
     BadCertificates,
     EngineTls,
     ListenTls,
-    PlanKeys,
     Tls,
     listen_tls,
 )

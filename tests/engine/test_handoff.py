@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem_contract.prefix import prompt_hash
 from tandem_contract.transfer_params import TransferParams, transfer_params_from_object
 from tandem_engine.config import KvRole
 from tandem_engine.engine import Engine
@@ -146,12 +147,18 @@ async def test_kv_of_a_prompt_that_is_cached_here_is_released_unread() -> None:
     assert pair.counts_d.counts["pulls"] == 0
 
 
+def named(pair: Pair, tokens: tuple[int, ...]) -> TransferParams:
+    """The parameters of the prompt "a" before its prefill has answered."""
+    assert pair.p.side_channel is not None
+    blocks, hashed = (tuple(range(19)),), prompt_hash(tokens)
+    return TransferParams("P", "a", *pair.p.side_channel, blocks, 300, tandem_prompt_hash=hashed)
+
+
 async def test_a_reader_may_start_before_the_prefill_ends() -> None:
     tokens = prompt(300)
     async with Pair(prefill_tokens=16) as pair:
         prefill = pair.p.submit(Request("a", tokens, GREEDY(max_tokens=1), RemoteDecode()))
-        assert pair.p.side_channel is not None
-        params = TransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
+        params = named(pair, tokens)
         decode = pair.d.submit(pair.decode("b", tokens, params))
         answer, _ = await finish(decode)
         await finish(prefill)
@@ -256,8 +263,7 @@ async def test_abort_during_the_pull_frees_both_sides() -> None:
     tokens = prompt(300)
     async with Pair(prefill_tokens=16) as pair:
         prefill = pair.p.submit(Request("a", tokens, GREEDY(max_tokens=1), RemoteDecode()))
-        assert pair.p.side_channel is not None
-        params = TransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
+        params = named(pair, tokens)
         decode = pair.d.submit(pair.decode("b", tokens, params))
         await until(lambda: pair.d.stats().waiting_for_kv == 1)
         pair.d.abort("b")
@@ -297,8 +303,7 @@ async def test_a_prefill_preempted_under_its_reader_spoils_and_leaks_nothing() -
         busy = pair.p.submit(Request("busy", prompt(10, 1), GREEDY(max_tokens=30)))
         await anext(busy)
         prefill = pair.p.submit(Request("a", tokens, GREEDY(max_tokens=1), RemoteDecode()))
-        assert pair.p.side_channel is not None
-        early = TransferParams("P", "a", *pair.p.side_channel, (tuple(range(19)),), 300)
+        early = named(pair, tokens)
         decode = pair.d.submit(pair.decode("b", tokens, early))
         (_, _), (answer, _) = await asyncio.gather(finish(busy), finish(decode))
         assert answer == expected(tokens, 8)

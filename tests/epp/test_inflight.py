@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tandem_contract import headers as wire
+from tandem_contract.plan_keys import PlanKeys
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.placement import Placement
-from tandem_sidecar.security.credentials import PlanKeys
 
 from ..sidecar.conftest import Harness
 from ..sidecar.peers import Turn

@@ -473,7 +473,7 @@ def test_a_tiny_model_needs_no_volume() -> None:
     prefill, decode = rendered(spec, {"accelerator": {}})
     for pod_ in (prefill, decode):
         assert value_of("--model", engine(pod_)) == "tiny:3"
-    assert [v["name"] for v in prefill["spec"]["volumes"]] == ["home"]
+    assert [v["name"] for v in prefill["spec"]["volumes"]] == ["home", "transfer-keys"]
 
 
 def test_another_pickers_choices_are_limited_to_the_pod_networks() -> None:

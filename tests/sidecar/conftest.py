@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.plan_keys import PlanKeys
 from tandem_sidecar.process.run import RunningSidecar, start
-from tandem_sidecar.security.credentials import PlanKeys
 from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
 

@@ -31,7 +31,7 @@ it hands to an EPP may grant only what the operator holds itself (pods: get, lis
 - apiGroups: [""]
   resources: [services, configmaps, serviceaccounts]
   verbs: [list, watch, create, patch, delete]
-# The endpoints' plan keys, by their names: to list or watch them would be to read every Secret.
+# Plan keys of endpoints and transfer keys of sets, by their names: to list or watch them would be to read every Secret.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, patch, delete]

@@ -6,7 +6,7 @@ the stream has a hold without a request id, which `open` completes. Bookkeeping 
 
 from collections.abc import Iterator
 
-from .holds import KvHold, Stream
+from .holds import KvHold
 from .wire import MAX_ID
 
 
@@ -39,21 +39,21 @@ class HoldTable:
         hold = self._streams.get(stream_id)
         return hold is not None and hold.request_id is not None and hold.end_reason is None
 
-    def open(self, request_id: str, stream: Stream | None) -> None:
+    def open(self, request_id: str, prompt_hash: str, stream_id: str | None) -> None:
         """Add a request's hold. Raises ValueError for an id that is in use, empty or too long."""
         if request_id in self._requests or not 0 < len(request_id) <= MAX_ID:
             raise ValueError(f"request id {request_id[:MAX_ID]!r} is open, empty or too long")
-        if stream is None:
-            self._requests[request_id] = KvHold(request_id, self._lease)
+        if stream_id is None:
+            self._requests[request_id] = KvHold(request_id, self._lease, prompt_hash=prompt_hash)
             return
-        if self.has_stream(stream.id):
-            raise ValueError(f"stream {stream.id!r} is open")
-        hold = self._streams.get(stream.id)
+        if self.has_stream(stream_id):
+            raise ValueError(f"stream {stream_id!r} is open")
+        hold = self._streams.get(stream_id)
         # The reader of an ended hold is being refused, so the request gets a new one.
         if hold is None or hold.end_reason is not None:
-            hold = KvHold(request_id, self._lease, stream.id)
-        hold.request_id, hold.prompt_hash = request_id, stream.prompt_hash
-        self._requests[request_id] = self._streams[stream.id] = hold
+            hold = KvHold(request_id, self._lease, stream_id)
+        hold.request_id, hold.prompt_hash = request_id, prompt_hash
+        self._requests[request_id] = self._streams[stream_id] = hold
         # A waiting reader finds out whether its prompt is this one.
         hold.changed.set()
 

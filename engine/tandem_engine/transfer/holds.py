@@ -32,15 +32,6 @@ class FreeReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """A prompt that a reader may name before the prefill has answered."""
-
-    id: str
-    prompt_hash: str
-    """`prefix.prompt_hash` of the prompt, which the reader's must equal."""
-
-
-@dataclass(frozen=True, slots=True)
 class PrefillProgress:
     """How much of a prompt's KV is final, that is, computed and in the cache."""
 
@@ -90,7 +81,7 @@ class KvHold:
     stream_id: str | None = None
     """Id under which the KV can be read while it is computed; None: afterwards only."""
     prompt_hash: str | None = None
-    """`prefix.prompt_hash` of a stream's prompt; None before the request is opened."""
+    """`prefix.prompt_hash` of the prompt; None before the request is opened."""
     progress: PrefillProgress = field(default_factory=PrefillProgress)
     """Replaced as a whole and never changed in place, so that any thread may read it."""
     deadline: float = 0.0
@@ -115,7 +106,7 @@ class KvHold:
             raise KvRefused(
                 f"request {self.request_id or self.stream_id!r} is gone: {self.end_reason}"
             )
-        if read.prompt_hash is not None and self.prompt_hash not in (None, read.prompt_hash):
+        if self.prompt_hash not in (None, read.prompt_hash):
             raise KvRefused("prompt_hash differs: the KV is of a prompt with other tokens")
         # Read once: the event loop or the worker thread may replace it meanwhile.
         progress = self.progress

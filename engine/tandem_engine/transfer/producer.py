@@ -23,17 +23,20 @@ import torch
 from ..types import KvLayout, KvLoadError, KvRefused
 from .blockio import block_memory
 from .hold_table import HoldTable
-from .holds import FreeReason, KvHold, Stream
+from .holds import FreeReason, KvHold
 from .listener import Connection, Listener
 from .read_session import ReadSession
 from .threads import shut_down
+from .trust import Trust
 from .wire import (
     DEFAULT_LIMITS,
     MAX_FRAME,
     MAX_SECONDS,
+    VERSION,
     Done,
     Hello,
     Ok,
+    Proven,
     Read,
     Refused,
     Release,
@@ -47,7 +50,7 @@ from .wire import (
     to_producer,
 )
 
-__all__ = ["FreeReason", "Producer", "Stream"]
+__all__ = ["FreeReason", "Producer"]
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +75,9 @@ class Producer:
         *,
         written: Sequence[torch.cuda.Event] = (),
         limits: TransferLimits = DEFAULT_LIMITS,
+        trust: Trust | None = None,
     ) -> None:
-        """`lease` is in seconds, `written` as in `block_memory`.
+        """`lease` is in seconds, `written` as in `block_memory`; without `trust` all are served.
 
         Raises ValueError when the lease is not above 0 or exceeds a day, and when `layers` do not
         agree with `layout`.
@@ -88,6 +92,7 @@ class Producer:
         self._lease = lease
         self._on_release = on_release
         self._limits = limits
+        self._trust = trust or Trust()
         self._holds = HoldTable(lease)
         # One thread for each reader at the limit: a slow reader never delays another one.
         self._threads = ThreadPoolExecutor(limits.connections, "kv-send")
@@ -119,13 +124,13 @@ class Producer:
         # What is left are unfinished prompts; `on_release` is for completed ones only.
         self._holds.clear()
 
-    def open(self, request_id: str, stream: Stream | None = None) -> None:
+    def open(self, request_id: str, prompt_hash: str, stream_id: str | None = None) -> None:
         """Announce a prompt that will be prefilled for a reader, which may connect from now on.
 
-        The reader of a `stream` may wait for it already. Raises ValueError when the id, or the
-        stream's, is open already, empty or too long.
+        Its reader names the same `prefix.prompt_hash`; that of a stream may wait for it already,
+        by `stream_id`. Raises ValueError when an id is open already, empty or too long.
         """
-        self._holds.open(request_id, stream)
+        self._holds.open(request_id, prompt_hash, stream_id)
 
     def has_stream(self, stream_id: str) -> bool:
         """Whether a request with this stream is open."""
@@ -264,6 +269,9 @@ class Producer:
             hello = await receive_frame_async(connection.sock, to_producer)
             if not isinstance(hello, Hello):
                 raise KvRefused("the first frame is not Hello")
+            if hello.version == VERSION:
+                # First: the refusals below tell this engine's id and its model.
+                await self._trust.admit(connection.sock, hello.challenge)
             if (wrong := disagreement(hello, self._engine_id, self._layout)) is not None:
                 raise KvRefused(wrong)
             # After the checks: at the limit, a peer that failed them can still be replaced.
@@ -280,11 +288,11 @@ class Producer:
             await self._serve_read(connection, hold, command)
 
     def _find(self, command: ToProducer) -> KvHold:
-        if isinstance(command, Hello | Done):
-            raise KvRefused("the second frame is not Read, Renew or Release")
+        if isinstance(command, Hello | Proven | Done):
+            raise KvRefused("the frame after Hello is not Read, Renew or Release")
         request_id = command.request_id
         hold = self._holds.find(request_id)
-        if isinstance(command, Read) and command.prompt_hash is not None and hold is None:
+        if isinstance(command, Read) and command.is_stream and hold is None:
             hold = self._await_stream(request_id)
         if hold is None or hold.end_reason is not None:
             raise KvRefused(

@@ -27,12 +27,11 @@ from ..types import KvBroken, KvLayout, KvLoadError, KvRefused, PullResult
 from .blockio import block_memory, receive_segment
 from .pull_progress import PullProgress
 from .threads import run_on_socket, shut_down
+from .trust import Trust
 from .wire import (
     DEFAULT_LIMITS,
-    VERSION,
     Done,
     Frame,
-    Hello,
     Ok,
     Read,
     Refused,
@@ -74,12 +73,15 @@ class Puller:
         layout: KvLayout,
         *,
         limits: TransferLimits = DEFAULT_LIMITS,
+        trust: Trust | None = None,
     ) -> None:
-        """Raises ValueError when `layers` do not agree with `layout`."""
+        """Without `trust` any producer is read from. Raises ValueError when `layers` do not
+        agree with `layout`."""
         self._memory = block_memory(layers, layout)
         self._blocks = len(layers[0])
         self._layout = layout
         self._limits = limits
+        self._trust = trust or Trust()
         self._threads = ThreadPoolExecutor(limits.connections, "kv-pull")
         # Sockets of running pulls; shutting one down ends its worker thread.
         self._sockets: set[socket.socket] = set()
@@ -129,7 +131,7 @@ class Puller:
         progress.check(self._blocks)
         with _as_load_errors(params, self._limits.idle):
             async with asyncio.timeout(self._limits.handshake):
-                sock = await _connect(params, self._limits)
+                sock = await self._connect(params)
             with sock:
                 # `close` may have run while this connected; it shut only known sockets down.
                 if self._closed:
@@ -149,14 +151,18 @@ class Puller:
         # Blocking from here on: only the worker thread uses the socket until it has ended.
         sock.settimeout(self._limits.idle)
         started = time.perf_counter()
+        prompt_hash = params.tandem_prompt_hash
+        if prompt_hash is None:
+            raise KvRefused("tandem_prompt_hash is missing: nothing says which prompt the KV is of")
         read = Read(
             params.remote_request_id,
             progress.skip_blocks,
             progress.tokens,
             self._limits.idle,
-            params.tandem_prompt_hash if params.is_stream else None,
+            prompt_hash,
+            params.is_stream,
         )
-        sock.sendall(pack(self._hello(params), read))
+        sock.sendall(pack(read))
         _expect(receive_frame(sock, to_reader), Welcome)
         receiving = 0.0
         while progress.missing:
@@ -207,14 +213,24 @@ class Puller:
         """Send a command on a new connection. Returns the producer's lease; raises as `pull`."""
         with _as_load_errors(params, self._limits.handshake):
             async with asyncio.timeout(self._limits.handshake):
-                with await _connect(params, self._limits) as sock:
-                    await send_frames_async(sock, self._hello(params), command)
+                with await self._connect(params) as sock:
+                    await send_frames_async(sock, command)
                     welcome = _expect(await receive_frame_async(sock, to_reader), Welcome)
                     _expect(await receive_frame_async(sock, to_reader), Ok)
                     return welcome.lease
 
-    def _hello(self, params: TransferParams) -> Hello:
-        return Hello(VERSION, params.remote_engine_id, self._layout)
+    async def _connect(self, params: TransferParams) -> socket.socket:
+        """A connection to the producer, which has proven itself. Raises as `pull`, and OSError."""
+        # Before connecting: a client must not choose which host this engine connects to.
+        self._trust.check_producer(params)
+        sock = await _open_connection(params, self._limits)
+        try:
+            await self._trust.introduce(sock, params.remote_engine_id, self._layout)
+        # On cancellation, too: no caller has the socket yet.
+        except BaseException:
+            sock.close()
+            raise
+        return sock
 
 
 _F = TypeVar("_F", bound=Frame)
@@ -229,7 +245,7 @@ def _expect(frame: ToReader, kind: type[_F]) -> _F:
     return frame
 
 
-async def _connect(params: TransferParams, limits: TransferLimits) -> socket.socket:
+async def _open_connection(params: TransferParams, limits: TransferLimits) -> socket.socket:
     """A non-blocking connection to the producer's side channel. Raises OSError."""
     loop = asyncio.get_running_loop()
     where = (params.remote_host, params.remote_port)

@@ -1,7 +1,10 @@
-"""The protocol between producer and reader: its frames, and how they are sent and received.
+r"""The protocol between producer and reader: its frames, and how they are sent and received.
 
     reader                                  producer
-      ── Hello, Read ────────────────────────►     engine id, layout, request id, tokens wanted
+      ── Hello ──────────────────────────────►     engine id, layout, a challenge
+      ◄─────────────────────────── Challenged ──   \ only with transfer keys: each side proves that
+      ── Proven ─────────────────────────────►     / it has one of them
+      ── Read ───────────────────────────────►     request id, prompt hash, tokens wanted
       ◄───────────────────────────── Welcome ──    or Refused, naming the field and both values
       ◄── Segment │ payload │ digest ─────────┐    one layer, a run of the prompt's blocks;
       ◄── Segment │ payload │ digest          │    as soon as the prefill published them
@@ -9,14 +12,17 @@
       ── Done ───────────────────────────────►     every digest was right
       ◄────────────────────────────────── Ok ──    the blocks are freed
 
-      ── Hello, Renew ──►  ◄── Welcome, Ok ──      the lease starts again
-      ── Hello, Release ─► ◄── Welcome, Ok ──      freed without a read
+      ── Hello, …, Renew ──►  ◄── Welcome, Ok ──   the lease starts again
+      ── Hello, …, Release ─► ◄── Welcome, Ok ──   freed without a read
 
 A frame is four bytes of length, big-endian, and a msgpack map tagged `type`, at most MAX_FRAME
 bytes. The payload of a Segment is raw: the blocks in prompt order, each `layers[l][block]` as it
 lies in memory; its length follows from the layout. The digest is xxh3-64 of the payload, eight
 bytes, big-endian, and comes last: the producer does not send it when the blocks were freed
 meanwhile. The reader names no block: the producer knows which blocks a request has.
+
+The keys prove who connects and who answers (`trust`); what follows is neither encrypted nor
+authenticated, so a network whose packets others can change needs an encrypting overlay.
 
 Errors: `KvBroken` for a closed connection and for malformed frames. OSError and TimeoutError of the
 socket are passed on, since only the caller knows the peer's name.
@@ -29,12 +35,14 @@ from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
+from tandem_contract import peer_handshake
+
 from ..types import KvBroken, KvLayout
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Incremented when an older peer could misread a frame; both sides must have the same."""
 MAX_FRAME: Final = 8192
-"""Most bytes of a frame's body; the longest frame, a Hello, needs a third of it."""
+"""Most bytes of a frame's body; the longest frame, a Hello, needs half of it."""
 MAX_ID: Final = 512
 """Most characters of an engine id or request id."""
 MAX_SECONDS: Final = 86400.0
@@ -79,6 +87,14 @@ class Hello(Frame, frozen=True):
     version: int
     engine_id: _Id
     layout: KvLayout
+    challenge: peer_handshake.Hello | None = None
+    """The beginning of the proof that both have a transfer key; None: the reader has none."""
+
+
+class Proven(Frame, frozen=True):
+    """The reader has the key, too."""
+
+    proof: peer_handshake.Proof
 
 
 class Read(Frame, frozen=True):
@@ -89,9 +105,10 @@ class Read(Frame, frozen=True):
     tokens: _Count
     patience: Annotated[float, msgspec.Meta(ge=0.01, le=MAX_SECONDS)]
     """Seconds of silence after which the reader gives up; Waiting comes three times as often."""
-    prompt_hash: str | None = None
-    """`prefix.prompt_hash` of the reader's prompt: `request_id` is a stream's, whose prompt may not
-    have been submitted yet. None: the reader has the request's parameters."""
+    prompt_hash: _Id
+    """`prefix.prompt_hash` of the reader's prompt, which the producer's must equal."""
+    is_stream: bool = False
+    """Whether `request_id` is a stream's, whose prompt may not have been submitted yet."""
 
 
 class Renew(Frame, frozen=True):
@@ -108,6 +125,12 @@ class Release(Frame, frozen=True):
 
 class Done(Frame, frozen=True):
     """Every segment arrived and every digest was right."""
+
+
+class Challenged(Frame, frozen=True):
+    """The producer has a key of the reader's, and asks for the reader's proof."""
+
+    answer: peer_handshake.Challenge
 
 
 class Welcome(Frame, frozen=True):
@@ -138,8 +161,8 @@ class Ok(Frame, frozen=True):
     """The answer to Renew, Release and Done."""
 
 
-ToProducer: TypeAlias = Hello | Read | Renew | Release | Done
-ToReader: TypeAlias = Welcome | Refused | Segment | Waiting | Ok
+ToProducer: TypeAlias = Hello | Proven | Read | Renew | Release | Done
+ToReader: TypeAlias = Challenged | Welcome | Refused | Segment | Waiting | Ok
 
 to_producer: Final = msgspec.msgpack.Decoder[ToProducer](ToProducer)
 to_reader: Final = msgspec.msgpack.Decoder[ToReader](ToReader)

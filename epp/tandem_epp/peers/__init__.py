@@ -1,7 +1,6 @@
 """The channel between the replicas of an EPP: each tells all others what it places and learns.
 
     frames       the protocol: events, frames and their order; read this first
-    handshake    mutual authentication by the plan keys, and the MAC of each message
     handshake_limit   how many connections may be under way without a proof
     turns        when a replica may decide, so that each decision knows those before it
     outbox       events that wait for one peer, bounded; the snapshot
@@ -14,9 +13,12 @@
 Here belongs how events travel. What they mean for the fleet does not: `shared_fleet` makes and
 applies them.
 
-Errors:
+`tandem_contract.peer_handshake` is the mutual authentication by the plan keys, and the MAC of each
+message.
 
-    PeerError           the connection to a peer is closed; the dialer reconnects
-      PeerRejected      the peer has other keys or another version, or a message is not authentic
+Errors, after each of which the connection is closed and the dialer reconnects:
+
+    PeerRejected        the peer has other keys or another version, or a message is not authentic
+    PeerError
       PeerGone          the connection ended, or the peer was silent for too long
 """

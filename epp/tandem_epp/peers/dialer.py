@@ -13,11 +13,11 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, ClientWSTimeout
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.peer_handshake import Challenge, PeerRejected, Session
 
 from ..supervised import run_until_one_ends
-from .errors import PeerError, PeerRejected
-from .frames import PATH, decode_acknowledgement
-from .handshake import Challenge, Session, hello, prove
+from .errors import PeerError
+from .frames import HANDSHAKE, PATH, decode_acknowledgement
 from .messages import MAX_MESSAGE, decode, receive, send
 from .metrics import PeerMetrics, PeerState
 from .outbox import Outbox
@@ -163,7 +163,7 @@ class Dialer:
         return False
 
     async def _connect(self, client: ClientSession) -> None:
-        """Raises PeerError, ClientError, OSError or TimeoutError when the connection ends."""
+        """Raises PeerRejected, PeerError, ClientError, OSError or TimeoutError at its end."""
         url, timeout = f"http://{self.address}{PATH}", ClientWSTimeout(ws_close=1.0)
         async with asyncio.timeout(CONNECT_SECONDS):
             socket = await client.ws_connect(url, max_msg_size=MAX_MESSAGE, timeout=timeout)
@@ -184,10 +184,10 @@ class Dialer:
 
     async def _handshake(self, socket: ClientWebSocketResponse) -> Session:
         keys = self._local.keys()
-        first = hello(self._local.instance, keys)
+        first = HANDSHAKE.hello(self._local.instance, keys)
         await send(socket, msgspec.msgpack.encode(first), CONNECT_SECONDS)
         answer = decode(await receive(socket, CONNECT_SECONDS), Challenge)
-        proof, session = prove(first, answer, keys)
+        proof, session = HANDSHAKE.prove(first, answer, keys)
         await send(socket, msgspec.msgpack.encode(proof), CONNECT_SECONDS)
         return session
 

@@ -21,9 +21,9 @@ frames are numbered from 0 without a gap. A receiver ignores frames of older epo
 already has, and after a gap all frames until the next snapshot; so every frame is applied at most
 once and in order.
 
-Events of an unknown kind, and of answers that ended in an unknown way, are ignored. `VERSION`
-changes only when an older replica would misunderstand a newer one; replicas of two versions do not
-connect.
+Events of an unknown kind, and of answers that ended in an unknown way, are ignored. The version of
+`HANDSHAKE` changes only when an older replica would misunderstand a newer one; replicas of two
+versions do not connect.
 
 Times in events are durations, because the clocks of two nodes differ.
 """
@@ -35,10 +35,11 @@ from typing import Final, TypeAlias
 import msgspec
 
 from tandem_contract.chains import Chain
+from tandem_contract.peer_handshake import Handshake
 
 from ..outcomes import Ending
 
-VERSION: Final = 1
+HANDSHAKE: Final = Handshake(b"tandem-peer", version=1)
 PATH: Final = "/v1/peer"
 MAX_CHAIN: Final = 32_768
 """Hashes of one chain that are sent, at most: 256 KiB. A longer chain is cut at its end, so other

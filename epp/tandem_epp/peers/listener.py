@@ -9,9 +9,10 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
-from .errors import PeerError, PeerGone, PeerRejected
-from .frames import PATH, decode_frame, encode_acknowledgement
-from .handshake import Hello, Proof, Session, accept, challenge
+from tandem_contract.peer_handshake import Hello, PeerRejected, Proof, Session
+
+from .errors import PeerError, PeerGone
+from .frames import HANDSHAKE, PATH, decode_frame, encode_acknowledgement
 from .handshake_limit import HandshakeLimit
 from .inbox import Inbox, PeerReceiver, Verdict
 from .messages import MAX_MESSAGE, REFUSED, decode, receive, send
@@ -131,8 +132,8 @@ class Listener:
             return None
 
     async def _receive(self, socket: web.WebSocketResponse, session: Session, data: bytes) -> None:
-        """Take in the frame `data` and all that follow. Raises PeerError when the connection must
-        end."""
+        """Take in the frame `data` and all that follow. Raises PeerRejected or PeerError when
+        the connection must end."""
         if self._connections >= MAX_CONNECTIONS:
             raise PeerRejected("too_many", "too many connections from other replicas")
         peer = session.peer
@@ -155,10 +156,10 @@ class Listener:
 
     async def _handshake(self, socket: web.WebSocketResponse) -> Session:
         first = decode(await receive(socket, HANDSHAKE_SECONDS), Hello)
-        answer = challenge(first, self._instance, self.keys, time())
+        answer = HANDSHAKE.challenge(first, self._instance, self.keys, time())
         await send(socket, msgspec.msgpack.encode(answer), HANDSHAKE_SECONDS)
         proof = decode(await receive(socket, HANDSHAKE_SECONDS), Proof)
-        return accept(proof, first, answer, self.keys)
+        return HANDSHAKE.accept(proof, first, answer, self.keys)
 
     async def _apply_frames(
         self, socket: web.WebSocketResponse, session: Session, data: bytes

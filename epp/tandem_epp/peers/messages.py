@@ -7,7 +7,9 @@ import msgspec
 from aiohttp import ClientWebSocketResponse, WSMsgType
 from aiohttp.web import WebSocketResponse
 
-from .errors import PeerGone, PeerRejected
+from tandem_contract.peer_handshake import PeerRejected
+
+from .errors import PeerGone
 
 MAX_MESSAGE: Final = 1 << 20
 """Bytes; a larger message closes the connection. A frame has at most 256 KiB and one more event."""

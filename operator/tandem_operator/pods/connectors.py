@@ -19,6 +19,7 @@ from ..resources.pools import DecodePool, Pool
 from ..resources.spec import PoolSpec
 from ..resources.spec_parts import ChainedConnector, PortRange, Transfer
 from . import external_storage
+from .container_needs import ContainerNeeds, read_only_mount
 
 POD_IP: Final = "$(POD_IP)"
 TRANSFER_FLAG: Final = "--kv-transfer-config"
@@ -44,6 +45,8 @@ _UCX: Final = "UCX"
 """NIXL's backend, and the one that vLLM chooses unless it is told another."""
 _HASH_SEED: Final = "PYTHONHASHSEED"
 _NODE_IP: Final = "NODE_IP"
+_TRANSFER_KEY_FLAG: Final = "--transfer-key-dir"
+_TRANSFER_KEYS: Final = "/var/run/tandem/transfer-keys"
 
 
 @dataclass(frozen=True)
@@ -270,3 +273,41 @@ def _uses_ucx_only(transfer: Transfer) -> bool:
         backends += stated if isinstance(stated, list) else [stated]
     moving = {*transfer.connector_names} - {ConnectorName.STORAGE}
     return moving <= _OVER_UCX and all(b == _UCX for b in backends)
+
+
+def uses_transfer_keys(pool: Pool) -> bool:
+    """Whether the pool's engines move KV at the reference engine's transfer port."""
+    handoff = handoff_ports(pool)
+    has_port = handoff is not None and handoff.side_channel is not None
+    return has_port and pool.spec.engine.type == "torch"
+
+
+def transfer_key_secret(set_name: str) -> str:
+    """Name of the Secret with which the reference engines of a set prove themselves to each other.
+
+    It has the PrefillPool's name: a prefill pod may serve the DecodePools of several endpoints.
+    """
+    return f"{set_name}-transfer-keys"
+
+
+def transfer_key_secret_of(pool: Pool) -> str | None:
+    """Name of the Secret that the pool's engines mount; None: they need none."""
+    if not uses_transfer_keys(pool):
+        return None
+    if not isinstance(pool, DecodePool):
+        return transfer_key_secret(pool.name)
+    return transfer_key_secret(pool.spec.prefill_ref.name) if pool.spec.prefill_ref else None
+
+
+def transfer_key_flags(pool: Pool) -> list[str]:
+    """The flag that names the keys' directory."""
+    return [_TRANSFER_KEY_FLAG, _TRANSFER_KEYS] if uses_transfer_keys(pool) else []
+
+
+def transfer_key_needs(pool: Pool) -> ContainerNeeds:
+    """The Secret's volume and mount."""
+    secret = transfer_key_secret_of(pool)
+    if secret is None:
+        return ContainerNeeds()
+    volume = {"name": "transfer-keys", "secret": {"secretName": secret}}
+    return read_only_mount(volume, _TRANSFER_KEYS)

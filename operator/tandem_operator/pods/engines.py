@@ -105,6 +105,7 @@ def command(pool: Pool, port: int, *, handoff: bool) -> tuple[list[str], list[st
         args += [connectors.TRANSFER_FLAG, _json(transfer)]
     if (storage := external_storage.torch_config(pool)) is not None:
         args += [external_storage.STORAGE_FLAG, _json(storage)]
+    args += connectors.transfer_key_flags(pool)
     # Last, because the engine takes the last value of a flag: the user's wins.
     return words, [*args, *spec.engine.extra_args]
 
@@ -149,7 +150,8 @@ def engine_needs(pool: Pool) -> ContainerNeeds:
         external_storage.engine_needs(pool),
     )
     if pool.spec.engine.type == "torch":
-        return model + _writable_home(temporary_files=True) + storage
+        home = _writable_home(temporary_files=True)
+        return model + home + storage + connectors.transfer_key_needs(pool)
     return model + _writable_home(temporary_files=False) + _shared_memory(pool.spec) + storage
 
 

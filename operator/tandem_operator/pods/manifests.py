@@ -24,7 +24,7 @@ from tandem_contract.paths import Role
 from ..resources.pools import DecodePool, Pool, PoolSet, PrefillPool
 from ..resources.resolve import DEFAULTS, Defaults
 from . import containers, engines, external_storage, sidecar_flags
-from .connectors import handoff_ports
+from .connectors import handoff_ports, transfer_key_secret_of
 from .merge import merge
 
 Pod = dict[str, Any]
@@ -129,6 +129,12 @@ def plan_key_secrets(sets: Iterable[PoolSet]) -> frozenset[str]:
     """Names of all Secrets that the pods of `sets` mount plan keys from."""
     routings = (pool.spec.routing for pool_set in sets for pool in pool_set.decodes)
     return frozenset(plan_key_secret(r.endpoint) for r in routings if r.epp.enabled)
+
+
+def transfer_key_secrets(sets: Iterable[PoolSet]) -> frozenset[str]:
+    """Names of all Secrets that the pods of `sets` mount transfer keys from."""
+    names = (transfer_key_secret_of(pool) for pool_set in sets for pool in pool_set.pools)
+    return frozenset(name for name in names if name is not None)
 
 
 def _replicas(pool: Pool, pool_set: PoolSet, defaults: Defaults) -> Iterator[Pod]:

@@ -32,9 +32,9 @@ from ..planning.api_objects import FIELD_MANAGER
 from ..planning.revisions import sample_pod
 from ..planning.status import StatusBody, status_events
 from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
+from . import reads
 from .bodies import is_foreign, pool_and_owners
 from .cache import ClusterCache, WorkKey
-from .reads import get_by_name, read_plan_keys, read_pools
 from .watches import POOL_RESOURCES
 from .write_errors import (
     TRANSIENT_ERRORS,
@@ -78,11 +78,17 @@ class Cluster:
 
     async def read_pools(self, pools: Iterable[PoolKey]) -> set[WorkKey]:
         """Bring pools up to what the API server has now; the keys that this affects."""
-        return await read_pools(self._api, self.cache, pools)
+        return await reads.read_pools(self._api, self.cache, pools)
+
+    async def keep_transfer_keys(self, observed: Observed, period: float) -> float | None:
+        """Bring a set's Secret of transfer keys up to date; the seconds until it changes next."""
+        return await reads.keep_transfer_keys(
+            self._api, observed, os.urandom(_SECRET_BYTES), period
+        )
 
     async def read_plan_keys(self, key: EndpointKey) -> None:
         """Bring an endpoint's Secret into the cache, which no watch keeps current."""
-        await read_plan_keys(self._api, self.cache, key)
+        await reads.read_plan_keys(self._api, self.cache, key)
 
     def observe_endpoint(self, key: EndpointKey) -> ObservedEndpoint:
         """The endpoint as the cache has it, with random bytes for a new plan key."""
@@ -218,7 +224,9 @@ class Cluster:
         for body in plan.apply:
             ref, resource = ObjectRef.of(body), resource_of(body)
             try:
-                if ref not in known and (existing := await get_by_name(self._api, resource, body)):
+                if ref not in known and (
+                    existing := await reads.get_by_name(self._api, resource, body)
+                ):
                     if is_foreign(existing, key):
                         # Server-side apply would silently add our fields to someone else's object.
                         failures[ref] = Failure("NameTaken", _NOT_OURS)

@@ -1,4 +1,4 @@
-"""Reads of single objects, by their names.
+"""Reads of single objects by their names, and the Secret that is written after such a read.
 
 Secrets are not watched: the permission to watch or list them cannot be limited to those of Tandem.
 """
@@ -10,7 +10,10 @@ from tandem_kube.client import Api
 from tandem_kube.errors import NotFound
 from tandem_kube.resources import SECRETS, Object, Resource
 
-from ..observed import Body, EndpointKey, PoolKey
+from ..observed import Body, EndpointKey, Observed, PoolKey
+from ..planning.api_objects import FIELD_MANAGER
+from ..planning.key_rotation import plan_transfer_keys
+from ..pods.connectors import transfer_key_secret
 from ..pods.manifests import plan_key_secret
 from .cache import ClusterCache, WorkKey
 from .watches import POOL_RESOURCES
@@ -54,6 +57,25 @@ async def read_plan_keys(api: Api, cache: ClusterCache, key: EndpointKey) -> Non
     secret = await _secret(api, key.namespace, plan_key_secret(key.name))
     object_labels = secret["metadata"].get("labels", {}) if secret else {}
     cache.set_plan_keys(key, secret if object_labels.get(labels.ENDPOINT) == key.name else None)
+
+
+async def keep_transfer_keys(
+    api: Api, observed: Observed, secret: bytes, period: float
+) -> float | None:
+    """Bring a set's Secret of transfer keys up to date; the seconds until it changes next.
+
+    `secret` and `period` as in `rotate`.
+    """
+    key = observed.key
+    live = await _secret(api, key.namespace, transfer_key_secret(key.name))
+    keys = plan_transfer_keys(observed, live, secret, period)
+    if keys is None:
+        return None
+    if keys.body is not None:
+        # Without force for a new one: a Secret that someone creates right now is theirs.
+        is_known = live is not None
+        await api.apply(SECRETS, dict(keys.body), manager=FIELD_MANAGER, force=is_known)
+    return keys.requeue_after
 
 
 async def _secret(api: Api, namespace: str, name: str) -> Object | None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..observed import EndpointKey, SetKey
+from ..planning.key_rotation import needs_transfer_keys
 from ..planning.plan import plan_set
 from ..planning.status import statuses
 from ..resources.resolve import Defaults
@@ -52,6 +53,12 @@ class Reconcilers:
         # from a live list of them, so that no pod is created twice or deleted in vain.
         if plan.touches_pods or refused:
             plan = plan_set(await cluster.observe_live(key), self.defaults, refused)
+        # Before the pods: the kubelet starts none without the Secret that it mounts.
+        keys_due = None
+        if needs_transfer_keys(plan.pools.values()):
+            keys_due = await cluster.keep_transfer_keys(
+                cluster.observe(key), self.router.key_period
+            )
         done = await cluster.apply(plan)
         # Observed once more: by now the cache has the answers to the writes, and the failures. The
         # status is written even when a write was refused, because it tells the user which.
@@ -63,7 +70,7 @@ class Reconcilers:
             self.enqueue({key})
         if not done:
             raise WritesRefused
-        return plan.requeue_after
+        return min((t for t in (plan.requeue_after, keys_due) if t is not None), default=None)
 
     async def reconcile_endpoint(self, key: EndpointKey) -> float | None:
         """Bring an endpoint's Service, Envoy, EPP and keys to what its pools require.

@@ -92,7 +92,7 @@ class Nixl:
             cached_tokens=None if reported else read_cached_tokens(answer),
             prompt_token_ids=token_ids_of(fields),
             attempt_id=attempt.attempt_id,
-            is_unexpected=attempt.source not in (None, source),
+            is_unexpected=attempt.source is not None and not attempt.source.is_engine(source),
         )
 
     def decode_body(self, _kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
@@ -122,7 +122,12 @@ class Nixl:
         self._sources.pop(prefill, None)
         if not params.tandem_serves_streams or self.transfer_mode != _PULL:
             return None
-        source = StreamSource(params.remote_engine_id, params.remote_host, params.remote_port)
+        source = StreamSource(
+            params.remote_engine_id,
+            params.remote_host,
+            params.remote_port,
+            params.tandem_producer_proof,
+        )
         self._sources[prefill] = source
         # The pod that answered longest ago comes first.
         if len(self._sources) > _MAX_SOURCES:

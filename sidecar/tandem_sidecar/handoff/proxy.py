@@ -15,6 +15,7 @@ from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import PlanRejected
+from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.response_ids import has_tag_of, response_id_in
 
@@ -23,7 +24,6 @@ from ..bodies.kinds import kind_of, previous_response
 from ..bodies.parse import BadBody, parse_body
 from ..http.messages import Request
 from ..http.server import ActiveRequest, ClientConnection
-from ..security.credentials import PlanKeys
 from ..security.route import ProvenLeg, Route, proven_leg, rank_of, route
 from .context import GenerationRequest, SidecarContext
 from .generation import apply_single_engine_rules, start_generation, start_passthrough

@@ -16,11 +16,12 @@ from typing import Any, Final, Protocol
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlaps
+from tandem_contract.plan_keys import PlanKeys
 
 from ..handoff.context import Lifecycle
 from ..http.server import Server
 from ..observability import logs
-from ..security.credentials import RELOAD_SECONDS, Credentials, PlanKeys
+from ..security.credentials import RELOAD_SECONDS, Credentials
 from ..settings import Settings
 from .admin import AdminHandlers, serve_admin
 from .engine_client import EngineHealth

@@ -11,6 +11,7 @@ from typing import Any
 from tandem_contract import metrics as names
 from tandem_contract import otlp
 from tandem_contract.commandline import HostPort
+from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.server_tls import ServerTls
 
 from ..connectors import ConnectorOptions, make_connector
@@ -24,7 +25,7 @@ from ..http.upstream import Pool
 from ..observability.engine_counters import DataPathCounts, EngineCounters
 from ..observability.metrics import Metrics, Sample
 from ..observability.observer import History, RequestObserver, Tracer
-from ..security.credentials import Credentials, EngineTls, PlanKeys, listen_tls
+from ..security.credentials import Credentials, EngineTls, listen_tls
 from ..settings import Settings
 from .admin import ProcessAdmin
 from .engine_client import EngineHealth, fetch_all_metrics, fetch_metrics

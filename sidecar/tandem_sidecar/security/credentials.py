@@ -1,6 +1,5 @@
-"""Secrets and certificates read from files and reloaded when the files change.
+"""Certificates read from files and reloaded when the files change.
 
-    PlanKeys     the keys that routing plans are verified with (`--plan-key-dir`)
     EngineTls    the certificates for connections to engines (`--tls-ca`, `--tls-cert`, `--tls-key`)
     listen_tls   the certificate that clients see (`--secure-serving`, `--cert-path`)
 
@@ -13,20 +12,18 @@ Errors: `BadCertificates`: the files cannot be used; the message says which one 
 
 import logging
 import ssl
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from tandem_contract.commandline import HostPort
-from tandem_contract.plan import load_keys
 from tandem_contract.server_tls import BadServerCertificate, ServerTls
 
 log = logging.getLogger(__name__)
 
 RELOAD_SECONDS: Final = 1.0
-"""Seconds between two reads of the files: far less than the time for which a key rotation keeps
-both keys valid."""
+"""Seconds between two reads of the files, also of the plan keys (`PlanKeys`): far less
+than the time for which a rotation keeps both keys valid."""
 
 _ALPN: Final = ["http/1.1"]
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"
@@ -41,28 +38,6 @@ class Credentials(Protocol):
 
     def reload(self) -> None:
         """Read the files again; if they cannot be used, keep what was read before."""
-
-
-class PlanKeys:
-    """Key id → secret in `current`, empty when no directory is given or it holds no key."""
-
-    def __init__(self, directory: Path | None) -> None:
-        """Read `directory`. Raises ValueError or OSError when its keys cannot be used."""
-        self._directory = directory
-        self.current: Mapping[str, bytes] = load_keys(directory) if directory else {}
-
-    def reload(self) -> None:
-        """Read the directory again; when its keys cannot be used, keep the previous ones."""
-        if self._directory is None:
-            return
-        try:
-            keys = load_keys(self._directory)
-        except (OSError, ValueError) as err:
-            log.warning("plan keys not reloaded, the previous keys stay in use: %s", err)
-            return
-        if keys != self.current:
-            log.info("plan keys now: %s", ", ".join(sorted(keys)) or "none")
-            self.current = keys
 
 
 @dataclass(frozen=True, slots=True)

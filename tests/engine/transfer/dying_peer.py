@@ -13,11 +13,14 @@ from tandem_engine.types import KvLayout
 
 LAYOUT = KvLayout("tiny", "float32", layers=3, kv_heads=2, head_dim=8, block_size=4)
 ENGINE = "engine-1"
+HASH = "prompt"
 
 
 def reader(host: str, port: str) -> None:
     with socket.create_connection((host, int(port))) as sock:
-        sock.sendall(wire.pack(wire.Hello(wire.VERSION, ENGINE, LAYOUT), wire.Read("r", 0, 8, 10)))
+        sock.sendall(
+            wire.pack(wire.Hello(wire.VERSION, ENGINE, LAYOUT), wire.Read("r", 0, 8, 10, HASH))
+        )
         assert isinstance(wire.receive_frame(sock, wire.to_reader), wire.Welcome)
         assert wire.receive_frame(sock, wire.to_reader) == wire.Segment(0, 0, 2)
         print("reading", flush=True)

@@ -19,6 +19,8 @@ torch.set_num_threads(1)
 
 HOST = "127.0.0.1"
 ENGINE = "engine-1"
+HASH = "prompt"
+"""Of every prompt here, unless a test says otherwise."""
 LAYOUT = KvLayout("tiny", "float32", layers=3, kv_heads=2, head_dim=8, block_size=4)
 BIG = replace(LAYOUT, layers=2, kv_heads=16, head_dim=64, block_size=64)
 """512 KiB per block and layer: a few blocks are more than socket buffers hold."""
@@ -37,13 +39,15 @@ def cache(seed: int, layout: KvLayout = LAYOUT, blocks: int = 16) -> list[torch.
 
 def params(address: tuple[str, int], request_id: str = "r") -> TransferParams:
     """Transfer parameters without block ids, which the producer knows."""
-    return TransferParams(ENGINE, request_id, *address, remote_block_ids=())
+    return TransferParams(
+        ENGINE, request_id, *address, remote_block_ids=(), tandem_prompt_hash=HASH
+    )
 
 
 def finish(producer: Producer, request_id: str, blocks: list[int], layout: KvLayout) -> int:
     """Open and complete a request that fills all its blocks. Returns its number of tokens."""
     tokens = len(blocks) * layout.block_size
-    producer.open(request_id)
+    producer.open(request_id, HASH)
     producer.publish(request_id, blocks, tokens, layout.layers)
     producer.complete(request_id, tokens)
     return tokens
@@ -115,7 +119,7 @@ def hello(layout: KvLayout = LAYOUT, engine_id: str = ENGINE) -> wire.Hello:
 
 
 def read(tokens: int, request_id: str = "r", skip_blocks: int = 0) -> wire.Read:
-    return wire.Read(request_id, skip_blocks, tokens, patience=10.0)
+    return wire.Read(request_id, skip_blocks, tokens, 10.0, HASH)
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from tandem_engine.types import KvBroken, KvLayout, KvRefused
 from .support import (
     BIG,
     ENGINE,
+    HASH,
     HOST,
     HURRIED,
     LAYOUT,
@@ -103,7 +104,7 @@ async def test_a_read_ends_with_freed_blocks(producer: Producer, freed: Freed) -
 
 async def test_segments_go_as_the_prefill_publishes_them(producer: Producer, freed: Freed) -> None:
     blocks = [4, 5, 2]
-    producer.open("r")
+    producer.open("r", HASH)
     async with attached(producer, tokens=10) as peer:
         await until(lambda: producer.has_reader("r"))
         assert await peer.from_producer() == wire.Waiting()
@@ -127,7 +128,7 @@ async def test_segments_go_as_the_prefill_publishes_them(producer: Producer, fre
 async def test_a_read_that_ends_before_the_prefill_frees_at_complete(
     producer: Producer, freed: Freed
 ) -> None:
-    producer.open("r")
+    producer.open("r", HASH)
     producer.publish("r", [4, 5], 8, 3)
     async with attached(producer, tokens=8) as peer:
         for _ in range(3):
@@ -140,9 +141,9 @@ async def test_a_read_that_ends_before_the_prefill_frees_at_complete(
 
 
 async def test_a_waiting_reader_gets_waiting_frames(producer: Producer) -> None:
-    producer.open("r")
+    producer.open("r", HASH)
     async with connected(producer.address) as peer:
-        await peer.send(hello(), wire.Read("r", 0, 4, patience=0.03))
+        await peer.send(hello(), wire.Read("r", 0, 4, 0.03, HASH))
         assert isinstance(await peer.from_producer(), wire.Welcome)
         assert [await peer.from_producer() for _ in range(3)] == [wire.Waiting()] * 3
 
@@ -156,7 +157,7 @@ async def test_a_lease_that_is_not_renewed_expires(freed: Freed) -> None:
 
 async def test_an_open_request_has_no_lease_yet(freed: Freed) -> None:
     async with producing(freed, lease=0.02) as producer:
-        producer.open("r")
+        producer.open("r", HASH)
         finish(producer, "other", [1], LAYOUT)
         await freed.was(("other", FreeReason.EXPIRED))
         assert producer.hold_count == 1
@@ -187,7 +188,7 @@ async def test_release_frees_without_a_read(producer: Producer, freed: Freed) ->
 async def test_release_before_the_prefill_has_ended_frees_at_complete(
     producer: Producer, puller: Puller, freed: Freed
 ) -> None:
-    producer.open("r")
+    producer.open("r", HASH)
     producer.publish("r", [1], 4, 3)
     await puller.release(params(producer.address))
     assert not freed.log
@@ -200,7 +201,7 @@ async def test_release_before_the_prefill_has_ended_frees_at_complete(
 async def test_release_refuses_a_waiting_reader(
     producer: Producer, puller: Puller, freed: Freed
 ) -> None:
-    producer.open("r")
+    producer.open("r", HASH)
     producer.publish("r", [1], 4, 1)
     async with attached(producer, tokens=4) as peer:
         await segment(peer)
@@ -262,19 +263,19 @@ async def test_a_silent_reader_is_disconnected_and_its_blocks_stay_held(freed: F
 
 
 async def test_discard_refuses_a_waiting_reader_at_once(producer: Producer, freed: Freed) -> None:
-    producer.open("r")
+    producer.open("r", HASH)
     async with attached(producer, tokens=4) as peer:
         producer.discard("r")
         assert producer.hold_count == 0
         assert "aborted" in await refusal(peer)
-    producer.open("r")
+    producer.open("r", HASH)
     producer.discard("r")
     assert not freed.log
 
 
 async def test_after_discard_no_digest_of_the_current_segment_is_sent(freed: Freed) -> None:
     async with producing(freed, layout=BIG) as producer:
-        producer.open("r")
+        producer.open("r", HASH)
         producer.publish("r", BIG_BLOCKS, len(BIG_BLOCKS) * BIG.block_size, 1)
         async with stalled_in_a_segment(producer) as peer:
             producer.discard("r")
@@ -294,7 +295,7 @@ async def test_a_completed_request_is_not_discarded(producer: Producer, freed: F
 async def test_a_second_reader_is_refused_and_disturbs_nothing(
     producer: Producer, puller: Puller, freed: Freed
 ) -> None:
-    producer.open("r")
+    producer.open("r", HASH)
     async with attached(producer, tokens=4) as peer:
         await until(lambda: producer.has_reader("r"))
         with pytest.raises(KvRefused, match="being read by another"):
@@ -331,7 +332,7 @@ async def test_a_refusal_says_why(
 async def test_a_reader_that_wants_more_than_the_prompt_is_refused_once_that_is_known(
     producer: Producer,
 ) -> None:
-    producer.open("r")
+    producer.open("r", HASH)
     async with attached(producer, tokens=9) as peer:
         producer.publish("r", [1, 2], 8, 3)
         producer.complete("r", 8)
@@ -362,7 +363,7 @@ async def test_a_malformed_frame_disconnects_only_its_sender(
 async def test_a_reader_that_sends_an_unexpected_frame_is_disconnected(
     producer: Producer, freed: Freed
 ) -> None:
-    producer.open("r")
+    producer.open("r", HASH)
     async with attached(producer, tokens=4) as peer:
         await peer.send(wire.Done())
         await peer.ended()
@@ -393,8 +394,8 @@ async def test_at_the_connection_limit_another_reader_is_refused(
     freed: Freed, puller: Puller
 ) -> None:
     async with producing(freed, limits=wire.TransferLimits(connections=1)) as producer:
-        producer.open("r")
-        producer.open("other")
+        producer.open("r", HASH)
+        producer.open("other", HASH)
         async with attached(producer, tokens=4):
             with pytest.raises(KvBroken):
                 await puller.pull(params(producer.address, "other"), [0], 0, 4)
@@ -403,7 +404,7 @@ async def test_at_the_connection_limit_another_reader_is_refused(
 async def test_close_ends_readers_and_frees(freed: Freed) -> None:
     async with producing(freed, layout=BIG) as producer:
         finish(producer, "r", BIG_BLOCKS, BIG)
-        producer.open("other")
+        producer.open("other", HASH)
         async with stalled_in_a_segment(producer) as peer:
             await producer.close()
             await peer.ended()
@@ -420,11 +421,11 @@ async def test_a_port_in_use_is_an_os_error(producer: Producer, freed: Freed) ->
 
 def test_wrong_arguments_raise_errors_that_name_them(freed: Freed) -> None:
     producer = Producer(cache(1), LAYOUT, ENGINE, HOST, 0, 1.0, freed)
-    producer.open("r")
+    producer.open("r", HASH)
     with pytest.raises(ValueError, match="'r' is open"):
-        producer.open("r")
+        producer.open("r", HASH)
     with pytest.raises(ValueError, match="too long"):
-        producer.open("x" * (wire.MAX_ID + 1))
+        producer.open("x" * (wire.MAX_ID + 1), HASH)
     with pytest.raises(ValueError, match="1 blocks do not hold 5 tokens"):
         producer.publish("r", [1], 5, 1)
     with pytest.raises(ValueError, match="has 16 blocks"):

@@ -16,6 +16,7 @@ from tandem_engine.transfer.puller import Puller
 from tandem_engine.types import KvBroken, KvRefused
 
 from .support import (
+    HASH,
     HOST,
     HURRIED,
     LAYOUT,
@@ -77,7 +78,7 @@ async def test_a_pull_may_start_before_the_prefill_has_ended(
     producer: Producer, freed: Freed
 ) -> None:
     target = cache(2)
-    producer.open("r")
+    producer.open("r", HASH)
     async with pulling(target) as puller:
         pull = asyncio.create_task(puller.pull(params(producer.address), HERE, 0, 10))
         await until(lambda: producer.has_reader("r"))
@@ -289,7 +290,7 @@ async def test_nothing_writes_into_the_blocks_of_a_cancelled_pull() -> None:
 async def test_a_pull_is_cancelled_while_the_producer_waits(
     producer: Producer, puller: Puller, freed: Freed
 ) -> None:
-    producer.open("r")
+    producer.open("r", HASH)
     for attempt in range(3):
         pull = asyncio.create_task(puller.pull(params(producer.address), HERE, 0, TOKENS))
         await until(lambda: producer.has_reader("r"))
@@ -302,7 +303,7 @@ async def test_a_pull_is_cancelled_while_the_producer_waits(
 
 
 async def test_close_breaks_running_pulls_off(producer: Producer) -> None:
-    producer.open("r")
+    producer.open("r", HASH)
     async with pulling(cache(2)) as puller:
         puller.renew_lease(params(producer.address))
         pull = asyncio.create_task(puller.pull(params(producer.address), HERE, 0, TOKENS))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tandem_engine.transfer import wire
 from tandem_engine.types import KvBroken
 
-from .support import ENGINE, LAYOUT, hello
+from .support import ENGINE, HASH, LAYOUT, hello
 
 
 def received(data: bytes) -> wire.ToProducer:
@@ -23,7 +23,7 @@ def received(data: bytes) -> wire.ToProducer:
 
 @pytest.mark.parametrize(
     "frame",
-    [hello(), wire.Read("r", 1, 9, 2.5), wire.Renew("r"), wire.Release("r"), wire.Done()],
+    [hello(), wire.Read("r", 1, 9, 2.5, HASH), wire.Renew("r"), wire.Release("r"), wire.Done()],
 )
 def test_frames_come_back_as_they_went(frame: wire.Frame) -> None:
     assert received(wire.pack(frame)) == frame
@@ -46,8 +46,8 @@ def test_the_longest_ids_fit_in_a_frame() -> None:
         wire.pack(wire.Ok()),
         wire.pack(wire.Renew("")),
         wire.pack(wire.Renew("x" * (wire.MAX_ID + 1))),
-        wire.pack(wire.Read("r", -1, 1, 1.0)),
-        wire.pack(wire.Read("r", 0, 1, 0.0)),
+        wire.pack(wire.Read("r", -1, 1, 1.0, HASH)),
+        wire.pack(wire.Read("r", 0, 1, 0.0, HASH)),
     ],
 )
 def test_what_is_no_frame_breaks_the_connection(data: bytes) -> None:
@@ -66,7 +66,7 @@ def test_no_bytes_do_more_than_break_the_connection(body: bytes) -> None:
     ("theirs", "message"),
     [
         (hello(engine_id="other"), "engine_id: the reader expects 'other', the producer has 'eng"),
-        (wire.Hello(9, ENGINE, LAYOUT), "version: the reader expects 9, the producer has 1"),
+        (wire.Hello(9, ENGINE, LAYOUT), "version: the reader expects 9, the producer has 2"),
         *(
             (
                 hello(layout=replace(LAYOUT, **{name: value})),

@@ -9,9 +9,16 @@ import msgspec
 import pytest
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.peer_handshake import Challenge, Session
 from tandem_epp.peers import channel, dialer
-from tandem_epp.peers.frames import PATH, PodEjected, RequestStarted, encode_event, encode_frame
-from tandem_epp.peers.handshake import Challenge, Session, hello, prove
+from tandem_epp.peers.frames import (
+    HANDSHAKE,
+    PATH,
+    PodEjected,
+    RequestStarted,
+    encode_event,
+    encode_frame,
+)
 from tandem_epp.peers.listener import MAX_CONNECTIONS, MAX_HANDSHAKES
 from tests.epp.peers.replicas import (
     KEYS,
@@ -261,10 +268,10 @@ async def test_an_error_in_a_snapshot_is_logged_and_the_next_connection_works(
 
 async def introduce(socket: aiohttp.ClientWebSocketResponse, instance: str) -> Session:
     """Authenticate as a peer, and send an empty snapshot."""
-    first = hello(instance, KEYS)
+    first = HANDSHAKE.hello(instance, KEYS)
     await socket.send_bytes(msgspec.msgpack.encode(first))
     answer = msgspec.msgpack.decode(await socket.receive_bytes(), type=Challenge)
-    proof, session = prove(first, answer, KEYS)
+    proof, session = HANDSHAKE.prove(first, answer, KEYS)
     await socket.send_bytes(msgspec.msgpack.encode(proof))
     await socket.send_bytes(session.frames.seal(encode_frame(0, 0, [], is_snapshot=True)))
     session.acknowledgements.open(await socket.receive_bytes())
@@ -314,7 +321,7 @@ async def test_a_peer_without_proof_changes_nothing() -> None:
     address = new_address()
     async with replica(address, address) as one, aiohttp.ClientSession() as client:
         async with client.ws_connect(f"http://{address}{PATH}") as socket:
-            await socket.send_bytes(msgspec.msgpack.encode(hello("stranger", KEYS)))
+            await socket.send_bytes(msgspec.msgpack.encode(HANDSHAKE.hello("stranger", KEYS)))
             await socket.receive_bytes()
             await socket.send_bytes(msgspec.msgpack.encode([b"x" * 32]))
             message = await socket.receive()

@@ -9,7 +9,7 @@ import pytest
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, Timeouts, sign
-from tandem_sidecar.security.credentials import PlanKeys
+from tandem_contract.plan_keys import PlanKeys
 from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
 

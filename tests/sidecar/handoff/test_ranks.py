@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.plan_keys import PlanKeys
 from tandem_sidecar.process.run import start
-from tandem_sidecar.security.credentials import PlanKeys
 from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
 

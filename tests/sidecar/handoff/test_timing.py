@@ -10,10 +10,10 @@ import pytest
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, sign
+from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.timing import UNKNOWN, Timing, parse_timing
 from tandem_sidecar.handoff.timing import complete_timing, measure_leg, merge_timing
-from tandem_sidecar.security.credentials import PlanKeys
 
 from ..conftest import Harness
 from ..peers import PARAMS, Turn

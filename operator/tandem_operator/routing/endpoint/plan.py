@@ -15,6 +15,7 @@ from tandem_contract import ports
 
 from ...observed import RouterState
 from ...planning.drift import is_up_to_date
+from ...planning.key_rotation import Rotation, keys_in, rotate
 from ..objects.common import Names, Object, plan_key_object
 from ..objects.envoy import api_key_secret, envoy_objects
 from ..objects.epp import epp_objects, http_route, inference_pool
@@ -27,7 +28,6 @@ from .observed import (
     ObjectRef,
     ObservedEndpoint,
 )
-from .plan_keys import Rotation, keys_in, rotate
 from .requirements import (
     EndpointRequirements,
     combine_requirements,

@@ -9,10 +9,10 @@ from typing import Any, Final
 from tandem_contract import labels
 from tandem_contract.custom_resources import DECODE_POOL
 
+from ...planning.key_rotation import secret_data
 from ...pods.containers import container_security, pod_security
 from ...pods.manifests import plan_key_secret
 from ..endpoint.observed import ApiKind, EndpointPool, ObservedEndpoint, UnreadablePool
-from ..endpoint.plan_keys import secret_data
 from ..endpoint.settings import RouterSettings
 
 Object = dict[str, Any]

@@ -1,4 +1,7 @@
-"""Rotation of the keys that sign an endpoint's request plans: which to add and drop, when. Pure.
+"""Rotation of keys in a Secret: which to add and drop, when. Pure.
+
+`rotate` is for the keys that sign an endpoint's plans, and for those of `plan_transfer_keys`, with
+which the reference engines of a set prove themselves to each other.
 
     ├── previous ──┼── current signs ──────────────────┬┼── next ──
                                                         └ added AHEAD seconds before it signs
@@ -11,13 +14,19 @@ signed just before the change. Older keys have nothing left to verify and are dr
 import binascii
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tandem_contract import labels
 from tandem_contract.plan import key_id, signs_from
 
-from ...observed import Body
+from ..observed import Body, Observed, PoolResource
+from ..pods.connectors import transfer_key_secret, uses_transfer_keys
+from .actions import PoolPlan
+from .api_objects import FIELD_MANAGER
+from .drift import is_up_to_date
+from .revisions import owner_reference
 
 AHEAD: Final = 300.0
 """Seconds between adding a key and its first signature: the kubelet updates a mounted Secret within
@@ -82,3 +91,61 @@ def keys_in(secret: Body | None) -> dict[str, bytes]:
 def secret_data(keys: Mapping[str, bytes]) -> dict[str, str]:
     """`keys` as a Secret's `data`."""
     return {name: b64encode(value).decode() for name, value in sorted(keys.items())}
+
+
+@dataclass(frozen=True)
+class TransferKeys:
+    """The Secret that a set should have."""
+
+    body: Body | None
+    """What to apply; None: the Secret is as it should be."""
+    requeue_after: float
+    """Seconds until the next key is added or dropped."""
+
+
+def needs_transfer_keys(plans: Iterable[PoolPlan]) -> bool:
+    """Whether a pool's engines, by its present spec, mount the Secret."""
+    return any(plan.pool is not None and uses_transfer_keys(plan.pool) for plan in plans)
+
+
+def plan_transfer_keys(
+    observed: Observed, live: Body | None, secret: bytes, period: float
+) -> TransferKeys | None:
+    """The Secret of a set, from the `live` one; `secret` and `period` as in `rotate`.
+
+    None: no pool is left, or the Secret is a user's own, which has not the operator's label.
+    """
+    pools = (observed.prefill, *observed.decodes)
+    owners = [pool for pool in pools if pool is not None and not pool.deleting]
+    is_users = (
+        live is not None
+        and live["metadata"].get("labels", {}).get(labels.MANAGED_BY) != FIELD_MANAGER
+    )
+    if not owners or is_users:
+        return None
+    rotation = rotate(keys_in(live), observed.now, secret, period)
+    body = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": transfer_key_secret(observed.key.name),
+            "namespace": observed.key.namespace,
+            "labels": {
+                labels.NAME: "tandem",
+                labels.INSTANCE: observed.key.name,
+                labels.COMPONENT: "transfer-keys",
+                labels.MANAGED_BY: FIELD_MANAGER,
+            },
+            "ownerReferences": [_owner(pool) for pool in sorted(owners, key=lambda p: p.uid)],
+        },
+        "type": "Opaque",
+        "data": secret_data(rotation.keys),
+    }
+    is_same = live is not None and is_up_to_date(live, body) and keys_in(live) == rotation.keys
+    return TransferKeys(None if is_same else body, max(1.0, rotation.next - observed.now))
+
+
+def _owner(pool: PoolResource) -> Body:
+    """Without `controller`: every pool of the set owns the Secret, so it goes with the last one."""
+    reference = owner_reference(pool)
+    return {name: reference[name] for name in ("apiVersion", "kind", "name", "uid")}

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from tandem_epp.peers.errors import PeerRejected
-from tandem_epp.peers.handshake import Proof, Session, accept, challenge, hello, prove
+from tandem_contract.peer_handshake import Handshake, PeerRejected, Proof, Session
 
 OLD = {"20260101T000000Z": b"a secret of sixteen bytes"}
 NEW = {"20260102T000000Z": b"another secret of sixteen"}
+TEST = Handshake(b"test", 1)
 LATE = 4e9
 """Unix seconds when all keys may sign."""
 
@@ -21,10 +21,10 @@ class Sessions:
 
 
 def shake(dialer: dict[str, bytes], listener: dict[str, bytes]) -> Sessions:
-    first = hello("dialer", dialer)
-    answer = challenge(first, "listener", listener, LATE)
-    proof, dialers = prove(first, answer, dialer)
-    return Sessions(dialers, accept(proof, first, answer, listener))
+    first = TEST.hello("dialer", dialer)
+    answer = TEST.challenge(first, "listener", listener, LATE)
+    proof, dialers = TEST.prove(first, answer, dialer)
+    return Sessions(dialers, TEST.accept(proof, first, answer, listener))
 
 
 def test_both_sides_know_each_other_and_open_each_others_messages() -> None:
@@ -59,46 +59,53 @@ def test_each_side_refuses_another_secret_under_the_same_id() -> None:
     (name,) = OLD
     forged = {name: b"a guessed secret of sixteen"}
     assert reason(OLD, forged) == "wrong_proof"
-    first = hello("dialer", forged)
-    answer = challenge(first, "listener", OLD, LATE)
+    first = TEST.hello("dialer", forged)
+    answer = TEST.challenge(first, "listener", OLD, LATE)
     with pytest.raises(PeerRejected) as refusal:
-        accept(Proof(b"x" * 32), first, answer, OLD)
+        TEST.accept(Proof(b"x" * 32), first, answer, OLD)
     assert refusal.value.reason == "wrong_proof"
 
 
 def test_a_recorded_handshake_cannot_be_replayed() -> None:
-    first = hello("dialer", OLD)
-    answer = challenge(first, "listener", OLD, LATE)
-    proof, _ = prove(first, answer, OLD)
-    again = challenge(first, "listener", OLD, LATE)
+    first = TEST.hello("dialer", OLD)
+    answer = TEST.challenge(first, "listener", OLD, LATE)
+    proof, _ = TEST.prove(first, answer, OLD)
+    again = TEST.challenge(first, "listener", OLD, LATE)
     with pytest.raises(PeerRejected):
-        accept(proof, first, again, OLD)
+        TEST.accept(proof, first, again, OLD)
     with pytest.raises(PeerRejected):
-        prove(hello("dialer", OLD), answer, OLD)
+        TEST.prove(TEST.hello("dialer", OLD), answer, OLD)
+
+
+def test_a_proof_of_one_protocol_does_not_count_in_another() -> None:
+    first = TEST.hello("dialer", OLD)
+    answer = Handshake(b"other", 1).challenge(first, "listener", OLD, LATE)
+    with pytest.raises(PeerRejected):
+        TEST.prove(first, answer, OLD)
 
 
 def test_a_listeners_proof_is_no_dialers_proof() -> None:
-    first = hello("dialer", OLD)
-    answer = challenge(first, "listener", OLD, LATE)
+    first = TEST.hello("dialer", OLD)
+    answer = TEST.challenge(first, "listener", OLD, LATE)
     with pytest.raises(PeerRejected):
-        accept(Proof(answer.proof), first, answer, OLD)
+        TEST.accept(Proof(answer.proof), first, answer, OLD)
 
 
 def test_what_the_handshake_says_cannot_be_changed_on_its_way() -> None:
-    first = hello("dialer", OLD | NEW)
+    first = TEST.hello("dialer", OLD | NEW)
     downgraded = msgspec.structs.replace(first, keys=sorted(OLD))
-    answer = challenge(downgraded, "listener", OLD | NEW, LATE)
+    answer = TEST.challenge(downgraded, "listener", OLD | NEW, LATE)
     with pytest.raises(PeerRejected):
-        prove(first, answer, OLD | NEW)
+        TEST.prove(first, answer, OLD | NEW)
 
 
 def test_another_version_is_refused_by_both_sides() -> None:
-    first = hello("dialer", OLD)
+    first = TEST.hello("dialer", OLD)
     with pytest.raises(PeerRejected, match="version 9"):
-        challenge(msgspec.structs.replace(first, version=9), "listener", OLD, LATE)
-    answer = challenge(first, "listener", OLD, LATE)
+        TEST.challenge(msgspec.structs.replace(first, version=9), "listener", OLD, LATE)
+    answer = TEST.challenge(first, "listener", OLD, LATE)
     with pytest.raises(PeerRejected, match="version 9"):
-        prove(first, msgspec.structs.replace(answer, version=9), OLD)
+        TEST.prove(first, msgspec.structs.replace(answer, version=9), OLD)
 
 
 @pytest.mark.parametrize("attack", ["repeat", "reorder", "change", "reflect", "shorten"])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract.plan import key_id, signing_key, signs_from
-from tandem_operator.routing.endpoint.plan_keys import AHEAD, keys_in, rotate, secret_data
+from tandem_operator.planning.key_rotation import AHEAD, keys_in, rotate, secret_data
 
 DAY = 24 * 3600.0
 START = 1_800_000_000.0

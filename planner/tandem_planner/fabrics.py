@@ -51,6 +51,15 @@ FABRICS: Final = {
 }
 """The slowest link of each kind that is in common use."""
 
+CLASS_RATES: Final = {
+    # What moves KV within a node is not known: slower than NVLink, faster than copies by the CPU.
+    FabricClass.SAME_NODE: FABRICS[Fabric.PCIE],
+    FabricClass.SAME_DOMAIN: FABRICS[Fabric.RDMA],
+    FabricClass.ELSEWHERE: FabricRate(12.5e9, 0.4, "100 Gbit/s Ethernet (IEEE 802.3bm), over TCP"),
+}
+"""What the pairs of a fabric class are assumed to reach before a transfer to the pod is measured.
+Too low: the first requests of the class are not split, so that nothing is measured."""
+
 
 class Verdict(StrEnum):
     """What a transfer costs beside the prefill that it spares the decode pod."""

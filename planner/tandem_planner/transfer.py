@@ -8,7 +8,9 @@ config.json (`kv_size`) where one is at hand, else from the bytes of the transfe
 
 from typing import Final, NamedTuple
 
-from .fabrics import FABRICS, Fabric
+from tandem_contract.fabric_classes import FabricClass
+
+from .fabrics import CLASS_RATES, FABRICS, Fabric
 from .learned_cost import LearnedCost
 
 KV_BYTES_PRIOR: Final = 131_072.0
@@ -37,7 +39,18 @@ low; one that is too high would prevent them."""
 
 Transfers = tuple[TransferCost, TransferCost, TransferCost]
 """The figures of one decode engine for each `FabricClass`."""
-TRANSFERS_PRIOR: Final[Transfers] = (TRANSFER_PRIOR, TRANSFER_PRIOR, TRANSFER_PRIOR)
+
+
+def _class_prior(fabric: FabricClass) -> TransferCost:
+    return TransferCost(TRANSFER_PRIOR.latency, 1.0 / CLASS_RATES[fabric].assumed)
+
+
+TRANSFERS_PRIOR: Final[Transfers] = (
+    _class_prior(FabricClass.SAME_NODE),
+    _class_prior(FabricClass.SAME_DOMAIN),
+    _class_prior(FabricClass.ELSEWHERE),
+)
+"""Assumed of each class before any transfer to the pod is measured."""
 
 
 class TransferFit(LearnedCost[TransferCost]):

@@ -3,7 +3,8 @@
 A class learns from transfers of which the pair is known: those that answers report, and those that
 the engine counted while all that may have been under way to the pod were of one class
 (`PlacedTransfers`). The fit of all transfers, whatever their class, is the pod's `transfer`. It
-stands in for a class of which nothing is known, neither here nor from alike pods.
+stands in for a class of which nothing is known, neither here nor from alike pods. Before any
+transfer is measured, each class has a rate of its own (`TRANSFERS_PRIOR`).
 
 If only pairs that are farther apart are measured, a class is assumed to be no slower than before
 anything was measured: otherwise a slow network would rule transfers within a node out untried.
@@ -13,7 +14,13 @@ from collections import Counter
 from typing import Final
 
 from tandem_contract.fabric_classes import FabricClass
-from tandem_planner.transfer import TRANSFER_PRIOR, TransferCost, TransferFit, Transfers
+from tandem_planner.transfer import (
+    TRANSFER_PRIOR,
+    TRANSFERS_PRIOR,
+    TransferCost,
+    TransferFit,
+    Transfers,
+)
 
 _PRIOR: Final = tuple(TRANSFER_PRIOR)
 
@@ -35,24 +42,25 @@ class FabricFits:
     def is_known(self, fabric: FabricClass) -> bool:
         """Whether the class is measured, here or on alike pods."""
         fit = self.fits.get(fabric)
-        return fit is not None and (bool(fit.count) or fit.window.prior != _PRIOR)
+        return fit is not None and _is_measured(fit)
 
     @property
     def costs(self) -> Transfers:
         """What a transfer takes in each class."""
         if not self.fits:
             overall = self._overall.best
-            return (overall, overall, overall)
+            is_measured = _is_measured(self._overall)
+            return (overall, overall, overall) if is_measured else TRANSFERS_PRIOR
         node, domain, elsewhere = map(self._cost, FabricClass)
         return (node, domain, elsewhere)
 
     def _cost(self, fabric: FabricClass) -> TransferCost:
         if self.is_known(fabric):
             return self.fits[fabric].best
-        overall = self._overall.best
+        overall, prior = self._overall.best, TRANSFERS_PRIOR[fabric]
         if any(self.is_known(other) for other in FabricClass if other > fabric):
-            return TransferCost(*map(min, overall, TRANSFER_PRIOR))
-        return overall
+            return TransferCost(*map(min, overall, prior))
+        return overall if _is_measured(self._overall) else prior
 
     def forget(self, fabric: FabricClass) -> None:
         """Return to what is assumed without a measurement."""
@@ -62,6 +70,11 @@ class FabricFits:
         """The engine's process was replaced: start again."""
         for fit in self.fits.values():
             fit.restart()
+
+
+def _is_measured(fit: TransferFit) -> bool:
+    """Whether it has learned, here or on alike pods."""
+    return bool(fit.count) or fit.window.prior != _PRIOR
 
 
 class PlacedTransfers:

@@ -29,12 +29,13 @@ from tandem_kube.resources import (
 from ..observed import Body, EndpointKey, Failure, Observed, PoolKey, PoolResource, SetKey
 from ..planning.actions import Adopt, ApplyReplicas, Create, SetPlan
 from ..planning.api_objects import FIELD_MANAGER
+from ..planning.key_rotation import SECRET_BYTES
 from ..planning.revisions import sample_pod
 from ..planning.status import StatusBody, status_events
 from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
-from . import reads
 from .bodies import is_foreign, pool_and_owners
 from .cache import ClusterCache, WorkKey
+from .reads import get_by_name, read_plan_keys, read_pools
 from .watches import POOL_RESOURCES
 from .write_errors import (
     TRANSIENT_ERRORS,
@@ -45,7 +46,6 @@ from .write_errors import (
 
 EVENT_CONTROLLER: Final = "tandem.dev/operator"
 """`reportingController` of our events."""
-_SECRET_BYTES: Final = 32
 _NOT_OURS: Final = "it exists already and does not belong to the operator: rename or delete it"
 
 
@@ -53,7 +53,7 @@ class Cluster:
     """The cluster: observed through the cache, changed through the API."""
 
     def __init__(self, api: Api, cache: ClusterCache) -> None:
-        self._api = api
+        self.api = api
         self.cache = cache
 
     def observe(self, key: SetKey) -> Observed:
@@ -66,7 +66,7 @@ class Cluster:
         # The label has the pool's name alone, so pods of another set may be listed as well.
         selector = f"{labels.POOL} in ({','.join(names)})"
         before = self.cache.observe(key).pods
-        listed = await self._api.list(PODS, key.namespace, labels=selector)
+        listed = await self.api.list(PODS, key.namespace, labels=selector)
         for body in listed.items:
             self.cache.upsert_pod(body)
         live = {body["metadata"]["uid"] for body in listed.items}
@@ -78,21 +78,15 @@ class Cluster:
 
     async def read_pools(self, pools: Iterable[PoolKey]) -> set[WorkKey]:
         """Bring pools up to what the API server has now; the keys that this affects."""
-        return await reads.read_pools(self._api, self.cache, pools)
-
-    async def keep_transfer_keys(self, observed: Observed, period: float) -> float | None:
-        """Bring a set's Secret of transfer keys up to date; the seconds until it changes next."""
-        return await reads.keep_transfer_keys(
-            self._api, observed, os.urandom(_SECRET_BYTES), period
-        )
+        return await read_pools(self.api, self.cache, pools)
 
     async def read_plan_keys(self, key: EndpointKey) -> None:
         """Bring an endpoint's Secret into the cache, which no watch keeps current."""
-        await reads.read_plan_keys(self._api, self.cache, key)
+        await read_plan_keys(self.api, self.cache, key)
 
     def observe_endpoint(self, key: EndpointKey) -> ObservedEndpoint:
         """The endpoint as the cache has it, with random bytes for a new plan key."""
-        return self.cache.observe_endpoint(key, os.urandom(_SECRET_BYTES))
+        return self.cache.observe_endpoint(key, os.urandom(SECRET_BYTES))
 
     async def dry_run_revisions(self, plan: SetPlan) -> dict[PoolKey, Failure]:
         """The pools for whose new revisions the API server refuses pods, found by dry runs.
@@ -104,7 +98,7 @@ class Cluster:
         for revision in plan.create_revisions:
             pod = sample_pod(revision.body)
             try:
-                answer = await self._api.create(PODS, pod, dry_run=True)
+                answer = await self.api.create(PODS, pod, dry_run=True)
                 failure = image_volume_failure(pod, answer)
             except TRANSIENT_ERRORS:
                 raise
@@ -193,7 +187,7 @@ class Cluster:
         patch: Object = {"metadata": {"uid": pool.uid}, "status": {**removals, **status}}
         resource = POOL_RESOURCES[key.kind]
         try:
-            body = await self._api.patch(
+            body = await self.api.patch(
                 resource, key.name, patch, key.namespace, subresource="status"
             )
         except (NotFound, Conflict):
@@ -203,7 +197,7 @@ class Cluster:
         is_edited = not after or _without_status(after[0]) != _without_status(pool)
         for event in status_events(before, status):
             await send_event(
-                self._api,
+                self.api,
                 pool.body,
                 event.type,
                 event.reason,
@@ -224,9 +218,7 @@ class Cluster:
         for body in plan.apply:
             ref, resource = ObjectRef.of(body), resource_of(body)
             try:
-                if ref not in known and (
-                    existing := await reads.get_by_name(self._api, resource, body)
-                ):
+                if ref not in known and (existing := await get_by_name(self.api, resource, body)):
                     if is_foreign(existing, key):
                         # Server-side apply would silently add our fields to someone else's object.
                         failures[ref] = Failure("NameTaken", _NOT_OURS)
@@ -238,7 +230,7 @@ class Cluster:
                         continue
                 # Without force, an object that someone creates right now causes a conflict instead
                 # of losing fields to us.
-                applied = await self._api.apply(
+                applied = await self.api.apply(
                     resource, dict(body), manager=FIELD_MANAGER, force=ref in known
                 )
                 self.cache.upsert_child(applied)
@@ -270,23 +262,23 @@ class Cluster:
     async def _create(self, resource: Resource, create: Create) -> None:
         body = dict(create.body)
         try:
-            created = await self._api.create(resource, body)
+            created = await self.api.create(resource, body)
         except AlreadyExists:
             # Names are deterministic, so this may be our own object from an earlier attempt.
-            created = await self._api.get(resource, create.name, body["metadata"]["namespace"])
+            created = await self.api.get(resource, create.name, body["metadata"]["namespace"])
             if pool_and_owners(created) != pool_and_owners(body):
                 raise
         self._upsert(resource, created)
 
     async def _apply_budget(self, budget: Create) -> None:
         body = dict(budget.body)
-        applied = await self._api.apply(POD_DISRUPTION_BUDGETS, body, manager=FIELD_MANAGER)
+        applied = await self.api.apply(POD_DISRUPTION_BUDGETS, body, manager=FIELD_MANAGER)
         self.cache.upsert_budget(applied)
 
     async def _apply_replicas(self, write: ApplyReplicas) -> None:
         # Without force: a number that someone writes right now wins, by a Conflict.
         resource = POOL_RESOURCES[write.pool.kind]
-        await self._api.apply(resource, write.body, manager=FIELD_MANAGER, force=False)
+        await self.api.apply(resource, write.body, manager=FIELD_MANAGER, force=False)
         # The answer is no news to anyone once it is in the cache, and yet it is a generation that
         # was not planned, maybe with someone else's edit. So it comes in by `write_status` or by
         # the watch, which enqueue what it changes.
@@ -298,7 +290,7 @@ class Cluster:
         no longer exists, garbage collection would delete them.
         """
         namespace, name = adopt.pool.namespace, f"metadata.name={adopt.pool.name}"
-        listed = await self._api.list(POOL_RESOURCES[adopt.pool.kind], namespace, fields=name)
+        listed = await self.api.list(POOL_RESOURCES[adopt.pool.kind], namespace, fields=name)
         live = [p["metadata"] for p in listed.items if "deletionTimestamp" not in p["metadata"]]
         if adopt.owner["uid"] in [metadata["uid"] for metadata in live]:
             kind = PODS if adopt.kind == "Pod" else CONTROLLER_REVISIONS
@@ -308,7 +300,7 @@ class Cluster:
         self, resource: Resource, namespace: str, name: str, patch: Body, uid: str
     ) -> None:
         try:
-            patched = await self._api.patch(resource, name, dict(patch), namespace)
+            patched = await self.api.patch(resource, name, dict(patch), namespace)
         except (NotFound, Conflict) as err:
             await self._remove_if_gone(resource, namespace, name, uid, err)
             return
@@ -316,7 +308,7 @@ class Cluster:
 
     async def _delete_pod(self, namespace: str, name: str, uid: str) -> None:
         try:
-            answer = await self._api.delete(PODS, name, namespace, uid=uid)
+            answer = await self.api.delete(PODS, name, namespace, uid=uid)
         except (NotFound, Conflict) as err:
             await self._remove_if_gone(PODS, namespace, name, uid, err)
             return
@@ -335,14 +327,14 @@ class Cluster:
         """
         if isinstance(err, Conflict):
             with contextlib.suppress(NotFound):
-                current = await self._api.get(resource, name, namespace)
+                current = await self.api.get(resource, name, namespace)
                 if current["metadata"]["uid"] == uid:
                     raise err
         self.cache.remove(uid)
 
     async def _delete(self, resource: Resource, namespace: str, name: str) -> None:
         try:
-            await self._api.delete(resource, name, namespace)
+            await self.api.delete(resource, name, namespace)
         except NotFound:
             return
 

@@ -3,6 +3,7 @@
 Secrets are not watched: the permission to watch or list them cannot be limited to those of Tandem.
 """
 
+import os
 from collections.abc import Iterable
 
 from tandem_contract import labels
@@ -12,7 +13,7 @@ from tandem_kube.resources import SECRETS, Object, Resource
 
 from ..observed import Body, EndpointKey, Observed, PoolKey
 from ..planning.api_objects import FIELD_MANAGER
-from ..planning.key_rotation import plan_transfer_keys
+from ..planning.key_rotation import SECRET_BYTES, plan_transfer_keys
 from ..pods.connectors import transfer_key_secret
 from ..pods.manifests import plan_key_secret
 from .cache import ClusterCache, WorkKey
@@ -59,16 +60,14 @@ async def read_plan_keys(api: Api, cache: ClusterCache, key: EndpointKey) -> Non
     cache.set_plan_keys(key, secret if object_labels.get(labels.ENDPOINT) == key.name else None)
 
 
-async def keep_transfer_keys(
-    api: Api, observed: Observed, secret: bytes, period: float
-) -> float | None:
+async def keep_transfer_keys(api: Api, observed: Observed, period: float) -> float | None:
     """Bring a set's Secret of transfer keys up to date; the seconds until it changes next.
 
-    `secret` and `period` as in `rotate`.
+    `period` as in `rotate`.
     """
     key = observed.key
     live = await _secret(api, key.namespace, transfer_key_secret(key.name))
-    keys = plan_transfer_keys(observed, live, secret, period)
+    keys = plan_transfer_keys(observed, live, os.urandom(SECRET_BYTES), period)
     if keys is None:
         return None
     if keys.body is not None:

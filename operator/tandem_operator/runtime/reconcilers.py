@@ -12,6 +12,7 @@ from ..routing.endpoint.plan import plan_endpoint, router_state
 from ..routing.endpoint.settings import RouterSettings
 from .cache import WorkKey
 from .cluster import Cluster
+from .reads import keep_transfer_keys
 
 
 class WritesRefused(Exception):
@@ -56,8 +57,8 @@ class Reconcilers:
         # Before the pods: the kubelet starts none without the Secret that it mounts.
         keys_due = None
         if needs_transfer_keys(plan.pools.values()):
-            keys_due = await cluster.keep_transfer_keys(
-                cluster.observe(key), self.router.key_period
+            keys_due = await keep_transfer_keys(
+                cluster.api, cluster.observe(key), self.router.key_period
             )
         done = await cluster.apply(plan)
         # Observed once more: by now the cache has the answers to the writes, and the failures. The

@@ -5,7 +5,7 @@ import pytest
 from tandem_contract.fabric_classes import FabricClass
 from tandem_epp.estimates.fabric_fits import FabricFits, PlacedTransfers
 from tandem_epp.estimates.pod_estimates import PodEstimates
-from tandem_planner.transfer import TRANSFER_PRIOR, TransferFit
+from tandem_planner.transfer import TRANSFERS_PRIOR, TransferFit
 
 NODE, DOMAIN, ELSEWHERE = FabricClass
 
@@ -15,9 +15,12 @@ def rates(pod: PodEstimates) -> list[float]:
     return [1e9 / cost.seconds(1e9) for cost in pod.fabrics.costs]
 
 
-def test_without_a_measurement_all_classes_are_alike() -> None:
+def test_each_class_starts_from_a_rate_of_its_own() -> None:
+    assert rates(PodEstimates()) == pytest.approx([12.6e9, 10e9, 5e9], rel=0.05)
+
+
+def test_the_first_transfer_of_an_unknown_class_counts_for_all() -> None:
     pod = PodEstimates()
-    assert pod.fabrics.costs == (TRANSFER_PRIOR,) * 3
     pod.add_transfers((1.0, 1e9, 0.5), 1.0, None)
     near, *others = pod.fabrics.costs
     assert all(other is near for other in others)
@@ -31,13 +34,13 @@ def test_each_class_has_a_fit_of_its_own() -> None:
     assert rates(pod) == pytest.approx([4e10, 1.5e10, 1e9], rel=0.1)
     assert pod.transfer.count == 3, "the fit of all transfers goes on learning"
     pod.restart()
-    assert pod.fabrics.costs == (TRANSFER_PRIOR,) * 3
+    assert pod.fabrics.costs == TRANSFERS_PRIOR
 
 
 def test_a_slow_network_does_not_make_nearer_pairs_slow() -> None:
     pod = PodEstimates()
     pod.add_transfers((1.0, 1e9, 20.0), 1.0, ELSEWHERE)
-    assert pod.fabrics.costs[:2] == (TRANSFER_PRIOR, TRANSFER_PRIOR)
+    assert pod.fabrics.costs[:2] == TRANSFERS_PRIOR[:2]
     pod.add_transfers((1.0, 1e9, 10.0), 2.0, NODE)
     assert rates(pod)[NODE] == pytest.approx(1e8, rel=0.1), "it is measured now"
 
@@ -54,7 +57,7 @@ def test_a_forgotten_class_is_not_known() -> None:
     assert fits.is_known(NODE)
     fits.forget(NODE)
     assert not fits.is_known(NODE)
-    assert fits.costs == (TRANSFER_PRIOR,) * 3
+    assert fits.costs == TRANSFERS_PRIOR
 
 
 def test_transfers_of_one_class_are_known_to_be() -> None:

@@ -10,7 +10,7 @@ from tandem_contract.fabric_classes import FabricClass
 from tandem_epp.estimates.kinds import STALE_SECONDS, fill_in
 from tandem_epp.estimates.pod_estimates import PodEstimates
 from tandem_planner.prefill_fit import PrefillCost, prefill_sample
-from tandem_planner.transfer import TRANSFER_PRIOR
+from tandem_planner.transfer import TRANSFERS_PRIOR
 
 TRUTH = PrefillCost(0.02, 2e-4, 2e-9)
 
@@ -80,7 +80,7 @@ def test_a_fabric_class_is_taken_over_from_alike_pods() -> None:
     assert [pod.fabrics.fit(fabric).count for fabric in FabricClass] == [0, 0, 0]
     other = PodEstimates()
     fill_in([("kind", donor), ("other kind", other)])
-    assert other.fabrics.costs == (TRANSFER_PRIOR,) * 3
+    assert other.fabrics.costs == TRANSFERS_PRIOR
 
 
 def test_an_own_measurement_of_a_class_counts_more_than_alike_pods() -> None:

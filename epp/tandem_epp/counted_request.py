@@ -33,8 +33,16 @@ class CountedRequest:
     __slots__ = (
         *("_computing", "_entries", "_hand_over", "_load", "_outcome", "_pods"),
         "_prefill_in_flight",
-        *("assumed_tokens", "can_fall_back", "chain", "decode", "fleet", "has_failed", "is_judged"),
-        *("is_own", "media_parts", "model", "placed", "prefill", "size"),
+        *(
+            "assumed_tokens",
+            "can_fall_back",
+            "chain",
+            "decode",
+            "fingerprint",
+            "fleet",
+            "has_failed",
+        ),
+        *("is_judged", "is_own", "media_parts", "model", "placed", "prefill", "size"),
     )
 
     def __init__(  # noqa: PLR0917 - what was placed, in its order
@@ -51,6 +59,7 @@ class CountedRequest:
         is_own: bool = True,
         is_judged: bool = False,
         media_parts: int = 0,
+        fingerprint: int = 0,
     ) -> None:
         self.fleet, self.decode = fleet, decode
         self.prefill = prefill
@@ -68,6 +77,8 @@ class CountedRequest:
         tokens; 0: token ids, or a request that is not read."""
         self.media_parts = media_parts
         """Media in the prompt, which have tokens too."""
+        self.fingerprint = fingerprint
+        """`InferenceRequest.fingerprint`; 0: the request was not read."""
         self.can_fall_back = can_fall_back
         """Whether the sidecar may serve a split request alone when the prefill fails."""
         self.is_own = is_own
@@ -101,7 +112,7 @@ class CountedRequest:
         """Tell the rest of the fleet of the request."""
         decode, prefill = self.decode, self.prefill
         self.fleet.use_adapter(self.model, (decode, *prefill[:1]))
-        self._pods = PlacedPods(decode, prefill, self.placed, self.can_fall_back, self.is_own)
+        self._pods = self._placed_pods()
         if not self.is_judged:
             self._pods.start(self.fleet)
         computing = prefill[0].estimates if prefill else None
@@ -169,6 +180,16 @@ class CountedRequest:
             # request of a peer that runs on is in the snapshot that follows.
             self._hand_over.settle(0)
 
+    def _placed_pods(self) -> PlacedPods:
+        return PlacedPods(
+            self.decode,
+            self.prefill,
+            self.placed,
+            self.can_fall_back,
+            self.is_own,
+            fingerprint=self.fingerprint,
+        )
+
     def _count_hits(self, computing: Pod, prompt: int | None, report: Timing) -> None:
         """Count what of the prompt was cached on the pod that computed it."""
         size = self.size
@@ -224,7 +245,7 @@ class CountedRequest:
             self._count(self.decode, -1)
             self._count(pod, 1)
             self.decode = pod
-            self._pods = PlacedPods(pod, self.prefill, self.placed, self.can_fall_back, self.is_own)
+            self._pods = self._placed_pods()
             if self._hand_over is not None:
                 self._hand_over.settle(0)
                 self._hand_over = pod.hits.hand_over(self.size.prompt)

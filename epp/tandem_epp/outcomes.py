@@ -70,6 +70,11 @@ class Outcome(StrEnum):
         return self in _FAILURES
 
     @property
+    def may_be_requests(self) -> bool:
+        """Whether a working pod may fail so because of the request itself."""
+        return self in (Outcome.ERROR, Outcome.TIMEOUT, Outcome.HANDOFF)
+
+    @property
     def accepts_nothing(self) -> bool:
         """Whether the pod probably takes no request now: it is avoided until a scrape succeeds."""
         return self in (Outcome.UNREACHABLE, Outcome.RESET)

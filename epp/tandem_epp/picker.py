@@ -286,6 +286,7 @@ class EndpointPicker:
             parsed.text_tokens if parsed is not None else 0,
             serving.fallback_to_unified,
             media_parts=parsed.media_parts if parsed is not None else 0,
+            fingerprint=parsed.fingerprint if parsed is not None else 0,
         )
         scheduling = self.routing.scheduling
         return Placement(

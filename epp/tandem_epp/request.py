@@ -10,10 +10,17 @@ Errors: `BadBody`, for the client: what is wrong and where.
 from typing import Final
 
 import msgspec
+import xxhash
 from msgspec import Raw
 
 from tandem_contract.chains import Chain
-from tandem_contract.prefix import BYTES_PER_TOKEN, FINE_TOKENS, block_tokens_at, text_chain
+from tandem_contract.prefix import (
+    BYTES_PER_TOKEN,
+    FINE_TOKENS,
+    block_tokens_at,
+    covered_tokens,
+    text_chain,
+)
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind
 from tandem_contract.response_ids import PREVIOUS
 from tandem_contract.single_engine import single_engine_reason
@@ -129,6 +136,15 @@ class InferenceRequest:
         if self._chain is None:
             self._chain = text_chain(self.prompt, self.salt)
         return self._chain
+
+    @property
+    def fingerprint(self) -> int:
+        """A hash of the whole prompt, by which requests are compared that failed; not 0."""
+        known = covered_tokens(len(self.chain)) * BYTES_PER_TOKEN
+        seed = self.chain[-1] if self.chain else xxhash.xxh3_64_intdigest(self.salt)
+        # Of a prompt that is not here, its length stands for what follows the last whole block.
+        rest = self.prompt[known:] if self.read_tokens is None else b"%d" % self.read_tokens
+        return xxhash.xxh3_64_intdigest(rest, seed) or 1
 
 
 def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:

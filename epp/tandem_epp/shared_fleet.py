@@ -251,9 +251,9 @@ def _learn(fleet: Fleet, pod: Pod, event: _OfPod, now: float) -> None:
     match event:
         case PodEjected(_, seconds):
             fleet.ejections.adopt(pod, now, now + seconds)
-        case PodFailed(_, failures, answers, in_a_row, streak, returned):
-            counts = OutcomeCounts(failures, answers, in_a_row, streak, returned)
-            fleet.ejections.take_over(pod, counts, now)
+        case PodFailed():
+            _, *counts = msgspec.structs.astuple(event)
+            fleet.ejections.take_over(pod, OutcomeCounts(*counts), now)
         case PodLearned(_, samples, token_scale):
             add_samples(pod.estimates, samples, now)
             if pod.token_scale == 1.0:
@@ -292,6 +292,7 @@ def _counted(event: RequestStarted, decode: Pod, fleet: Fleet, now: float) -> Co
         event.assumed_tokens,
         event.can_fall_back,
         is_own=False,
+        fingerprint=event.fingerprint,
         # The outcome of a request in a snapshot is counted by the peer.
         is_judged=bool(event.status),
     )
@@ -317,6 +318,7 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
         model=model if len(model) <= MAX_MODEL else "",
         # Of what has media, the replica that placed it learns.
         assumed_tokens=0 if pods.media_parts else pods.assumed_tokens,
+        fingerprint=pods.fingerprint,
     )
 
 

@@ -33,7 +33,7 @@ from .outcomes import (
 class PlacedPods:
     """The pods of one request."""
 
-    __slots__ = ("can_fall_back", "decode", "is_own", "placed", "prefill")
+    __slots__ = ("can_fall_back", "decode", "fingerprint", "is_own", "placed", "prefill")
 
     def __init__(
         self,
@@ -42,6 +42,8 @@ class PlacedPods:
         placed: float,
         can_fall_back: bool = True,
         is_own: bool = True,
+        *,
+        fingerprint: int = 0,
     ) -> None:
         self.decode = decode
         self.prefill = prefill
@@ -52,6 +54,8 @@ class PlacedPods:
         """Whether the sidecar may serve a split request alone when the prefill fails."""
         self.is_own = is_own
         """Whether this EPP placed the request, and not another replica."""
+        self.fingerprint = fingerprint
+        """`InferenceRequest.fingerprint`; 0: the request was not read."""
 
     def start(self, fleet: Fleet) -> None:
         """The request goes to its pods: it is the probe of one that is due for a probe."""
@@ -138,7 +142,15 @@ class PlacedPods:
         now: float,
         retry_after: float | None = None,
     ) -> None:
-        fleet.ejections.record(pod, outcome, now, self.placed, retry_after, is_own=self.is_own)
+        fleet.ejections.record(
+            pod,
+            outcome,
+            now,
+            self.placed,
+            retry_after,
+            is_own=self.is_own,
+            fingerprint=self.fingerprint,
+        )
 
     def _handoff_outcomes(self, response: ResponseHeaders) -> Sequence[Outcome]:
         named = response.prefill or ""

@@ -87,6 +87,25 @@ async def test_a_failing_pod_fails_few_requests_and_returns_once_it_works(
 
 
 @MODES
+async def test_a_request_that_fails_everywhere_ejects_no_pod(
+    tmp_path: Path, mode: BodyMode
+) -> None:
+    """A body that the engines answer with 500, such as one that they fail to decode."""
+    async with running(tmp_path, mode) as stack:
+        for backend in stack.decode:
+            backend.fails = True
+        body = {"model": "m", "prompt": "bad", "seed": 9**999}
+        assert {(await post(stack, body))[0] for _ in range(14)} == {500}
+        assert all(backend.received for backend in stack.decode)
+        counted = 0.0
+        for backend in stack.decode:
+            assert await figure(stack, "ejections_total", backend.name) == 0
+            assert await figure(stack, "failure_rate", backend.name) == 0
+            counted += await figure(stack, "outcomes_total", backend.name, outcome="error")
+        assert counted == 14
+
+
+@MODES
 async def test_envoy_tells_why_it_answered_itself(tmp_path: Path, mode: BodyMode) -> None:
     async with running(tmp_path, mode) as stack:
         async with stack.session.get(stack.url + "/v1/responses/die") as response:

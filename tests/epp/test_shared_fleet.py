@@ -203,8 +203,8 @@ def test_without_connected_peers_no_event_is_made() -> None:
 
 def fail(setup: PickerSetup, name: str) -> None:
     """Place requests on a pod until it is ejected for its errors."""
-    for _ in range(EJECT_IN_A_ROW):
-        placement, _ = setup.place(prompt="short")
+    for number in range(EJECT_IN_A_ROW):
+        placement, _ = setup.place(prompt=f"short {number}")
         served = setup[name].address
         placement.on_response_headers(ResponseHeaders(None, 500, served=served), NOW)
         placement.end(NOW)
@@ -221,6 +221,22 @@ def test_a_pod_that_fails_at_one_replica_is_ejected_by_all() -> None:
     assert plan.decode.name == "d2"
     rates = [setup["d1"].health.failure_rate for setup in replicas.setups]
     assert rates[0] == rates[1] > 0
+
+
+def test_a_request_that_every_pod_fails_ejects_none_at_any_replica() -> None:
+    replicas = Replicas(d1="unified", d2="unified", d3="unified")
+    met = set()
+    for number in range(14):
+        # Both replicas meet the client's retries.
+        placement, plan = replicas.setups[number % 2].place(prompt="bad")
+        met.add(plan.decode.name)
+        placement.on_response_headers(ResponseHeaders(None, 500), NOW)
+        placement.end(NOW)
+        replicas.mesh.advance(1.0)
+    assert len(met) > 1
+    for setup in replicas.setups:
+        assert not any(pod.health.is_ejected for pod in setup.fleet)
+        assert {pod.health.failure_rate for pod in setup.fleet} == {0.0}
 
 
 def test_one_replicas_probe_is_known_to_the_other_and_ends_the_ejection_there() -> None:

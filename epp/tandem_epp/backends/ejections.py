@@ -5,6 +5,10 @@ least one of two, like Envoy's `max_ejection_percent`. A pod that is the only on
 therefore never ejected. Pods may leave the others behind later, because they crash or are removed:
 `available` then keeps the ejected ones.
 
+Failures that may be the request's fault eject no pod if they are all of one request, or if every
+other pod fails as well (SHARED_RATE). Those of a request that fails alike on two pods count at
+neither: `failed_requests`.
+
 `on_change` is called when the pods that may be chosen change, `on_rate` when only failure rates do.
 """
 
@@ -16,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 from tandem_contract.paths import Role
 
 from ..outcomes import Outcome
+from .failed_requests import FailedRequests
 
 if TYPE_CHECKING:
     from .health import OutcomeCounts
@@ -25,6 +30,10 @@ MAX_SHARE: Final = 0.5
 """Share of the pods of a role and model that may be ejected at a time. Higher: a fault that all
 pods share, such as a prompt that fails everywhere, loads the few that are left. Lower: more
 requests fail when many pods do."""
+SHARED_RATE: Final = 0.25
+"""Failure rate of every other pod of a role and model from which errors, timeouts and failed
+hand-offs eject none: they follow the requests, not the pod. Higher: a client whose requests fail
+everywhere ejects healthy pods. Lower: a few errors everywhere keep a pod that fails always."""
 UPKEEP_SECONDS: Final = 1.0
 """Seconds between two updates of fading failure rates."""
 _log: Final = logging.getLogger(__name__)
@@ -44,6 +53,7 @@ class Ejections:
         self._watched: set[Pod] = set()
         """Pods whose health changes with time."""
         self._next_upkeep = inf
+        self._failed_requests = FailedRequests["Pod"]()
         self.on_ejected: Callable[[Pod, float], None] = lambda pod, now: None
         """Called with each pod that is ejected for a request of this EPP, and the time."""
 
@@ -56,17 +66,29 @@ class Ejections:
         retry_after: float | None = None,
         *,
         is_own: bool = True,
+        fingerprint: int = 0,
     ) -> None:
         """Count the outcome at `pod` of a request that was placed at `placed`, and eject the pod if
         it fails too often; times are Unix seconds. `is_own`: this EPP placed the request, not
-        another replica."""
+        another replica. `fingerprint`: of the request; 0: unlike all others."""
         health = pod.health
         rate, was_ejected = health.failure_rate, health.is_ejected
-        changed = health.record(outcome, now, placed, retry_after, is_own=is_own)
+        is_requests = outcome.may_be_requests and self._is_requests_fault(pod, fingerprint, now)
+        if outcome is Outcome.ANSWERED and self._failed_requests:
+            self._failed_requests.on_answer(fingerprint)
+        changed = health.record(
+            outcome,
+            now,
+            placed,
+            retry_after,
+            is_own=is_own,
+            fingerprint=fingerprint if outcome.may_be_requests else 0,
+            is_requests=is_requests,
+        )
         if was_ejected and not health.is_ejected:
             log_return(pod, "it answered the probe")
         pod.estimates.changed()
-        if health.should_eject and self._may_eject(pod):
+        if health.should_eject and self._may_eject(pod, outcome):
             self.eject(pod, now)
             if is_own:
                 self.on_ejected(pod, now)
@@ -79,7 +101,7 @@ class Ejections:
     def adopt(self, pod: "Pod", now: float, until: float) -> None:
         """Another replica has ejected `pod` until then: so does this one, unless it has already, or
         too many would be ejected."""
-        if not pod.health.is_ejected and self._may_eject(pod):
+        if not pod.health.is_ejected and self._leaves_enough(pod):
             self.eject(pod, now, until)
 
     def take_over(self, pod: "Pod", counts: "OutcomeCounts", now: float) -> None:
@@ -133,6 +155,27 @@ class Ejections:
         elif changes:
             self._on_rate()
 
+    def _is_requests_fault(self, pod: "Pod", fingerprint: int, now: float) -> bool:
+        """Whether a failure at `pod` tells nothing of it; withdraws earlier ones that told as
+        little."""
+        if fingerprint:
+            counted = self._failed_requests.on_failure(fingerprint, pod, now)
+            if counted is not None:
+                self._withdraw(counted, now)
+                return True
+        return False
+
+    def _withdraw(self, counted: Sequence[tuple["Pod", float]], now: float) -> None:
+        for pod in {pod for pod, _ in counted}:
+            if pod.health.withdraw([at for other, at in counted if other is pod], now):
+                log_return(pod, "the requests that failed there fail elsewhere too")
+                self._on_change()
+            pod.estimates.changed()
+            self._on_rate()
+
+    def _alike(self, pod: "Pod") -> list["Pod"]:
+        return [other for other in self._pods if other.ready and is_alike(other, pod)]
+
     def _watch(self, pod: "Pod", now: float) -> None:
         if pod.health.needs_upkeep:
             self._watched.add(pod)
@@ -146,13 +189,23 @@ class Ejections:
         upkeep = now + UPKEEP_SECONDS if self._watched else inf
         return min([upkeep, *ends])
 
-    def _may_eject(self, pod: "Pod") -> bool:
+    def _may_eject(self, pod: "Pod", outcome: Outcome) -> bool:
+        """Whether `outcome`, the last of several failures, may eject `pod`."""
         if pod.health.is_ejected:
             # A failed probe: it is among the ejected already.
             return True
-        alike = [other for other in self._pods if other.ready and is_alike(other, pod)]
+        return self._leaves_enough(pod) and not (outcome.may_be_requests and self._all_fail(pod))
+
+    def _leaves_enough(self, pod: "Pod") -> bool:
+        alike = self._alike(pod)
         ejected = sum(other.health.is_ejected for other in alike)
         return ejected + 1 <= len(alike) * MAX_SHARE
+
+    def _all_fail(self, pod: "Pod") -> bool:
+        """Whether every other pod like `pod` fails as well."""
+        return all(
+            other is pod or other.health.failure_rate >= SHARED_RATE for other in self._alike(pod)
+        )
 
 
 def log_return(pod: "Pod", reason: str) -> None:

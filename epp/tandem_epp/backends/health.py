@@ -22,6 +22,7 @@ Pods in SERVING and PROBE_DUE are chosen; others only while no better pod of the
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -62,6 +63,8 @@ class OutcomeCounts(NamedTuple):
     streak: int
     returned: float
     """Seconds since the last ejection ended."""
+    are_several: bool = True
+    """Whether the failures are of more than one request."""
 
 
 class HealthState(StrEnum):
@@ -106,6 +109,10 @@ class Health:
         self._failures = self._answers = self._decayed_at = 0.0
         self._in_a_row = 0
         """Failures since the last answer."""
+        self._failed = 0
+        """Fingerprint of the request that failed first, of those that count; 0: unknown."""
+        self._are_several = False
+        """Whether the failures are of more than one request. Those of one never eject the pod."""
         self._streak = 0
         """Ejections of which each came less than MAX_EJECTION after the one before had ended."""
         self._ejected_at = self._returned_at = 0.0
@@ -146,16 +153,20 @@ class Health:
         retry_after: float | None = None,
         *,
         is_own: bool = True,
+        fingerprint: int = 0,
+        is_requests: bool = False,
     ) -> bool:
         """Count the outcome of a request that was placed at `placed`; returns whether the state
         changed. Sets `should_eject`.
 
         `retry_after`: seconds for which a busy pod asked to be left alone. `is_own`: this EPP
-        placed the request, not another replica.
+        placed the request, not another replica. `fingerprint`: of the request; 0: unlike all
+        others. `is_requests`: a failure that is the request's fault, which tells nothing of the
+        pod.
         """
         self.outcomes[outcome] += is_own
         self.should_eject = False
-        if outcome is Outcome.UNKNOWN:
+        if outcome is Outcome.UNKNOWN or is_requests:
             return self._on_unknown(now, placed)
         if outcome is Outcome.BUSY:
             return self._on_busy(now, placed, retry_after)
@@ -164,6 +175,8 @@ class Health:
         if outcome.is_failure:
             self._failures += 1
             self._in_a_row += 1
+            self._are_several |= not fingerprint or self._failed not in (0, fingerprint)
+            self._failed = fingerprint
             self._update_rate()
             return self._on_failure(outcome, placed)
         self._answers += 1
@@ -171,6 +184,22 @@ class Health:
         self.answered_at = now
         self._update_rate()
         return self._on_answer(now, placed)
+
+    def withdraw(self, times: Sequence[float], now: float) -> bool:
+        """Uncount failures of these times: the request was at fault. Returns whether that ends an
+        ejection, for which no failure is left."""
+        self._fade(now)
+        self._failures -= sum(0.5 ** ((now - time) / HALF_LIFE) for time in times)
+        self._failures = max(0.0, self._failures)
+        self._in_a_row = max(0, self._in_a_row - len(times))
+        ends = self.is_ejected and self._failures < NEGLIGIBLE_RATE
+        if self._failures < NEGLIGIBLE_RATE:
+            self._failed, self._are_several = 0, False
+        if ends:
+            self._forget()
+            self._enter(HealthState.SERVING, 0.0)
+        self._update_rate()
+        return ends
 
     def eject(self, now: float, until: float | None = None) -> None:
         """Eject the pod, for longer than the last time; `until`: as another replica decided."""
@@ -210,7 +239,9 @@ class Health:
         if not self.failure_rate and not self._in_a_row and not streak:
             return None
         returned = max(0.0, now - self._returned_at)
-        return OutcomeCounts(self._failures, self._answers, self._in_a_row, streak, returned)
+        return OutcomeCounts(
+            self._failures, self._answers, self._in_a_row, streak, returned, self._are_several
+        )
 
     def take_over(self, counts: OutcomeCounts, now: float) -> None:
         """Go on from the counts of another replica, unless more has been counted here."""
@@ -219,7 +250,7 @@ class Health:
             self._streak, self._returned_at = counts.streak, now - counts.returned
         if counts.failures + counts.answers > self._failures + self._answers:
             self._failures, self._answers = counts.failures, counts.answers
-            self._in_a_row = counts.in_a_row
+            self._in_a_row, self._are_several = counts.in_a_row, counts.are_several
             self._update_rate()
 
     def on_scrape(self) -> bool:
@@ -244,6 +275,8 @@ class Health:
             self._failures *= factor
             self._answers *= factor
             self._decayed_at = now
+            if self._failures < NEGLIGIBLE_RATE:
+                self._failed, self._are_several = 0, False
 
     def _on_failure(self, outcome: Outcome, placed: float) -> bool:
         if self.is_ejected:
@@ -252,8 +285,8 @@ class Health:
             self.should_eject = is_probe
             return False
         is_judged = self._failures + self._answers >= MIN_VOLUME
-        self.should_eject = self._in_a_row >= EJECT_IN_A_ROW or (
-            is_judged and self.failure_rate >= EJECT_RATE
+        self.should_eject = self._are_several and (
+            self._in_a_row >= EJECT_IN_A_ROW or (is_judged and self.failure_rate >= EJECT_RATE)
         )
         if outcome.accepts_nothing and self.state in (HealthState.SERVING, HealthState.PAUSED):
             self._enter(HealthState.SUSPECT, 0.0)
@@ -291,7 +324,8 @@ class Health:
 
     def _forget(self) -> None:
         self._failures = self._answers = 0.0
-        self._in_a_row = self._pauses = 0
+        self._in_a_row = self._pauses = self._failed = 0
+        self._are_several = False
 
     def _update_rate(self) -> None:
         rate = self._failures / max(self._failures + self._answers, MIN_VOLUME)

@@ -72,6 +72,8 @@ class RequestStarted(msgspec.Struct, frozen=True, array_like=True):
     """The model or LoRA adapter that the client asked for; empty: none, or a name too long."""
     assumed_tokens: int = 0
     """Length of a text before the engine has counted its tokens; 0: not a text."""
+    fingerprint: int = 0
+    """Equal for equal prompts, by which requests that fail are compared; 0: not read."""
 
 
 class RequestAnswered(msgspec.Struct, frozen=True, array_like=True):
@@ -123,6 +125,8 @@ class PodFailed(msgspec.Struct, frozen=True, array_like=True):
     """Ejections of which each came soon after the one before."""
     returned: float = 0.0
     """Seconds since the last of them ended."""
+    are_several: bool = True
+    """Whether the failures are of more than one request."""
 
 
 class TextsCounted(msgspec.Struct, frozen=True, array_like=True):

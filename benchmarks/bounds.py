@@ -5,13 +5,14 @@ many waits, so other work on the machine shows in them.
 """
 
 import json
+import socket
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -23,13 +24,17 @@ import click
 from tandem_engine.tiny import make_tiny_model
 from tandem_local.ports import free_port
 
-from .figures import Figure, at_most, progress, report
+from .epp_stacks import router
+from .figures import Figure, at_least, at_most, progress, report, without_target
 from .proxies import Server, server
 
 _HOST: Final = "127.0.0.1"
 _WORDS: Final = "the quick brown fox jumps over a lazy dog "
 PROMPTS: Final = (1_000_000, 5_000_000, 15_000_000)
 """Bytes of the engine's long prompts."""
+UPLOADS: Final = 50
+UPLOAD_SIZE: Final = 32_000_000
+"""Bytes; the proxies take 32 MiB."""
 
 
 @asynccontextmanager
@@ -101,7 +106,66 @@ async def long_prompts(rounds: int) -> list[Figure]:
     return figures
 
 
-SECTIONS: Final = {"prompts": long_prompts}
+@asynccontextmanager
+async def proxy(kind: str, scratch: Path) -> AsyncIterator[Server]:
+    """A sidecar or a router before a fake engine; `kind` says which."""
+    engine, port, admin = (free_port(_HOST) for _ in range(3))
+    fake = (sys.executable, "-m", "benchmarks.fake_engine", str(engine))
+    program = str(Path(sys.executable).with_name(f"tandem-{kind}"))
+    own = ("--engine", f"http://{_HOST}:{engine}")
+    if kind == "router":
+        file = scratch / "router.yaml"
+        file.write_text(json.dumps(router([f"{_HOST}:{engine}"])))
+        own = ("--config", str(file))
+    listen = ("--listen", f"{_HOST}:{port}", "--admin", f"{_HOST}:{admin}")
+    async with (
+        server("engine", engine, fake, scratch / f"{kind}-engine.log"),
+        server(kind, port, (program, *own, *listen), scratch / f"{kind}.log") as started,
+    ):
+        yield started
+
+
+def stalled_uploads(port: int) -> tuple[list[socket.socket], int]:
+    """`UPLOADS` connections, each with a body that lacks its last byte, and how many got a 503."""
+    connections, refused = [], 0
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {UPLOAD_SIZE}\r\n\r\n"
+    for _ in range(UPLOADS):
+        connection = socket.create_connection((_HOST, port))
+        # A refused upload is answered, and the connection closed, before all of it is sent.
+        with suppress(ConnectionError):
+            connection.sendall(head.encode() + bytes(UPLOAD_SIZE - 1))
+        connections.append(connection)
+    for connection in connections:
+        connection.settimeout(0.05)
+        with suppress(TimeoutError, ConnectionError):
+            refused += connection.recv(12) == b"HTTP/1.1 503"
+    return connections, refused
+
+
+async def uploads(_: int) -> list[Figure]:
+    """The memory that unfinished uploads take in the sidecar and in the router."""
+    figures = []
+    with tempfile.TemporaryDirectory() as directory:
+        for kind in ("sidecar", "router"):
+            progress(f"unfinished uploads at the {kind}")
+            async with proxy(kind, Path(directory)) as started:
+                before = started.resident()
+                connections, refused = await anyio.to_thread.run_sync(stalled_uploads, started.port)
+                name = f"{kind}, {UPLOADS} unfinished uploads of {UPLOAD_SIZE / 1e6:.0f} MB"
+                taken = started.resident() - before
+                figures.append(at_most(f"{name}: RSS over before", taken, "MB", 700))
+                figures.append(without_target(f"{name}: answered with 503", refused, "uploads"))
+                status, _seconds = await anyio.to_thread.run_sync(
+                    partial(post, started.port, "/v1/completions", {"prompt": "hello"})
+                )
+                answered = float(status == 200)
+                figures.append(at_least(f"{name}: a small request served", answered, "", 1))
+                for connection in connections:
+                    connection.close()
+    return figures
+
+
+SECTIONS: Final = {"prompts": long_prompts, "uploads": uploads}
 
 
 async def measure(rounds: int, sections: tuple[str, ...]) -> list[Figure]:

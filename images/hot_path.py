@@ -51,6 +51,7 @@ PACKAGES: Final = (
 MODULES: Final = (
     "tandem_contract.api_paths",
     "tandem_contract.fast_metrics",
+    "tandem_contract.held_bytes",
     "tandem_contract.overlaps",
     "tandem_contract.plan_mac",
     "tandem_contract.plan_signer",
@@ -111,7 +112,6 @@ MODULES: Final = (
     "tandem_epp.http2.frames",
     "tandem_epp.http2.grpc",
     "tandem_epp.http2.headers",
-    "tandem_epp.http2.held_bytes",
     "tandem_epp.http2.limits",
     "tandem_epp.http2.pieces",
     "tandem_epp.http2.sending",

@@ -13,6 +13,7 @@ from tandem_contract import labels, ports
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.commandline import HOST_PORT, HostPort, api_paths, command, fail
 from tandem_contract.documents import DocumentError
+from tandem_contract.memory_limit import least_held_bytes
 from tandem_contract.otlp import traces_url
 from tandem_contract.plan import load_keys
 from tandem_kube.errors import NotConfigured
@@ -25,7 +26,6 @@ from .garbage import collect_seldom
 from .http2.tls import TlsSettings
 from .llmd.options import LlmdCommand, given, llmd_options, log_treatments
 from .llmd.values import selects_pods, with_values
-from .memory_limit import least_held_bytes
 from .scheduling.explain import explain
 from .selection import checked_subdomain, selected_pods
 from .service import serve

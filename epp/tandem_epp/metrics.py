@@ -9,13 +9,13 @@ from prometheus_client.registry import Collector
 
 from tandem_contract import metrics as names
 from tandem_contract.fast_metrics import CounterVec, HistogramVec
+from tandem_contract.held_bytes import HeldBytes
 from tandem_contract.paths import RoutingPath
 
 from .backends.fleet import Fleet
 from .faults import Faults
 from .health_metrics import HealthCollector
 from .hit_metrics import HitCollector
-from .http2.held_bytes import HeldBytes
 from .llmd_metrics.families import NO_POOL, Pool
 from .llmd_metrics.pool import PoolCollector
 from .llmd_metrics.requests import RequestMetrics

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from tandem_contract.held_bytes import HeldBytes
 from tandem_kube.pages import listening
 
 from .configuration import FileWatch
@@ -21,7 +22,6 @@ from .ext_proc.http2_server import Http2Server
 from .ext_proc.interface import ExtProcServer
 from .ext_proc.stream import RequestPicker
 from .http2.health import HealthService
-from .http2.held_bytes import HeldBytes
 from .http2.limits import Limits
 from .http2.server import Server
 from .http2.tls import TlsSettings, load_certificate, tls_context

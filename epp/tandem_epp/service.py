@@ -11,6 +11,8 @@ import signal
 from contextlib import AsyncExitStack, suppress
 from typing import Final
 
+from tandem_contract.held_bytes import HeldBytes
+from tandem_contract.memory_limit import default_held_bytes
 from tandem_kube.pages import metrics_app
 
 from .backends.pods import DiscoveredBackend
@@ -18,8 +20,6 @@ from .configuration import Configuration, FileWatch, reload, reload_keys
 from .debug import routes
 from .decisions import Decisions
 from .discovery import Discovery, Watch, connect, discover, discover_pool_objects
-from .http2.held_bytes import HeldBytes
-from .memory_limit import default_held_bytes
 from .metrics import HeldCollector
 from .peers.channel import PeerSettings
 from .servers import Servers

@@ -30,7 +30,8 @@ from .workers import supervise
 
 SHARED_FLAGS: Final = (
     *("connector", "peer_port", "retries", "prefill_grace", "push_timeout", "silence_timeout"),
-    *("drain_timeout", "max_body", "max_connections", "breaker_failures", "breaker_cooldown"),
+    *("drain_timeout", "max_body", "held_bytes", "max_connections"),
+    *("breaker_failures", "breaker_cooldown"),
     *("tokenize_once", "stream_kv", "tls_ca", "tls_cert", "tls_key"),
     *("workers", "history", "log_format", "log_level", "otlp_endpoint"),
 )

@@ -1,14 +1,16 @@
 """Values of the command's flags: how they are read, and how defaults are shown."""
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
 from tandem_contract import otlp
 from tandem_contract.commandline import HostPort, format_duration, parse_host_port
 from tandem_contract.connectors import ConnectorName
+from tandem_contract.memory_limit import least_held_bytes
 
 from . import connectors
+from .http.server import Limits
 from .security.route import AllowList, parse_allow
 
 _UNITS: Final = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -74,6 +76,28 @@ def size(_ctx: click.Context, _param: click.Parameter, value: str) -> int:
             f"{value!r} is not a size: write a number of bytes, or a number with KiB, MiB or GiB"
         )
     return int(digits) * _UNITS[unit]
+
+
+def _optional_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else size(ctx, param, value)
+
+
+held_bytes = click.option(
+    "--held-bytes",
+    callback=_optional_size,
+    default=Limits().held,
+    help="Request bodies of all clients together, per worker; one beyond it is answered with 503."
+    " At least twice --max-body. Default: a quarter of the container's memory, at most 512MiB,"
+    " shared by the workers.",
+)
+
+
+def limits_from(given: dict[str, Any]) -> Limits:
+    """The limits on clients, of flags that are removed from `given`. Raises UsageError."""
+    body, held = given.pop("max_body"), given.pop("held_bytes")
+    if held is not None and held < (least := least_held_bytes(body)):
+        raise click.UsageError(f"--held-bytes must be at least twice --max-body: {least}")
+    return Limits(body=body, held=held, connections=given.pop("max_connections"))
 
 
 def connector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:

@@ -20,11 +20,12 @@ from .flag_values import (
     connector,
     duration_text,
     engine_url,
+    held_bytes,
+    limits_from,
     size,
     size_text,
     url_path,
 )
-from .http.server import Limits
 from .observability import logs
 from .observability.logs import LogFormat
 from .process.listen import CannotListen, WorkerSockets, raise_descriptor_limit
@@ -57,11 +58,7 @@ def _plan_keys(directory: Path | None) -> PlanKeys:
 
 def settings_from(flags: Flags) -> Settings:
     """Make settings of parsed flags. Raises UsageError for flags that contradict each other."""
-    given = {
-        name: value
-        for name, value in flags.items()
-        if name not in ("plan_key_dir", "worker_sockets")
-    }
+    given = {k: v for k, v in flags.items() if k not in ("plan_key_dir", "worker_sockets")}
     engine: Engine = given.pop("engine")
     if (flags["tls_cert"] is None) != (flags["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key belong together: give both or none")
@@ -87,7 +84,7 @@ def settings_from(flags: Flags) -> Settings:
     return Settings(
         engine=engine.address,
         policy=Policy(fallback_to_unified=given.pop("fallback_to_unified")),
-        limits=Limits(body=given.pop("max_body"), connections=given.pop("max_connections")),
+        limits=limits_from(given),
         allow=given.pop("prefill_allow"),
         api=given.pop("api_path"),
         breaker=Breaker(given.pop("breaker_failures"), given.pop("breaker_cooldown")),
@@ -199,6 +196,7 @@ def settings_from(flags: Flags) -> Settings:
     default=size_text(_DEFAULTS.limits.body),
     help="Largest request body; a larger one is answered with 413.",
 )
+@held_bytes
 @click.option(
     "--max-connections",
     type=click.IntRange(1),

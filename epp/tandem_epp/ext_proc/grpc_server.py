@@ -12,8 +12,8 @@ import grpc
 import grpc.aio
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.held_bytes import HeldBytes
 
-from ..http2.held_bytes import HeldBytes
 from . import ext_proc_pb2 as pb
 from .access_log import AccessLogService, BrokenAnswer
 from .body_deadlines import BODY_SECONDS, BodyDeadlines

@@ -19,10 +19,10 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.held_bytes import HeldBytes
 
 from ..http2.errors import CallFault, Status
 from ..http2.health import HealthService
-from ..http2.held_bytes import HeldBytes
 from ..http2.limits import Limits
 from ..http2.pieces import Pieces
 from ..http2.server import Server

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol
 
-from ..http2.held_bytes import HeldBytes
+from tandem_contract.held_bytes import HeldBytes
+
 from . import messages
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"

@@ -29,9 +29,9 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from tandem_contract import headers as wire
+from tandem_contract.held_bytes import HeldBytes
 
 from ..answered_model import AnsweredModel
-from ..http2.held_bytes import HeldBytes
 from ..http2.pieces import Pieces
 from .bodies import answer_body, answer_trailers, split
 from .messages import (

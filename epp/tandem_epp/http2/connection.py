@@ -19,6 +19,8 @@ for what the peer sent. A peer that exceeds them is told ENHANCE_YOUR_CALM.
 from collections import OrderedDict
 from typing import Final
 
+from tandem_contract.held_bytes import STREAM_BYTES, HeldBytes
+
 from .control import ControlFrames
 from .errors import ConnectionFault, ErrorCode, StreamFault
 from .flow import ReceiveWindow
@@ -37,7 +39,6 @@ from .frames import (
     without_padding,
 )
 from .headers import TABLE_SIZE, BlockCache
-from .held_bytes import STREAM_BYTES, HeldBytes
 from .limits import (
     DEFAULT_WINDOW,
     FRAMES_PER_CONTENT,

@@ -5,6 +5,8 @@ Part of `connection.Connection`, whose streams and budgets these methods change.
 
 from typing import TYPE_CHECKING, Final
 
+from tandem_contract.held_bytes import STREAM_BYTES
+
 from .errors import ConnectionFault, ErrorCode, MalformedFields, StreamFault
 from .frames import (
     ACK,
@@ -22,7 +24,6 @@ from .frames import (
     without_padding,
 )
 from .headers import BlockCache, HeaderDecoder
-from .held_bytes import STREAM_BYTES
 from .limits import (
     DEFAULT_FRAME,
     FRAMES_PER_CONTENT,

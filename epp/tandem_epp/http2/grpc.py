@@ -7,9 +7,10 @@ compressed flag is answered with UNIMPLEMENTED.
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from tandem_contract.held_bytes import HeldBytes
+
 from .errors import CallFault, Status
 from .headers import encode
-from .held_bytes import HeldBytes
 from .pieces import LARGE, Pieces
 
 CONTENT_TYPE: Final = "application/grpc"

@@ -9,11 +9,12 @@ their own windows.
 from collections import deque
 from collections.abc import Callable
 
+from tandem_contract.held_bytes import HeldBytes
+
 from .errors import ConnectionFault, ErrorCode
 from .flow import SendWindow
 from .frames import END_STREAM, HEADER, FrameType, headers
 from .headers import EMPTY_TABLE
-from .held_bytes import HeldBytes
 from .limits import DEFAULT_FRAME, DEFAULT_WINDOW, Limits
 from .stream import Stream
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from ssl import SSLContext
 from typing import Final, cast
 
+from tandem_contract.held_bytes import HeldBytes
+
 from .connection import Connection
 from .either import EitherListener, bound_port
 from .errors import ConnectionFault, ErrorCode
 from .headers import BlockCache
 from .health import HTTP1_STARTS, HealthService
-from .held_bytes import HeldBytes
 from .limits import Limits
 from .session import Call, GrpcSession, Service
 

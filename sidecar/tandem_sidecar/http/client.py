@@ -69,7 +69,8 @@ class ClientConnection:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._reader = RequestReader(server.limits.head, server.limits.body)
+        self._reader = RequestReader(server.limits.head, server.limits.body, server.held)
+        self._held_body = 0  # bytes of the body of the request that is being served
         self._milestones = 0
         self._active: ActiveRequest | None = None
         self._upgraded: UpgradedRequest | None = None
@@ -101,7 +102,7 @@ class ClientConnection:
 
     def finish(self, *, keep: bool) -> None:
         """End the response; `keep` the connection open for the next request."""
-        self._busy, self._active = False, None
+        self._end_request()
         # After a half-close no further request can come.
         if not keep or self._at_eof:
             self.close()
@@ -114,7 +115,8 @@ class ClientConnection:
     def abort(self) -> None:
         """Reset the connection, so that the client sees a truncated body even without a length."""
         # Cleared first: `connection_lost` must not report a disconnect to the request that aborts.
-        self._busy, self._active, self._upgraded = False, None, None
+        self._end_request()
+        self._upgraded = None
         self._closing = True
         raw = self._transport.get_extra_info("socket")
         if raw is not None and not self._transport.is_closing():
@@ -302,7 +304,9 @@ class ClientConnection:
         self._pumping = True
         while requests and not self._busy and not self._closing:
             self._busy = True
-            active = self._server.handler.handle(requests.popleft(), self)
+            request = requests.popleft()
+            self._held_body = len(request.body)
+            active = self._server.handler.handle(request, self)
             # `_busy` is false again if the request was answered, and ended, within `handle`.
             if self._busy and active is not None:
                 self._active = active
@@ -331,10 +335,15 @@ class ClientConnection:
             self._transport.write_eof()
 
     def _disconnect(self) -> None:
-        active, self._active = self._active, None
+        active = self._active
+        self._end_request()
         self._upgraded = None
-        self._busy = False
         self._closing = True
-        self._reader.requests.clear()
+        self._reader.close()
         if active is not None:
             active.client_disconnected()
+
+    def _end_request(self) -> None:
+        self._busy, self._active = False, None
+        self._server.held.give_back(self._held_body)
+        self._held_body = 0

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 import httptools
 import msgspec
 
-from tandem_contract import body_coding
+from tandem_contract import body_coding, headers
+from tandem_contract.held_bytes import HeldBytes
 
 from .messages import Headers, Request, listed_in_connection
 
@@ -23,6 +24,7 @@ MAX_PIPELINED: Final = 64
 """Largest number of requests waiting for an answer; one read could contain thousands."""
 PROGRESS: Final = 64 * 1024
 """Bytes of a body after which the client's deadline is extended."""
+_RETRY_SOON: Final = f"{headers.RETRY_AFTER}: 1\r\n".encode()
 _CONTENT_ENCODING: Final = body_coding.CONTENT_ENCODING.encode()
 _LOOKED_AT: Final = frozenset(
     {b"content-length", b"transfer-encoding", b"expect", _CONTENT_ENCODING}
@@ -41,8 +43,9 @@ class Refusal(NamedTuple):
 class RequestReader:
     """Turns the bytes of one client into complete requests, in order, in `requests`."""
 
-    def __init__(self, max_head: int, max_body: int) -> None:
-        """Limits in bytes; `max_head` covers the request line and the headers together."""
+    def __init__(self, max_head: int, max_body: int, held: HeldBytes | None = None) -> None:
+        """Limits in bytes; `max_head` covers the request line and the headers together. `held`
+        counts the bodies: the caller who takes a request from `requests` gives its body back."""
         self.requests: deque[Request] = deque()
         self.refusal: Refusal | None = None
         """Set once, by the first request that cannot be served; later bytes are ignored."""
@@ -56,6 +59,9 @@ class RequestReader:
         """Grows when a request begins, when its head ends, and every `PROGRESS` bytes of body."""
         self._max_head = max_head
         self._max_body = max_body
+        self._held = held or HeldBytes()
+        self._held_body = 0
+        """Bytes of the current body that are counted in `held`."""
         self._parser = httptools.HttpRequestParser(self)
         self._upgrade_request: Request | None = None
         self._version = ""
@@ -104,6 +110,12 @@ class RequestReader:
         """The engine did not switch protocols: parse the retained bytes as requests."""
         self.switching = False
         self.feed(self.take_after_upgrade())
+
+    def close(self) -> None:
+        """The client is gone: drop what was read, and the requests that wait."""
+        self._drop_body()
+        while self.requests:
+            self._held.give_back(len(self.requests.popleft().body))
 
     def take_after_upgrade(self) -> bytes:
         """Remove and return the bytes that followed the upgrade request."""
@@ -160,7 +172,13 @@ class RequestReader:
         if size > self._max_body:
             self._too_large()
         elif self.refusal is None:
-            self._keep(data)
+            length = int(self._values.get(b"content-length", b"0"))
+            if self._held.take(len(data), of=max(size, length)):
+                self._held_body = size
+                self._keep(data)
+            else:
+                problem = "the requests of all clients take too much memory: try again"
+                self.refuse(503, problem, _RETRY_SOON)
 
     def on_message_complete(self) -> None:
         request = Request(
@@ -186,6 +204,8 @@ class RequestReader:
             self.refuse(429, f"more than {MAX_PIPELINED} pipelined requests wait for an answer")
         if self.refusal is None:
             self.requests.append(request)
+            # From here on the body is counted until the request is answered.
+            self._held_body = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -196,6 +216,8 @@ class RequestReader:
         self._body_size = 0
 
     def _drop_body(self) -> None:
+        self._held.give_back(self._held_body)
+        self._held_body = 0
         self._first = b""
         self._buffer: BytesIO | None = None
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
+from tandem_contract.held_bytes import HeldBytes
+
 from .client import ActiveRequest, ClientConnection, UpgradedRequest
 from .messages import Request
 
@@ -27,6 +29,11 @@ class Limits:
 
     body: int = 32 * 1024 * 1024
     """Largest request body; a larger one gets a 413."""
+    held: int | None = None
+    """Bytes of request bodies that all clients together may have here, from the first byte of an
+    upload to the end of the answer; a body beyond it gets a 503, and an eighth is kept for bodies
+    of up to 256 KiB. None: a quarter of the container's memory, at most 512 MiB. Too low: bursts of
+    long prompts are refused; too high: unfinished uploads end the process for want of memory."""
     head: int = 64 * 1024
     """Largest request line and headers together; longer ones get a 431."""
     request_seconds: float = 30.0
@@ -57,11 +64,14 @@ class Server:
         handler: Handler,
         limits: Limits,
         tls: Callable[[], ssl.SSLContext] | None = None,
+        held: HeldBytes | None = None,
     ) -> None:
-        """`tls` returns the context for each new connection; None: plain TCP."""
+        """`tls` returns the context for each new connection; None: plain TCP. `held` counts the
+        request bodies; None: without a limit."""
         self.handler = handler
         self._tls = tls
         self.limits = limits
+        self.held = held or HeldBytes()
         self.clients: set[ClientConnection] = set()
         self.unsent: set[ClientConnection] = set()
         """Connections with unsent bytes, and those that are closing."""

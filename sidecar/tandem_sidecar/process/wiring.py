@@ -11,6 +11,8 @@ from typing import Any
 from tandem_contract import metrics as names
 from tandem_contract import otlp
 from tandem_contract.commandline import HostPort
+from tandem_contract.held_bytes import HeldBytes
+from tandem_contract.memory_limit import default_held_bytes, least_held_bytes
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.server_tls import ServerTls
 
@@ -93,7 +95,8 @@ class DataPath:
     def serve(self, handler: Handler, listen_tls: ServerTls | None) -> Server:
         """A server of `handler`'s requests, which listens nowhere yet."""
         tls = None if listen_tls is None else lambda: listen_tls.context
-        server = Server(handler, self.context.settings.limits, tls)
+        settings = self.context.settings
+        server = Server(handler, settings.limits, tls, HeldBytes(_held_limit(settings)))
         _add_gauges(self.metrics, self.lifecycle, server, self.breakers)
         return server
 
@@ -169,6 +172,12 @@ def _tracer(
     return tracer
 
 
+def _held_limit(settings: Settings) -> int:
+    """Bytes of request bodies that this process may hold; by default the workers share them."""
+    body, held = settings.limits.body, settings.limits.held
+    return held or max(default_held_bytes(body) // settings.workers, least_held_bytes(body))
+
+
 def _add_gauges(metrics: Metrics, lifecycle: Lifecycle, server: Server, breakers: Breakers) -> None:
     """Gauges computed at each scrape; a supervisor adds up those of its workers."""
     metrics.add_gauge(
@@ -180,6 +189,16 @@ def _add_gauges(metrics: Metrics, lifecycle: Lifecycle, server: Server, breakers
         "tandem_sidecar_connections",
         "Open client connections.",
         lambda: [((), float(len(server.clients)))],
+    )
+    metrics.add_gauge(
+        "tandem_sidecar_held_bytes",
+        "Bytes of the request bodies of all clients.",
+        lambda: [((), float(server.held.size))],
+    )
+    metrics.add_gauge(
+        "tandem_sidecar_held_limit_bytes",
+        "Bytes of request bodies beyond which a further one is answered with 503.",
+        lambda: [((), float(server.held.limit))],
     )
     metrics.add_gauge(
         "tandem_sidecar_tunnels",

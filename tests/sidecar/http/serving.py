@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.held_bytes import HeldBytes
 from tandem_contract.server_tls import ServerTls
 from tandem_sidecar.http.messages import Request, response_bytes
 from tandem_sidecar.http.server import ActiveRequest, ClientConnection, Limits, Server
@@ -69,10 +70,11 @@ async def serving(
     limits: Limits | None = None,
     reply: Callable[[ReceivedRequest], None] | None = None,
     tls: ServerTls | None = None,
+    held: HeldBytes | None = None,
 ) -> AsyncIterator[Serving]:
     handler = Handler(reply)
     context = None if tls is None else lambda: tls.context
-    server = Server(handler, limits or Limits(), context)
+    server = Server(handler, limits or Limits(), context, held)
     sock = socket.create_server(("127.0.0.1", 0))
     server.listen([sock])
     try:

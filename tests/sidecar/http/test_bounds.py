@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from tandem_contract.held_bytes import HeldBytes
 from tandem_sidecar.http.server import ClientConnection, Limits, Server
 
 from ..wire import wire
@@ -57,6 +58,75 @@ async def test_a_slow_body_is_timed_out() -> None:
         assert (await client.response()).status == 408
         dribbling.cancel()
         assert service.handler.requests.empty()
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_unfinished_uploads_are_bounded_over_all_connections(chunked: bool) -> None:
+    held = HeldBytes(8 * MIB)
+    async with contextlib.AsyncExitStack() as stack:
+        service = await stack.enter_async_context(serving(held=held))
+        clients = [await stack.enter_async_context(wire(service.address)) for _ in range(16)]
+        head, body = (
+            (b"transfer-encoding: chunked", b"%x\r\n%b" % (MIB, bytes(MIB)))
+            if chunked
+            else (b"content-length: %d" % (2 * MIB), bytes(MIB))
+        )
+        for client in clients:
+            client.send(b"POST / HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n%b" % (head, body))
+        refusals = [asyncio.ensure_future(client.response()) for client in clients]
+        async with asyncio.timeout(10):
+            # An eighth of the limit is kept for small requests.
+            while sum(refusal.done() for refusal in refusals) < 9:
+                await asyncio.wait(
+                    [refusal for refusal in refusals if not refusal.done()],
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+        answers = [refusal.result() for refusal in refusals if refusal.done()]
+        assert {answer.status for answer in answers} == {503}
+        assert {answer.headers["retry-after"] for answer in answers} == {"1"}
+        assert held.size <= 7 * MIB
+        # Small requests pass, however many.
+        small = await stack.enter_async_context(wire(service.address))
+        for _ in range(50):
+            small.send(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello")
+            (await service.next()).answer()
+            assert (await small.response()).status == 200
+        for refusal in refusals:
+            refusal.cancel()
+    assert held.size == 0
+
+
+@pytest.mark.parametrize("end", ["answered", "aborted", "left", "pipelined"])
+async def test_a_body_is_counted_until_its_request_ends(end: str) -> None:
+    held = HeldBytes(8 * MIB)
+    async with serving(held=held) as service, wire(service.address) as client:
+        request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n" + bytes(1000)
+        client.send(request)
+        received = await service.next()
+        assert held.size == 1000
+        match end:
+            case "answered":
+                received.answer()
+                assert (await client.response()).status == 200
+            case "aborted":
+                received.client.abort()
+            case "left":
+                received.survives_half_close = False
+                client.writer.close()
+                async with asyncio.timeout(10):
+                    await received.disconnect.wait()
+            case "pipelined":
+                # The second request is read and waits.
+                client.send(request)
+                async with asyncio.timeout(10):
+                    while held.size < 2000:
+                        await asyncio.sleep(0)
+                    received.client.abort()
+                    await service.server.closed()
+        assert held.size == 0
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_epp.memory_limit import (
+from tandem_contract.memory_limit import (
     LARGEST_DEFAULT,
     container_limit,
     default_held_bytes,

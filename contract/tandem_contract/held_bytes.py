@@ -1,5 +1,5 @@
-"""How many bytes of peers this process holds, over all streams and connections, and the most that
-it may.
+"""How many bytes of its clients a process (EPP, sidecar, router) holds, over all streams and
+connections, and the most that it may.
 
 Bounds of a stream or a connection do not bound the process: a peer opens as many as it likes. So
 whatever waits in memory for a peer is counted here: what a peer may still add to is refused beyond

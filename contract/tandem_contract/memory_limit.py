@@ -1,4 +1,4 @@
-"""How many bytes the EPP holds for its peers, where no flag says it.
+"""How many bytes a process holds for its clients, where no flag says it.
 
 A body is in memory up to three times for a moment, when it is joined and sent on, and the prefix
 index and all else need room too: so bodies get a quarter of the container's memory. More than

@@ -163,15 +163,16 @@ def make_pair(
     directory: Path,
     *,
     adapters: Mapping[str, Path] | None = None,
+    prefill_args: Sequence[str] = (),
     decode_args: Sequence[str] = (),
     **transfer: Any,
 ) -> tuple[Vllm, Vllm]:
     """A prefill and a decode engine, not started; their logs go to `directory`.
 
-    `adapters`: LoRA adapters that both engines load, name → directory. `decode_args`: additional
-    arguments of the decode engine alone. `transfer`: fields of spec.transfer.
+    `adapters`: LoRA adapters that both engines load, name → directory. `prefill_args` and
+    `decode_args`: additional arguments of one engine alone. `transfer`: fields of spec.transfer.
     """
-    prefill, decode = pods(_pools(model, adapters or {}, decode_args, transfer))
+    prefill, decode = pods(_pools(model, adapters or {}, prefill_args, decode_args, transfer))
     listening = {
         pod["metadata"]["name"]: [
             port["containerPort"] for c in pod["spec"]["containers"] for port in c["ports"]
@@ -188,6 +189,7 @@ def make_pair(
 def _pools(
     model: Path,
     adapters: Mapping[str, Path],
+    prefill_args: Sequence[str],
     decode_args: Sequence[str],
     transfer: Mapping[str, Any],
 ) -> Any:
@@ -212,7 +214,7 @@ def _pools(
     prefill = {
         "model": source,
         "accelerator": {"count": 0},
-        "engine": engine,
+        "engine": engine | {"extraArgs": [*engine["extraArgs"], *prefill_args]},
         "transfer": {"bufferDevice": "cpu", "leaseDuration": f"{LEASE:.0f}s", **transfer},
     }
     arguments = {"extraArgs": [*engine["extraArgs"], *decode_args], "env": engine["env"]}

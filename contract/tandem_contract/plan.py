@@ -9,6 +9,8 @@ may sign at once. Among the keys that may sign, the greatest name signs (string 
 verify. So a rotation loses nothing: the new key is distributed before its time, and the old key is
 removed after the last plan that it signed has expired.
 
+A plan holds at the pods that it names, and a sidecar follows it once (`security.route` there).
+
 A prefill leg to a unified pod carries a proof of the same form, signed by the decode pod's sidecar
 (`prove_prefill`): the sidecar of the unified pod removes the transfer parameters of all requests
 without one. It names one pod and one attempt, and cannot be used as a plan for a split.
@@ -96,6 +98,10 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     timeouts: Timeouts = NO_TIMEOUTS
     """Take precedence over the sidecar's own. A sidecar that does not know the field ignores it;
     the plan of an EPP that does not know it has none."""
+    alternates: tuple[Target, ...] | None = None
+    """The other pods that Envoy may send the request to when `decode` fails. A sidecar refuses a
+    plan that names its pod in neither. None, from an EPP that does not know the field: the plan
+    holds at every pod."""
 
 
 _decoder: Final = msgspec.json.Decoder(Plan)
@@ -185,15 +191,15 @@ def prove_prefill(
     return sign(proof, keys, now=now)
 
 
-def proven_target(value: str, keys: Mapping[str, bytes], *, attempt_id: str, now: float) -> Target:
-    """The pod that a proof allows to compute the prefill leg `attempt_id`.
+def verify_proof(value: str, keys: Mapping[str, bytes], *, attempt_id: str, now: float) -> Plan:
+    """The proof in a header value: its `decode` may compute the prefill leg `attempt_id`.
 
     Raises PlanRejected unless it is such a proof, and valid at `now` (Unix seconds).
     """
     plan = verify(value, keys, request_id=attempt_id, now=now)
     if plan.reason != PREFILL_LEG:
         raise PlanRejected("the plan is no proof of a prefill leg")
-    return plan.decode
+    return plan
 
 
 def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float) -> Plan:

@@ -95,6 +95,7 @@ def _plan(
         request_id=request_id,
         expires=now + PLAN_SECONDS,
         timeouts=Timeouts(serving.prefill_timeout, serving.kv_transfer_timeout),
+        alternates=tuple(map(_target, result.decode[1:])),
     )
 
 

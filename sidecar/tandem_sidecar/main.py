@@ -298,12 +298,9 @@ def settings_from(flags: Flags) -> Settings:
     help="OpenTelemetry collector that spans are sent to: by gRPC on port 4317, else over HTTP; "
     "empty: see OTEL_* variables.",
 )
-@click.option(
-    "--worker-sockets",
-    type=WorkerSockets.parse,
-    hidden=True,
-    help="Set by the supervisor for its workers: the sockets they inherit.",
-)
+# Set by the supervisor for its workers: the sockets and the table of plans that they share.
+@click.option("--worker-sockets", type=WorkerSockets.parse, hidden=True)
+@click.option("--used-plans", type=int, hidden=True)
 @llmd_command.options
 @click.pass_context
 def main(ctx: click.Context, /, **flags: Any) -> None:

@@ -80,7 +80,10 @@ class Settings:
     listen_tls: ListenTls | None = None
     """TLS for clients; None: plain TCP."""
     pod_name: str = ""
-    """This pod's name in headers and metrics; empty: its name in the plan, else its address."""
+    """This pod's name in headers, metrics and plans; empty: its name in the plan, else its address.
+    Without it a sidecar behind a translated address takes plans for those of another pod."""
+    used_plans: int | None = None
+    """File descriptor of the table that the workers of a supervisor share (`UsedPlans`)."""
     prefill_timeout: float = 30.0
     """Seconds that all prefill attempts of a request may take together; a timeout in its signed
     plan takes precedence. Too low: fallbacks under load."""

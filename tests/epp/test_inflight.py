@@ -91,7 +91,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
     (tmp_path / "k").write_bytes(KEYS["k"])
     async with AsyncExitStack() as exits:
         harness, engine = Harness(exits), FakeVllm()
-        await harness.start(engine, keys=PlanKeys(tmp_path))
+        await harness.start(engine, keys=PlanKeys(tmp_path), pod_name="u")
         yield Stack(harness, engine)
 
 

@@ -16,7 +16,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.placement import Placement
 from tandem_sidecar.http.messages import Request
-from tandem_sidecar.security.route import Route, parse_allow, route
+from tandem_sidecar.security.route import Route, UsedPlans, parse_allow, route
 
 from ..epp.test_picker import LONG, NOW, PickerSetup
 from ..sidecar.conftest import Harness
@@ -71,7 +71,7 @@ def route_of(*headers: tuple[str, str], keys: dict[str, bytes] | None = None) ->
         http10=False,
         keep_alive=True,
     )
-    return route(request, "r", keys or {}, ALLOW, NOW)
+    return route(request, "r", keys or {}, ALLOW, NOW, is_own=lambda _: True, used=UsedPlans())
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ def _headers(
             request_id=request_id,
             # Twice the timeout, because the clocks of two nodes may differ.
             expires=now + 2 * ATTEMPT_SECONDS,
+            alternates=(),
         )
         headers[wire.PLAN] = sign(plan, plan_keys, now=now)
     return headers

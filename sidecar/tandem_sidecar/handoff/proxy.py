@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import PlanRejected
+from tandem_contract.plan import PlanRejected, Target
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.response_ids import has_tag_of, response_id_in
@@ -24,7 +24,7 @@ from ..bodies.kinds import kind_of, previous_response
 from ..bodies.parse import BadBody, parse_body
 from ..http.messages import Request
 from ..http.server import ActiveRequest, ClientConnection
-from ..security.route import ProvenLeg, Route, proven_leg, rank_of, route
+from ..security.route import ProvenLeg, Route, UsedPlans, proven_leg, rank_of, route
 from .context import GenerationRequest, SidecarContext
 from .generation import apply_single_engine_rules, start_generation, start_passthrough
 from .outbound import client_request_id
@@ -46,6 +46,7 @@ class Proxy:
     def __init__(self, context: SidecarContext, keys: PlanKeys) -> None:
         self._context = context
         self._keys = keys
+        self._used_plans = UsedPlans(context.settings.used_plans)
 
     def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
         """Serve `request` with this pod's engine; None: it is already answered."""
@@ -115,7 +116,8 @@ class Proxy:
         try:
             body = parse_body(request.body)
             # The rules overrule the route: another EPP than Tandem's, or none, may have chosen it.
-            chosen = apply_single_engine_rules(self._route(request, request_id), kind, body)
+            asked_for = self._route(request, request_id, client)
+            chosen = apply_single_engine_rules(asked_for, kind, body)
         except BadBody as err:
             lines = self._refusal_lines(request_id, engine)
             send_error(client, request, 400, str(err), lines, close=False)
@@ -135,20 +137,25 @@ class Proxy:
 
     def _proven_leg(self, request: Request, client: ClientConnection) -> ProvenLeg | None:
         """The prefill leg that `request` is proven to be, and that was signed for this pod."""
+        keys = self._keys
         try:
-            leg = proven_leg(request, self._keys.current, time.time())
-            if leg is None:
-                return None
-            # Without --pod-name the pod is known by the address that the leg came to.
-            own = (self._context.settings.pod_name, client.local_address)
-            if not {leg.target.name, leg.target.address}.isdisjoint(own):
-                return leg
-            reason = "the proof of a prefill leg is for another pod"
+            return proven_leg(
+                *(request, keys.current, time.time()),
+                is_own=lambda target: self._is_own(target, client),
+                used=self._used_plans,
+            )
         except PlanRejected as err:
-            reason = str(err)
-        # It goes on as the request of a client, whose transfer parameters are removed.
-        log.warning("%s", reason, extra={"request_id": client_request_id(request)})
-        return None
+            # It goes on as the request of a client, whose transfer parameters are removed.
+            log.warning("%s", err, extra={"request_id": client_request_id(request)})
+            return None
+
+    def _is_own(self, target: Target, client: ClientConnection) -> bool:
+        """Whether `target`, of something signed, is this pod: by name, or without --pod-name by
+        the address that the request came to."""
+        name = self._context.settings.pod_name
+        if name and target.name in (name, f"{name}_dp{target.rank}"):
+            return True
+        return target.address == client.local_address
 
     def _prefill_for_another(
         self, request: Request, client: ClientConnection, engine: HostPort, leg: ProvenLeg
@@ -162,9 +169,13 @@ class Proxy:
         decode_name = self._context.settings.pod_name or str(engine)
         return ServedBy(request_id, RoutingPath.UNIFIED, decode_name).encode()
 
-    def _route(self, request: Request, request_id: str) -> Route:
-        settings = self._context.settings
-        chosen = route(request, request_id, self._keys.current, settings.allow, time.time())
+    def _route(self, request: Request, request_id: str, client: ClientConnection) -> Route:
+        settings, keys = self._context.settings, self._keys
+        chosen = route(
+            *(request, request_id, keys.current, settings.allow, time.time()),
+            is_own=lambda target: self._is_own(target, client),
+            used=self._used_plans,
+        )
         if settings.sample_prefillers and not self._keys.current:
             shuffled = random.sample(chosen.candidates, len(chosen.candidates))
             chosen = replace(chosen, candidates=tuple(shuffled))

@@ -32,6 +32,7 @@ from tandem_contract import endpoints
 from ..http.upstream import Pool
 from ..observability import logs
 from ..security.credentials import EngineTls
+from ..security.route import UsedPlans
 from ..settings import Settings
 from .admin import SupervisorAdmin, WorkerSilent, serve_admin
 from .aggregate import Families, cumulative_families, sum_pages
@@ -76,7 +77,11 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
         for_admin = listen(settings.admin, "--admin")
         for listener in (*for_clients, *for_admin):
             stack.callback(listener.close)
-        supervisor = Supervisor(settings, WorkerCommand(arguments), for_clients)
+        used_plans = UsedPlans.create()
+        stack.callback(os.close, used_plans)
+        flag = ("--used-plans", str(used_plans))
+        command = WorkerCommand((*arguments, *flag), sockets=(used_plans,))
+        supervisor = Supervisor(settings, command, for_clients)
         signals = StopSignals()
         signals.install()
         tls = EngineTls(settings.tls, settings.engine)

@@ -5,14 +5,19 @@
     no keys, header inside the allow-list   prefill_then_decode
     anything else                           unified
 
-Pure: keys, allow-list and time are arguments; `security.credentials` reads the keys.
+Keys, allow-list, time and the table of used plans are arguments; `security.credentials` reads the
+keys.
 """
 
 import ipaddress
-from collections.abc import Mapping
+import mmap
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from struct import Struct
 from typing import Final
+from zlib import crc32
 
 import msgspec
 
@@ -25,8 +30,8 @@ from tandem_contract.plan import (
     PlanRejected,
     Target,
     Timeouts,
-    proven_target,
     verify,
+    verify_proof,
 )
 
 from ..http.messages import Request
@@ -41,6 +46,16 @@ _PROOF: Final = headers.PREFILL_PROOF.encode()
 _REQUEST_ID: Final = headers.REQUEST_ID.encode()
 _DATA_PARALLEL: Final = headers.DATA_PARALLEL_HOST_PORT.encode()
 _PREFILLERS: Final = headers.PREFILLER_HOST_PORT.encode()
+
+_BUCKETS: Final = 1 << 15
+"""With four places each: 1,000 plans a second, each for the two minutes of its life."""
+_RECORD: Final = Struct("<12sI")
+"""A plan, and its end: the Unix second after which it may be forgotten."""
+_BUCKET: Final = Struct("<" + "12xI" * 4)
+"""The ends of its four records."""
+_TABLE_BYTES: Final = _BUCKETS * _BUCKET.size
+_MAC_CHARACTERS: Final = 12
+"""Of the MAC's 22: 72 bits, which two plans never share."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -113,17 +128,59 @@ def parse_allow(entries: tuple[str, ...]) -> AllowList:
     return AllowList(tuple(networks), frozenset(addresses))
 
 
+class UsedPlans:
+    """Which signed plans were used: each splits one request.
+
+    A table of fixed size. All workers of a sidecar share it: a repeated plan may reach another one.
+
+        bucket, by CRC-32 of the MAC:  4 × [ 12 bytes of the MAC | 4 bytes: when it may go ]
+
+    A place is written over once its plan has expired, or when the bucket is full: then the plan
+    that expires first is forgotten early. Two workers that look at the same moment may both accept
+    a plan; without a lock no worker can hold up another one.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """`descriptor`: the table that a supervisor has made; None: this process serves alone."""
+        self._memory = mmap.mmap(-1 if descriptor is None else descriptor, _TABLE_BYTES)
+
+    @staticmethod
+    def create() -> int:
+        """Make a table for several processes; returns its file descriptor, which they inherit."""
+        descriptor = os.memfd_create("tandem-used-plans")
+        os.ftruncate(descriptor, _TABLE_BYTES)
+        return descriptor
+
+    def use(self, plan: str, expires: float, now: float) -> bool:
+        """Whether `plan`, a header whose signature holds until `expires` (Unix seconds), is used
+        for the first time; it counts as used from now on."""
+        mac = plan[-_MAC_CHARACTERS:].encode()
+        start = crc32(mac) % _BUCKETS * _BUCKET.size
+        first, second, third, fourth = ends = _BUCKET.unpack_from(self._memory, start)
+        at = self._memory.find(mac, start, start + _BUCKET.size)
+        if at >= 0 and ends[(at - start) // _RECORD.size] >= now:
+            return False
+        # The end of an empty place is 0, and most buckets have one.
+        place = 0 if first == 0 else ends.index(min(first, second, third, fourth))
+        _RECORD.pack_into(self._memory, start + place * _RECORD.size, mac, int(expires) + 1)
+        return True
+
+
 def route(
     request: Request,
     request_id: str,
     keys: Mapping[str, bytes],
     allow: AllowList,
     now: float,
+    *,
+    is_own: Callable[[Target], bool],
+    used: UsedPlans,
 ) -> Route:
     """The route of `request`.
 
     `now`: Unix seconds, for the plan's expiry. `request_id`: the id that the plan must be signed
-    for, so that a plan cannot be used for another request.
+    for, so that a plan cannot be used for another request. `is_own`: whether a plan's target is
+    this pod. `used`: the plans that were followed before; this one is added.
     """
     try:
         plan = request.single(_PLAN)
@@ -134,7 +191,11 @@ def route(
             # An unsigned header without a plan is verified as an empty plan, and rejected: with
             # keys, a client must not be able to choose a prefill pod.
             value = (plan or b"").decode("ascii")
-            return _route_of_plan(verify(value, keys, request_id=request_id, now=now))
+            verified = verify(value, keys, request_id=request_id, now=now)
+            _check_pod(verified, is_own)
+            if not used.use(value, verified.expires, now):
+                raise PlanRejected("the plan was used before")
+            return _route_of_plan(verified)
         if prefillers is not None:
             return _route_of_header(prefillers.decode("ascii"), allow)
     except (PlanRejected, ValueError) as err:
@@ -148,13 +209,20 @@ class ProvenLeg(msgspec.Struct, frozen=True, gc=False):
     attempt_id: str
     """Its request id, by which the engines of both pods match the legs."""
     target: Target
-    """The pod that it was signed for."""
+    """This pod, as the proof names it."""
 
 
-def proven_leg(request: Request, keys: Mapping[str, bytes], now: float) -> ProvenLeg | None:
+def proven_leg(
+    request: Request,
+    keys: Mapping[str, bytes],
+    now: float,
+    *,
+    is_own: Callable[[Target], bool],
+    used: UsedPlans,
+) -> ProvenLeg | None:
     """The prefill leg that `request` is; None without a proof, or without keys to check it.
 
-    `now`: Unix seconds. Raises PlanRejected for a proof that does not hold.
+    The arguments are those of `route`. Raises PlanRejected for a proof that does not hold here.
     """
     try:
         proof, attempt_id = request.single(_PROOF), request.single(_REQUEST_ID)
@@ -163,8 +231,12 @@ def proven_leg(request: Request, keys: Mapping[str, bytes], now: float) -> Prove
         value, identity = proof.decode("ascii"), (attempt_id or b"").decode("latin-1")
     except ValueError as err:
         raise PlanRejected(f"the proof of a prefill leg is malformed: {err}") from err
-    target = proven_target(value, keys, attempt_id=identity, now=now)
-    return ProvenLeg(identity, target)
+    plan = verify_proof(value, keys, attempt_id=identity, now=now)
+    if not is_own(plan.decode):
+        raise PlanRejected("the proof of a prefill leg is for another pod")
+    if not used.use(value, plan.expires, now):
+        raise PlanRejected("the proof of a prefill leg was used before")
+    return ProvenLeg(identity, plan.decode)
 
 
 def rank_of(request: Request, arrived: int, first_port: int) -> int:
@@ -180,6 +252,17 @@ def rank_of(request: Request, arrived: int, first_port: int) -> int:
         return parse_host_port(value.decode("ascii")).port - first_port
     except ValueError:
         raise ValueError(f"{headers.DATA_PARALLEL_HOST_PORT} is not HOST:PORT") from None
+
+
+def _check_pod(plan: Plan, is_own: Callable[[Target], bool]) -> None:
+    """Raises PlanRejected if Envoy may not send the request to this pod."""
+    if plan.alternates is None or is_own(plan.decode):
+        return
+    if not any(is_own(target) for target in plan.alternates):
+        raise PlanRejected(
+            f"the plan is for the pod {plan.decode.name} at {plan.decode.address}: if that is this"
+            " pod, behind a translated address, start its sidecar with --pod-name and that name"
+        )
 
 
 def _route_of_plan(plan: Plan) -> Route:

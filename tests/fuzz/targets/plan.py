@@ -13,7 +13,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, PlanRejected, Target, plan_head, sign, verify
 from tandem_contract.plan_mac import signed
 from tandem_sidecar.http.messages import Request
-from tandem_sidecar.security.route import AllowList, Route, route
+from tandem_sidecar.security.route import AllowList, Route, UsedPlans, route
 
 _NOW = 1_700_000_000.0
 _ID = "request-1"
@@ -88,4 +88,4 @@ def _routed(value: str) -> Route:
         (headers.PREFILLER_HOST_PORT.encode(), b"10.0.0.2:8000"),
     ]
     request = Request(b"POST", b"/v1/completions", fields, dict(fields), b"", False, True)
-    return route(request, _ID, _KEYS, _EVERYWHERE, _NOW)
+    return route(request, _ID, _KEYS, _EVERYWHERE, _NOW, is_own=lambda _: True, used=UsedPlans())

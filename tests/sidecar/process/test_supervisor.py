@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import trustme
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Plan, Target, sign
 from tandem_sidecar.process import supervisor
 from tandem_sidecar.process.reload import Source
 from tandem_sidecar.process.supervisor import Supervisor
@@ -121,6 +124,34 @@ async def test_a_killed_worker_is_replaced_and_requests_of_the_other_go_on() -> 
         assert ends.count(REST) == len(answers) - before[victim]
         async with workers.http.post(workers.server.url(), data=STREAM) as fresh:
             assert fresh.status == 200
+
+
+async def test_a_plan_that_one_worker_has_followed_is_refused_by_the_others(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "k").write_bytes(b"0123456789abcdef")
+    flags = ("--plan-key-dir", str(tmp_path), "--pod-name", "decode-0")
+    async with two_workers(*flags) as workers:
+        plan = Plan(
+            RoutingPath.FAST_DECODE,
+            "cached",
+            Target("decode-0", ""),
+            request_id="r1",
+            expires=time.time() + 60,
+            alternates=(),
+        )
+        value = sign(plan, {"k": b"0123456789abcdef"}, now=time.time())
+        headers = {"x-request-id": "r1", "x-tandem-plan": value}
+        workers.go.set()
+        paths = []
+        # Each on a connection of its own, so that both workers get some.
+        for _ in range(20):
+            async with workers.http.post(
+                workers.server.url(), data=STREAM, headers=headers
+            ) as answer:
+                assert answer.status == 200
+                paths.append(answer.headers["x-continuum-routing-path"])
+        assert paths == ["fast_decode"] + ["unified"] * 19
 
 
 async def test_all_workers_reload_and_a_drain_waits_for_all(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tandem_sidecar.security.route import (
     Candidate,
     ProvenLeg,
     Route,
+    UsedPlans,
     parse_allow,
     proven_leg,
     route,
@@ -30,7 +31,39 @@ def request(*headers: tuple[str, str]) -> Request:
 
 
 def routed(*headers: tuple[str, str], keys: dict[str, bytes] | None = None) -> Route:
-    return route(request(*headers), "r1", keys or {}, ALLOW, NOW)
+    return choose(request(*headers), keys=keys)
+
+
+def choose(
+    sent: Request,
+    request_id: str = "r1",
+    *,
+    keys: dict[str, bytes] | None = None,
+    pod: str = "10.0.0.9:8000",
+    used: UsedPlans | None = None,
+) -> Route:
+    """The route of `sent` at the pod with the address `pod`."""
+    return route(
+        *(sent, request_id, keys or {}, ALLOW, NOW),
+        is_own=lambda target: target.address == pod,
+        used=used or UsedPlans(),
+    )
+
+
+def proven(
+    sent: Request,
+    now: float = NOW,
+    *,
+    keys: dict[str, bytes] = KEYS,
+    pod: str = "10.0.0.5:8000",
+    used: UsedPlans | None = None,
+) -> ProvenLeg | None:
+    """The leg that `sent` is at the pod with the address `pod`."""
+    return proven_leg(
+        *(sent, keys, now),
+        is_own=lambda target: target.address == pod,
+        used=used or UsedPlans(),
+    )
 
 
 def plan(path: RoutingPath = SPLIT, **changes: object) -> Plan:
@@ -75,6 +108,52 @@ def test_a_plan_without_a_split_has_no_candidates() -> None:
     signed = sign(plan(RoutingPath.FAST_DECODE), KEYS, now=NOW)
     result = routed(("x-tandem-plan", signed), keys=KEYS)
     assert (result.path, result.candidates) == (RoutingPath.FAST_DECODE, ())
+
+
+OTHERS = (Target("decode-2", "10.0.0.10:8000"), Target("decode-3", "10.0.0.11:8000"))
+
+
+@pytest.mark.parametrize(
+    ("alternates", "pod", "holds"),
+    [
+        ((), "10.0.0.9:8000", True),
+        ((), "10.0.0.10:8000", False),
+        (OTHERS, "10.0.0.9:8000", True),
+        # Envoy retries at an alternate when the first pod cannot be reached.
+        (OTHERS, "10.0.0.11:8000", True),
+        (OTHERS, "10.0.0.12:8000", False),
+        # An EPP of an older version does not state them.
+        (None, "10.0.0.12:8000", True),
+    ],
+)
+def test_a_plan_holds_at_the_pods_that_it_names(
+    alternates: tuple[Target, ...] | None, pod: str, holds: bool
+) -> None:
+    signed = sign(plan(alternates=alternates), KEYS, now=NOW)
+    chosen = choose(request(("x-tandem-plan", signed)), keys=KEYS, pod=pod)
+    assert (chosen.path is SPLIT, bool(chosen.candidates)) == (holds, holds)
+    if not holds:
+        assert (chosen.reason, "for the pod decode-1" in (chosen.error or "")) == (
+            "not_trusted",
+            True,
+        )
+
+
+@pytest.mark.parametrize("alternates", [(), None], ids=["this version", "an older one"])
+def test_a_plan_is_followed_once(alternates: tuple[Target, ...] | None) -> None:
+    used = UsedPlans()
+    first = request(("x-tandem-plan", sign(plan(alternates=alternates), KEYS, now=NOW)))
+    later = plan(alternates=alternates, expires=NOW + 2)
+    again = request(("x-tandem-plan", sign(later, KEYS, now=NOW)))
+    # At another pod it neither holds nor counts as used.
+    if alternates is not None:
+        assert choose(first, keys=KEYS, pod="10.0.0.12:8000", used=used).path is not SPLIT
+    assert choose(first, keys=KEYS, used=used).path is SPLIT
+    repeated = choose(first, keys=KEYS, used=used)
+    assert (repeated.path, repeated.candidates) == (RoutingPath.UNIFIED, ())
+    assert repeated.error == "the plan was used before"
+    # A client may send its id again: the router has decided anew.
+    assert choose(again, keys=KEYS, used=used).path is SPLIT
 
 
 def test_the_previous_key_still_verifies() -> None:
@@ -153,9 +232,18 @@ def proof(keys: dict[str, bytes] = KEYS, seconds: float = 90.0) -> str:
 
 
 def test_a_prefill_leg_is_proven_for_one_pod_and_attempt() -> None:
-    assert proven_leg(leg(proof()), KEYS, NOW) == ProvenLeg("r1-a", UNIFIED_POD)
-    assert proven_leg(request(("x-request-id", "r1-a")), KEYS, NOW) is None
-    assert proven_leg(leg(proof()), {}, NOW) is None, "no key to check it with"
+    assert proven(leg(proof())) == ProvenLeg("r1-a", UNIFIED_POD)
+    assert proven(request(("x-request-id", "r1-a"))) is None
+    assert proven(leg(proof()), keys={}) is None, "no key to check it with"
+
+
+def test_a_proof_holds_at_one_pod_and_once() -> None:
+    used = UsedPlans()
+    with pytest.raises(PlanRejected, match="for another pod"):
+        proven(leg(proof()), pod="10.0.0.6:8000", used=used)
+    assert proven(leg(proof()), used=used) is not None
+    with pytest.raises(PlanRejected, match="used before"):
+        proven(leg(proof()), used=used)
 
 
 @pytest.mark.parametrize(
@@ -171,12 +259,12 @@ def test_a_prefill_leg_is_proven_for_one_pod_and_attempt() -> None:
 )
 def test_a_proof_that_does_not_hold_is_rejected(sent: Request, now: float) -> None:
     with pytest.raises(PlanRejected):
-        proven_leg(sent, KEYS, now)
+        proven(sent, now)
 
 
 def test_a_proof_is_no_plan_for_a_split() -> None:
     sent = request(("x-tandem-plan", proof()))
-    chosen = route(sent, "r1-a", KEYS, ALLOW, NOW)
+    chosen = choose(sent, "r1-a", keys=KEYS, pod=UNIFIED_POD.address)
     assert (chosen.path, chosen.candidates) == (RoutingPath.UNIFIED, ())
 
 

@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.plan_keys import PlanKeys
 from tandem_operator.routing.envoy.http_filters import BodyMode
 from tandem_sidecar.process.run import start
-from tandem_sidecar.security.credentials import PlanKeys
 from tandem_sidecar.settings import Settings
 
 from ..sidecar.peers import FakeResponses

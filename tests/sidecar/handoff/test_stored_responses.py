@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.response_ids import has_tag_of
-from tandem_sidecar.security.credentials import PlanKeys
 
 from ..conftest import Harness
 from ..peers import FakeResponses

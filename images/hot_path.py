@@ -140,6 +140,7 @@ MODULES: Final = (
     "tandem_epp.scheduling.scheduler",
     "tandem_epp.shared_fleet",
     "tandem_epp.subset_hints",
+    "tandem_epp.tenant_salts",
     "tandem_epp.verdicts",
     "tandem_planner.choice",
     "tandem_planner.cost",

@@ -1,8 +1,8 @@
-"""The router's configuration file: `disaggregated_serving`, `health_checks`, `kv_cache_index` and
-`backends`.
+"""The router's configuration file: `disaggregated_serving`, `health_checks`, `kv_cache_index`,
+`cache_salt` and `backends`.
 
 `load_router_config` reads one YAML file. Fields of an `EndpointPickerConfig` may stand beside these
-four; they belong to the EPP and are passed on in `extra`.
+five; they belong to the EPP and are passed on in `extra`.
 
 Errors: `documents.DocumentError`, with file, line and field.
 """
@@ -17,15 +17,21 @@ from urllib.parse import urlsplit
 import msgspec
 
 from .api_paths import ApiPaths
+from .config_variables import resolve_credentials
 from .documents import Document, DocumentError, load_documents
 from .durations import format_duration, parse_duration
 from .labels import FABRIC_DOMAIN
 from .paths import Role
 
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _UNKNOWN_FIELD: Final = re.compile("Object contains unknown field `(.*)`")
 """Message of msgspec."""
-_KNOWN: Final = ("disaggregated_serving", "health_checks", "kv_cache_index", "backends")
+_KNOWN: Final = (
+    "disaggregated_serving",
+    "health_checks",
+    "kv_cache_index",
+    "cache_salt",
+    "backends",
+)
 
 
 _NO_HANDOFF: Final = "lets no hand-off succeed: write a time above 0"
@@ -128,6 +134,15 @@ class KvCacheIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     storage_offloading: StorageOffloading = msgspec.field(default_factory=StorageOffloading)
 
 
+class CacheSalt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether tenants use each other's cached prefixes."""
+
+    from_header: str | None = None
+    """Header of a request that names its tenant; the proxy in front must set it, or check it. The
+    body then gets a `cache_salt` of the tenant. None: all clients share prefixes. Each tenant
+    computes a common system prompt itself then."""
+
+
 class BackendCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an engine asks of its clients. `repr` does not show it."""
 
@@ -181,6 +196,7 @@ class RouterConfig(msgspec.Struct, frozen=True):
     )
     health_checks: HealthChecks = msgspec.field(default_factory=HealthChecks)
     kv_cache_index: KvCacheIndex = msgspec.field(default_factory=KvCacheIndex)
+    cache_salt: CacheSalt = msgspec.field(default_factory=CacheSalt)
     backends: tuple[Backend, ...] = ()
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
     """The other top-level fields: the EPP's scheduling configuration."""
@@ -207,7 +223,7 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
     data = dict(document.data)
     _resolve_durations(document, data)
     # Before the conversion, which forgets the lines that errors name.
-    _resolve_credentials(document, data, environ)
+    resolve_credentials(document, data, _KNOWN, environ)
     for key in data:
         if not isinstance(key, str):
             raise document.error([key], "is not a field name: field names are text")
@@ -253,33 +269,6 @@ def _resolve_durations(document: Document, data: dict[str, Any]) -> None:
         if seconds == 0:
             raise document.error(path, _DURATIONS[section, name])
         data[section] = {**fields, name: seconds}
-
-
-def _resolve_credentials(document: Document, data: dict[str, Any], env: Mapping[str, str]) -> None:
-    """Replace `${VAR}` by the environment's value in every `credentials`, at any depth."""
-
-    def walk(node: Any, path: tuple[str | int, ...]) -> Any:
-        if isinstance(node, list):
-            return [walk(value, (*path, i)) for i, value in enumerate(node)]
-        if isinstance(node, dict):
-            return {key: walk(value, (*path, key)) for key, value in node.items()}
-        # Only in credentials: a `$` in any other field stays as it is written.
-        if isinstance(node, str) and "credentials" in path:
-            return _expand(document, path, node, env)
-        return node
-
-    for key in _KNOWN:
-        if key in data:
-            data[key] = walk(data[key], (key,))
-
-
-def _expand(
-    document: Document, path: tuple[str | int, ...], text: str, env: Mapping[str, str]
-) -> str:
-    for name in _VARIABLE.findall(text):
-        if name not in env:
-            raise document.error(path, f"${{{name}}} is not set in the environment: export {name}")
-    return _VARIABLE.sub(lambda match: env[match[1]], text)
 
 
 def _check_health_checks(document: Document, checks: HealthChecks) -> None:

@@ -105,8 +105,13 @@ PREFILL_PROOF: Final = "x-tandem-prefill-proof"
 """Decode pod's sidecar → unified pod's sidecar: proves that a request is the prefill leg of a
 hand-off (`plan.prove_prefill`), so that it may keep its kv_transfer_params."""
 
+CLIENT: Final = "x-tandem-client"
+"""Envoy → EPP: the client whose API key the request has, by its name in the Secret. The EPP forms a
+`cache_salt` of it if `cache_salt.from_header` says so, and removes it."""
+
 INTERNAL: Final = frozenset(
     {
+        CLIENT,
         DESTINATION_ENDPOINT,
         PREFILLER_HOST_PORT,
         PLAN,

@@ -23,12 +23,12 @@ from .configuration import Configuration
 from .history import History
 from .kv_events.settings import EventSettings
 from .metrics import Metrics
-from .picker import EndpointPicker
 from .precise import PreciseCollector, PrecisePrefixes
 from .preparer import Preparer
 from .scheduling.config import Routing
 from .settings import Settings
 from .subset_hints import HintlessPicker
+from .tenant_salts import SaltingPicker
 from .turn_taking import TurnTaker
 
 
@@ -43,9 +43,10 @@ class Decisions:
         self.fleet = Fleet()
         self.metrics = Metrics(self.fleet, settings.pool)
         self.history = History(settings.history)
-        picker = EndpointPicker if settings.subset_hints else HintlessPicker
+        picker = SaltingPicker if settings.subset_hints else HintlessPicker
         self.picker = picker(self.fleet, self._routing(), self.metrics, self.history, Random())
         self.picker.plan_keys = plan_keys
+        self.picker.tenant_header = configuration.router.cache_salt.from_header
         self._sidecars = SidecarHandOffs(lambda: self.picker.plan_keys)
         self.warm_ups = WarmUps(
             self.fleet,
@@ -59,7 +60,9 @@ class Decisions:
 
     def preparer(self, turns: TurnTaker | None) -> Preparer:
         """What prepares requests for the picker. `turns`: None if there is one replica."""
-        return Preparer(self.precise, self.picker.rewrites, self.metrics.faults, turns)
+        return Preparer(
+            self.precise, self.picker.rewrites, self.metrics.faults, turns, self.picker.salted
+        )
 
     def start_tracing(self, stack: AsyncExitStack, service_name: str = "tandem-epp") -> None:
         """Export a span for each decision, if the settings or the environment name a collector.
@@ -94,6 +97,7 @@ class Decisions:
         self.fleet.prefixes.limit_bytes = index.limit_bytes
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self.picker.routing = self._routing()
+        self.picker.tenant_header = self.configuration.router.cache_salt.from_header
         events = routing.scheduling.events
         if offloading.enabled and events is None:
             # What stores have is told by the same events.

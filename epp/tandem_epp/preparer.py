@@ -4,7 +4,7 @@ A large body is read by another process, a model that another one serves is repl
 index is asked, and among replicas the turn to pick is waited for. Most requests need none of this.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from time import perf_counter
 from typing import Final
@@ -33,8 +33,10 @@ class Preparer:
         rewrites: ModelRewrites,
         faults: Faults,
         turns: TurnTaker | None,
+        salted: Callable[[HttpRequest, bytes], bytes] = lambda _, body: body,
     ) -> None:
-        """`turns`: None if there is one replica."""
+        """`turns`: None if there is one replica. `salted`: the body with the salt of its tenant."""
+        self._salted = salted
         self._precise, self._rewrites, self._faults = precise, rewrites, faults
         self._turns: Final = turns
         self._large_bodies = LargeBodies()
@@ -46,7 +48,7 @@ class Preparer:
         turn to pick until the context ends. None: the pick has to wait for neither."""
         if self._turns is None and not self._precise.is_on and len(body) < LARGE:
             return None
-        return self._prepare(request, body)
+        return self._prepare(request, self._salted(request, body))
 
     async def close(self) -> None:
         """End the process that reads large bodies."""

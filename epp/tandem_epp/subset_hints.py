@@ -3,13 +3,13 @@
 import msgspec
 
 from .ext_proc.messages import HttpRequest
-from .picker import EndpointPicker
 from .placement import Placement
+from .tenant_salts import SaltingPicker
 
 
-class HintlessPicker(EndpointPicker):
+class HintlessPicker(SaltingPicker):
     """Picks among all backends."""
 
     def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
-        """As `EndpointPicker.place`, without the request's subset hint."""
+        """As `SaltingPicker.place`, without the request's subset hint."""
         return super().place(msgspec.structs.replace(request, subset=None), body, now)

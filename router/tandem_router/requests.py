@@ -79,6 +79,8 @@ class RoutedRequests:
         except LocalReply as reply:
             _send_reply(client, request, reply)
             return None
+        if body is not None and (changed := placement.take_body()) is not None:
+            body = parse_body(changed)
         kind = kind_of(request.method, request.target)
         record = new_record(request, placement.decision.request_id, kind or PASSTHROUGH)
         _trace_under_decision(record, placement)

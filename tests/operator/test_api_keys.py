@@ -10,6 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from tandem_contract.headers import CLIENT
 from tandem_local.ports import free_port
 from tandem_operator.routing.api_keys import filter_config, read_keys
 from tandem_operator.routing.envoy.bootstrap import READY, EnvoySettings
@@ -116,6 +117,32 @@ async def test_the_engine_does_not_see_the_key(clients: Clients) -> None:
     await clients.status(x_api_key="key-b")
     for request in clients.backend.received:
         assert not {"authorization", "x-api-key"} & set(request.headers)
+
+
+async def test_the_epp_and_engines_get_the_clients_name(clients: Clients) -> None:
+    for headers in ({}, {"x_tandem_client": "bob"}):
+        await clients.status(authorization="Bearer key-a", **headers)
+        assert clients.backend.received.pop().headers[CLIENT] == "alice"
+
+
+async def test_without_the_epp_that_tenants_need_no_request_is_served(tmp_path: Path) -> None:
+    backend = Backend("decode-1")
+    settings = EnvoySettings(
+        epp_address="no-such-epp.invalid",
+        fallback=(f"{HOST}:{backend.port}",),
+        listen_address=HOST,
+        listen_port=free_port(HOST),
+        admin_port=free_port(HOST),
+        needs_epp=True,
+    )
+    async with (
+        serving(backend),
+        envoy(tmp_path, settings) as url,
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/completions", data=b"{}") as answer,
+    ):
+        assert answer.status == 503
+    assert not backend.received
 
 
 async def test_keys_are_rotated_without_a_restart(clients: Clients) -> None:

@@ -89,6 +89,22 @@ def test_the_most_replicas_and_the_first_configuration_by_name_count() -> None:
     assert (requirements.epp_replicas, requirements.epp_config) == (3, CONFIG)
 
 
+@pytest.mark.parametrize(
+    ("config", "separates"),
+    [
+        ({"cache_salt": {"from_header": "x-tandem-client"}}, True),
+        ({"cache_salt": {"from_header": None}}, False),
+        ({"cache_salt": None}, False),
+        (CONFIG, False),
+    ],
+)
+def test_tenants_that_are_kept_apart_need_the_epp(
+    config: dict[str, object], separates: bool
+) -> None:
+    requirements = together(decode("a", routing={"epp": {"config": config}}))
+    assert requirements.separates_tenants is separates
+
+
 def test_the_first_health_checks_by_name_count() -> None:
     checks = {"path": "/health", "interval": "5s", "timeout": "500ms", "healthyThreshold": 2}
     stated = decode("b", routing={"epp": {"healthChecks": checks}})

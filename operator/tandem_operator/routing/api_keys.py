@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tandem_contract.headers import CLIENT
+
 from .envoy.clusters import TYPE, Json
 from .envoy.http_filters import API_KEY_AUTH, full_filter_name
 
@@ -41,8 +43,8 @@ def filter_config(key_by_client: Mapping[str, str]) -> Json:
         "@type": TYPE + "extensions.filters.http.api_key_auth.v3.ApiKeyAuth",
         "credentials": [{"key": key, "client": name} for key, name in client_by_key.items()],
         "key_sources": list(_KEY_SOURCES),
-        # The engines and their logs need no keys of clients.
-        "forwarding": {"hide_credentials": True},
+        # The engines and their logs need no keys of clients; the EPP may keep clients apart.
+        "forwarding": {"header": CLIENT, "hide_credentials": True},
     }
     resource = {
         "@type": TYPE + "config.core.v3.TypedExtensionConfig",

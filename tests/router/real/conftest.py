@@ -76,16 +76,18 @@ async def routed(
     engines: Mapping[str, tuple[Server, str]],
     *flags: str,
     serving: Mapping[str, object] | None = None,
+    **sections: object,
 ) -> AsyncIterator[Routed]:
     """A router of `engines`, which are given by name, with their role; ready.
 
     Without warm-ups, unless `flags` say so: engines then get the test's requests only. `serving`:
-    members of `disaggregated_serving`.
+    members of `disaggregated_serving`; `sections`: further sections of the file.
     """
     backends = [
         {"name": name, "url": engine.url, "role": role} for name, (engine, role) in engines.items()
     ]
-    data = {"disaggregated_serving": {"enabled": True, **(serving or {})}, "backends": backends}
+    split = {"enabled": True, **(serving or {})}
+    data = {"disaggregated_serving": split, "backends": backends, **sections}
     file.write_text(yaml.safe_dump(data))
     timeout = aiohttp.ClientTimeout(total=60)
     async with (

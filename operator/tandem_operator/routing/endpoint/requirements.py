@@ -56,6 +56,12 @@ class EndpointRequirements:
     drain_timeout: float
     """Seconds that responses in progress may still take when Envoy is stopped."""
 
+    @property
+    def separates_tenants(self) -> bool:
+        """Whether the EPP gives each request a salt of its tenant."""
+        section = self.epp_config.get("cache_salt")
+        return isinstance(section, Mapping) and bool(section.get("from_header"))
+
 
 def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
     """The combined requirements of `pools`, of which there is at least one."""

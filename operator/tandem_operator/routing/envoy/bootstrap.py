@@ -85,6 +85,9 @@ class EnvoySettings:
     body_limit: int = 16 << 20
     """Largest request body in bytes that Envoy buffers in BUFFERED mode; larger ones get 413. In
     the other mode the EPP's --max-body limits them."""
+    needs_epp: bool = False
+    """Whether requests that no EPP has answered get 503 instead of any decode pod: without the EPP
+    they have no salt of their tenant."""
     api: ApiPaths = field(default_factory=ApiPaths)
     """The paths that clients may request; others get 404."""
     api_key_file: str | None = None
@@ -176,7 +179,12 @@ def _connection_manager(settings: EnvoySettings) -> Json:
             extension_filter("http.header_mutation", drop_timing()),
             # Before the EPP, which spends nothing on a request that is refused.
             *([api_key_auth(settings.api_key_file)] if settings.api_key_file else []),
-            extension_filter(EXT_PROC, ext_proc(settings.body_mode, settings.response_bodies)),
+            extension_filter(
+                EXT_PROC,
+                ext_proc(
+                    settings.body_mode, settings.response_bodies, needs_epp=settings.needs_epp
+                ),
+            ),
             ROUTER,
         ],
     }

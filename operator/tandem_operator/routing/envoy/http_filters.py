@@ -109,14 +109,15 @@ def _error_reply(status: int, filters: list[Json]) -> Json:
     }
 
 
-def ext_proc(body_mode: BodyMode, response_bodies: bool) -> Json:
+def ext_proc(body_mode: BodyMode, response_bodies: bool, *, needs_epp: bool) -> Json:
     """Sends each request to the EPP, which answers with headers that name the pod to use."""
     return {
         "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExternalProcessor",
         # No timeout on the gRPC stream: it lasts as long as the request.
         "grpc_service": {"envoy_grpc": {"cluster_name": EPP}, "timeout": "0s"},
         # Without an answer of the EPP the request passes unpicked, and the second route serves it.
-        "failure_mode_allow": True,
+        "failure_mode_allow": not needs_epp,
+        **({"status_on_error": {"code": "ServiceUnavailable"}} if needs_epp else {}),
         # The EPP asks for the body of a response only where it must name the model as the client
         # did: a message for each chunk would cost every other response.
         "allow_mode_override": True,

@@ -81,6 +81,7 @@ def _bootstrap(
             body_mode="BUFFERED" if required.epp else "FULL_DUPLEX_STREAMED",
             response_bodies=not required.epp,
             reports_broken_answers=required.epp,
+            needs_epp=required.separates_tenants,
             api=ApiPaths(required.api_paths),
             health_port=ports.ENVOY_HEALTH,
             api_key_file=_API_KEY_FILE if required.api_key_secret else None,

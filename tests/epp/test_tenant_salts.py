@@ -1,0 +1,129 @@
+"""Each tenant's requests get a salt of its own, whatever salt a client sends."""
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
+from tandem_epp.ext_proc.stream import LocalReply
+from tandem_epp.large_bodies import LARGE
+from tandem_epp.placement import Placement
+from tandem_epp.tenant_salts import SaltingPicker
+
+from .test_picker import LONG, NOW, PickerSetup
+
+PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
+    "/inference/v1/generate",
+)
+
+
+@pytest.fixture
+def picker() -> SaltingPicker:
+    setup = PickerSetup(d="decode", p="prefill")
+    made = SaltingPicker(setup.fleet, setup.picker.routing, setup.metrics, setup.history, Random(3))
+    made.tenant_header = "X-Tenant"
+    return made
+
+
+def request(tenant: str | None, path: str = PATHS[0], **headers: str) -> HttpRequest:
+    named = {} if tenant is None else {"x-tenant": tenant}
+    return HttpRequest("POST", path, named | headers)
+
+
+def salt(picker: SaltingPicker, tenant: str | None, **fields: Any) -> str:
+    body = {"model": "m", "prompt": "hello", **fields}
+    changed = json.loads(picker.salted(request(tenant), json.dumps(body).encode()))
+    value: str = changed.pop("cache_salt")
+    body.pop("cache_salt", None)
+    assert changed == body
+    return value
+
+
+def test_a_salt_is_the_tenants_and_depends_on_the_clients_own(picker: SaltingPicker) -> None:
+    salts = [
+        salt(picker, tenant, **fields)
+        for tenant in ("a", "b", "", "2 a")
+        for fields in ({}, {"cache_salt": "x"}, {"cache_salt": "y"})
+    ]
+    assert len(set(salts)) == len(salts)
+    assert salt(picker, "a") == salts[0]
+    assert salt(picker, None) == salt(picker, "")
+    assert salt(picker, "a", cache_salt=None) == salts[0]
+    # What another tenant's requests have gives no client that tenant's salt.
+    assert salt(picker, "b", cache_salt=salts[0]) != salts[0]
+    # vLLM takes at most 128 characters, and not all.
+    assert all(len(each) == 64 and each.isalnum() for each in salts)
+
+
+@pytest.mark.parametrize(
+    ("body", "changed"),
+    [
+        (b'{"prompt":"x", "seed": 9007199254740993}', b'{"prompt":"x", "seed": 9007199254740993,'),
+        (b'{"a":{}}', b'{"a":{},'),
+        (b" { } ", b" { "),
+    ],
+)
+def test_no_other_byte_changes(picker: SaltingPicker, body: bytes, changed: bytes) -> None:
+    salted = picker.salted(request("a"), body)
+    assert salted == changed + b'"cache_salt":"%b"}' % salt(picker, "a").encode()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"}"', b"7"])
+def test_what_is_no_object_is_left_to_the_pick(picker: SaltingPicker, body: bytes) -> None:
+    assert picker.salted(request("a"), body) == body
+    with pytest.raises(LocalReply) as refusal:
+        picker.place(request("a"), body, NOW)
+    assert refusal.value.response.status == 400
+
+
+def test_a_large_body_gets_the_salt_of_its_tenant(picker: SaltingPicker) -> None:
+    for fields in ({}, {"cache_salt": "x"}):
+        body = json.dumps({"model": "m", **fields, "prompt": "x" * LARGE}).encode()
+        read = json.loads(picker.salted(request("a"), body))
+        assert read["cache_salt"] == salt(picker, "a")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_request_that_generates_is_salted(picker: SaltingPicker, path: str) -> None:
+    body = json.dumps({"model": "m", "prompt": LONG}).encode()
+    placement = picker.place(request("a", path, **{"content-length": "1"}), body, NOW)
+    sent = placement.take_body()
+    assert sent is not None
+    assert json.loads(sent)["cache_salt"] == salt(picker, "a")
+    assert dict(placement.mutation.set)["content-length"] == str(len(sent))
+
+
+def test_others_stay_as_they_are(picker: SaltingPicker) -> None:
+    body = b'{"model": "m", "input": "x"}'
+    for path in ("/v1/embeddings", "/tokenize"):
+        assert picker.place(request("a", path), body, NOW).take_body() is None
+    picker.tenant_header = None
+    assert picker.place(request("a"), body, NOW).take_body() is None
+
+
+def test_the_prefix_index_expects_no_hit_across_tenants(picker: SaltingPicker) -> None:
+    def place(tenant: str) -> Placement:
+        body = json.dumps({"model": "m", "prompt": LONG}).encode()
+        placement = picker.place(request(tenant), body, NOW)
+        placement.on_response_headers(ResponseHeaders(timing=None, status=200), NOW)
+        placement.end(NOW)
+        return placement
+
+    assert place("a").decision.cached_tokens == 0
+    assert place("a").decision.cached_tokens > 0
+    assert place("b").decision.cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [({"content-type": "text/plain"}, b"{}", 415), ({}, None, 500)],
+)
+def test_what_cannot_get_a_salt_is_refused(
+    picker: SaltingPicker, headers: dict[str, str], body: bytes | None, status: int
+) -> None:
+    with pytest.raises(LocalReply) as refusal:
+        picker.place(request("a", **headers), body, NOW)
+    assert refusal.value.response.status == status

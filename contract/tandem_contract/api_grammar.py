@@ -164,10 +164,11 @@ def error_body(path: str, status: int, message: str, *, param: str | None = None
     return openai_errors.error_body(status, message, param=param)
 
 
-def error_event(kind: RequestKind, status: int, message: str) -> bytes:
+def error_event(kind: RequestKind | None, status: int, message: str) -> bytes:
     """The last event of a stream that ends early, in the form that clients of the API raise for.
 
-    `status` is the HTTP status that the error would have had before the stream began.
+    `kind`: None for an API without a row, which gets OpenAI's form. `status`: the HTTP status that
+    the error would have had before the stream began.
     """
     if kind is RequestKind.MESSAGES:
         return _named_error(_anthropic_error(status, message))

@@ -40,8 +40,7 @@ class Timing(Struct, frozen=True):
     leg: float | None = None
     """Seconds of the leg that computed the prompt, as the sidecar measured it: from sending the
     prefill request to its complete answer; without a prefill pod, from receiving the request to the
-    first byte of the engine's answer, which for an answer that is no stream includes generating
-    it."""
+    first token of the engine's answer, which for an answer that is no stream is its end."""
     prompt: int | None = None
     """Prompt tokens by the answer's `usage`."""
     generated: int | None = None

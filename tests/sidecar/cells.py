@@ -153,16 +153,6 @@ FAILURES: Final[Mapping[str, Failure]] = {
 }
 
 
-def _is_pending(kind: RequestKind, stream: bool, name: str) -> bool:
-    """Whether the sidecar does not do this yet."""
-    if name in ("prefill answers 400", "prefill answers 404"):
-        return True
-    if kind is RequestKind.MESSAGES and stream and FAILURES[name].error:
-        return True
-    has_preamble = kind not in (RequestKind.COMPLETIONS, RequestKind.GENERATE)
-    return has_preamble and stream and name.startswith("KV load fails")
-
-
 @dataclass(frozen=True)
 class Cell:
     """Who asks which API, and how; and what fails."""
@@ -193,7 +183,6 @@ CELLS: Final = [
     for kind in (SDKS if who is Who.SDK else RequestKind)
     for stream in (True, False)
     for name in FAILURES
-    if not _is_pending(kind, stream, name)
 ]
 
 

@@ -1,12 +1,12 @@
 """Classifies an engine's answer to a leg, as an event of the hand-off and as a recorded result."""
 
-import re
 from collections.abc import Callable
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Final
 
 from tandem_contract import headers
+from tandem_contract.api_grammar import MAX_PREAMBLE, Meaning, StreamStart
 from tandem_contract.commandline import HostPort
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import ParamsUnusable
@@ -32,8 +32,6 @@ from .events_actions import (
 )
 
 _RETRY_AFTER: Final = headers.RETRY_AFTER.encode()
-_ERROR_EVENT: Final = re.compile(rb"(?:[0-9a-fA-F]+\r\n)?\s*data: ?\{\s*\"error\"")
-"""The first chunk of a stream whose engine failed after it had sent 200."""
 _RESULTS: Final = {
     Failure.UNREACHABLE: Result.UNREACHABLE,
     Failure.REFUSED: Result.UNREACHABLE,
@@ -61,7 +59,7 @@ def prefill_event(
         wait = retry_after(answer.head, unix)
         return PrefillFailed(Cause.BUSY, f"prefill by {name}: busy ({status})", wait)
     if 400 <= status < 500:
-        return PrefillRejected()
+        return PrefillRejected(f"prefill by {name}: refused ({status})")
     if not 200 <= status < 300:
         return PrefillFailed(Cause.ERROR, f"prefill by {name}: answered {status}")
     try:
@@ -81,9 +79,33 @@ def decode_event(kind: RequestKind, status: int) -> DecodeEvent:
     return DecodeAdmitted()
 
 
-def starts_with_error(head: ResponseHead, data: bytes) -> bool:
-    """Whether the first bytes of an answer, `data`, are a stream that begins with an error."""
-    return head.event_stream and _ERROR_EVENT.match(data) is not None
+class AnswerStart:
+    """The beginning of an answer, held back until it tells how the engine does.
+
+    A stream begins with its first token: the events before it come even if the KV does not, or
+    before the engine computes anything. Any other answer begins with its first bytes.
+    """
+
+    __slots__ = ("_kind", "_stream", "data", "is_error")
+
+    def __init__(self, kind: RequestKind | None, head: ResponseHead) -> None:
+        """`kind`: None for a request that generates nothing."""
+        self.data = b""
+        """All bytes so far."""
+        self.is_error = False
+        """Whether it is a stream whose first event that means something is an error."""
+        self._kind = kind
+        is_readable = head.event_stream and head.value(b"content-encoding") in (b"", b"identity")
+        self._stream = StreamStart(kind or RequestKind.CHAT) if is_readable else None
+
+    def take(self, data: bytes, *, last: bool) -> bool:
+        """Add the newest bytes. Whether the answer has begun, so that they may be sent."""
+        self.data = self.data + data if self.data else data
+        meaning = Meaning.TOKEN if self._stream is None else self._stream.take(data)
+        self.is_error = meaning is Meaning.ERROR
+        # The stream of an API without a row is looked at once: what its tokens are is not known.
+        may_wait = self._kind is not None and not last and len(self.data) < MAX_PREAMBLE
+        return meaning is not Meaning.NOTHING or not may_wait
 
 
 def result_of(status: int) -> Result:

@@ -14,7 +14,7 @@ from ..http.answers import CutPoint, EditedAnswer, EventChunks
 from ..http.messages import ResponseHead
 from ..http.upstream import Call, Failure
 from ..observability.record import Leg, Result
-from .classify import decode_event, result_of, result_of_failure, starts_with_error
+from .classify import AnswerStart, decode_event, result_of, result_of_failure
 from .context import SidecarContext
 from .events_actions import (
     DecodeEnded,
@@ -43,9 +43,10 @@ class DecodeListener(Protocol):
 class DecodeLeg:
     """One decode leg, and the receiver of its answer.
 
-    Until `start_forwarding` the first bytes of the answer are held and the engine is paused, so
-    that the answer can still be replaced. From then on all bytes are the client's. After `abort`
-    nothing reaches the listener any more, not even from a callback that is still running.
+    Until its first token a stream is held back, and from then on until `start_forwarding` the
+    engine is paused, so that the answer can still be replaced. Afterwards all bytes are the
+    client's. After `abort` nothing reaches the listener any more, not even from a callback that is
+    still running.
     """
 
     def __init__(
@@ -84,12 +85,13 @@ class DecodeLeg:
         """The prompt that the engine computes; None: it reads the KV."""
         self._forwarding = False
         self._aborted = False
-        self._first_bytes = b""
-        """The bytes that began the answer, while their event is handled."""
+        self._has_begun = False
+        self._start: AnswerStart
+        """The bytes that begin the answer; set with its head, empty once they are handled."""
         self._early_bytes: tuple[bytes, bool] | None = None
         """First bytes of the answer that may not be sent yet, and whether they are the last."""
         self._call: Call | None = None
-        self._first_byte_timer: asyncio.TimerHandle | None = None
+        self._first_token_timer: asyncio.TimerHandle | None = None
         self._liveness = context.liveness.watch(engine, self)
 
     def send(
@@ -99,21 +101,21 @@ class DecodeLeg:
         *,
         reads_kv: bool,
         rank: int | None,
-        first_byte_timeout: float | None,
+        first_token_timeout: float | None,
         transfer_timeout: float | None,
     ) -> None:
         """Send the leg. One that reads KV is sent only once: a second read could come after the
         producer freed the blocks and gave them to another prompt.
 
-        `rank`: the data-parallel rank that `request` names. `first_byte_timeout`: seconds, for an
+        `rank`: the data-parallel rank that `request` names. `first_token_timeout`: seconds, for an
         engine that might wait for KV without limit. `transfer_timeout`: seconds for its KV to
         arrive, where the engine tells that it has not.
         """
         if not reads_kv:
             self._overlap = self._context.overlaps.begin((self._engine, rank))
-        if first_byte_timeout is not None:
-            self._first_byte_timer = self._loop.call_later(
-                first_byte_timeout, self._expire, first_byte_timeout
+        if first_token_timeout is not None:
+            self._first_token_timer = self._loop.call_later(
+                first_token_timeout, self._expire, first_token_timeout
             )
         if transfer_timeout is not None:
             self._context.transfers.watch(self._engine, self, transfer_timeout)
@@ -122,7 +124,7 @@ class DecodeLeg:
 
     def limit_transfer(self, timeout: float) -> None:
         """Give the KV `timeout` seconds from now to arrive, unless the answer has begun."""
-        if self._call is not None and self.answer is None:
+        if self._call is not None and not self._has_begun:
             self._context.transfers.watch(self._engine, self, timeout)
 
     def pause(self) -> None:
@@ -171,7 +173,7 @@ class DecodeLeg:
         failed = status >= 400 or self._leg.result is Result.ERROR
         seconds = None if failed else self._loop.time() - self._leg.started
         inflight = None if self._overlap is None else self._overlap.others
-        return measure_leg(self.timing, seconds, self._first_bytes, inflight=inflight)
+        return measure_leg(self.timing, seconds, self._start.data, inflight=inflight)
 
     def merge(self, prefill: Timing) -> Timing:
         """The timing of a hand-off whose prefill leg reported `prefill`."""
@@ -212,10 +214,11 @@ class DecodeLeg:
         leg.first_byte, leg.status, leg.timing = self._loop.time(), head.status, self.timing
         if head.event_stream:
             self._chunks = EventChunks(head, wire=not self.payload_only)
+        self._start = AnswerStart(self._kind, head)
         self._liveness.alive = True
         # The head is an event only if KV depends on it (it tells that the engine admitted the
-        # request) or if it is an error. Otherwise the first bytes are the first event.
-        if self._reads_kv or head.status >= 500:
+        # request) or if it is an error. Otherwise the beginning of the answer is the first event.
+        if self._reads_kv or head.status >= 400:
             event = decode_event(self._kind, head.status)
             if isinstance(event, DecodeRefused) and head.value(_KV_CONTRADICTED):
                 # The KV is the sidecar's choice, not the client's: without it the request is right.
@@ -245,19 +248,23 @@ class DecodeLeg:
 
     def failed(self, failure: Failure, detail: str) -> None:
         status = self._leg.status
-        self._leg.end(result_of_failure(failure), self._loop.time(), status=status, detail=detail)
+        # vLLM breaks a stream of responses off when it cannot load the KV.
+        broke_off = self._reads_kv and self.answer is not None and bool(self._start.data)
+        result = Result.ERROR if broke_off else result_of_failure(failure)
+        self._leg.end(result, self._loop.time(), status=status, detail=detail)
         self._liveness.unwatch(self)
         self._stop_waiting_for_kv()
         self._end_overlap()
         self._call = None
-        lost = DecodeLost(f"decode failed: {detail}", failure is Failure.STALE)
+        may_be_healthy = failure is Failure.STALE or broke_off
+        lost = DecodeLost(f"decode failed: {detail}", may_be_healthy)
         self._listener.on_decode_event(lost)
 
     def kv_did_not_arrive(self, seconds: float) -> None:
         self._give_up(f"{self._engine}: the KV did not arrive within {seconds:.3g}s")
 
     def _expire(self, seconds: float) -> None:
-        self._give_up(f"{self._engine}: no first byte within {seconds:.3g}s of a pushed hand-off")
+        self._give_up(f"{self._engine}: no first token within {seconds:.3g}s of a pushed hand-off")
 
     def _give_up(self, detail: str) -> None:
         """The KV does not arrive, though the engine lives."""
@@ -274,21 +281,25 @@ class DecodeLeg:
 
     def _stop_waiting_for_kv(self) -> None:
         self._context.transfers.unwatch(self._engine, self)
-        if self._first_byte_timer is not None:
-            self._first_byte_timer.cancel()
-            self._first_byte_timer = None
+        if self._first_token_timer is not None:
+            self._first_token_timer.cancel()
+            self._first_token_timer = None
 
     def _start_answer(self, data: bytes, last: bool) -> None:
-        """Report the first bytes; within the call the listener forwards, waits or aborts."""
+        """Hold the bytes back until the answer begins, then report it; within the call the listener
+        forwards, waits or aborts."""
+        start = self._start
+        if not start.take(data, last=last):
+            return
+        self._has_begun = True
         self._stop_waiting_for_kv()
-        self._first_bytes = data
-        if self.answer is not None and starts_with_error(self.answer, data):
+        if start.is_error:
             detail = "a stream that begins with an error"
             self._leg.end(Result.ERROR, self._loop.time(), status=200, detail=detail)
             self._listener.on_decode_event(DecodeErrored())
         else:
             self._listener.on_decode_event(DecodeStarted())
-        self._first_bytes = b""
+        data, start.data = start.data, b""
         if self._aborted:
             return
         if self._forwarding:

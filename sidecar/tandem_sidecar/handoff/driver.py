@@ -25,7 +25,7 @@ from .context import GenerationRequest, SidecarContext
 from .decoding import DecodeLeg
 from .outbound import engine_request, new_attempt_id, release_kv
 from .prefilling import PrefillAttempts
-from .reply import ANSWER_DROPPED, ServedBy, send_collected, send_error
+from .reply import ANSWER_DROPPED, ServedBy, send_error
 
 log = logging.getLogger(__name__)
 
@@ -164,8 +164,6 @@ class HandoffDriver:
                 self._start_decode(kv_hold)
             case events_actions.StartPrefill(candidate, last):
                 return self._attempts.start(candidate, last=last)
-            case events_actions.ForwardPrefillAnswer():
-                self._forward_prefill_answer()
             case events_actions.AbortPrefill():
                 self._attempts.abort()
             case events_actions.AbortDecode():
@@ -231,7 +229,7 @@ class HandoffDriver:
             request,
             reads_kv=reads_kv,
             rank=rank,
-            first_byte_timeout=timeout,
+            first_token_timeout=timeout,
             transfer_timeout=self._transfer_timeout if reads_kv else None,
         )
         if self._client_is_slow:
@@ -282,13 +280,6 @@ class HandoffDriver:
         timing = leg.measure() if prefill is None else leg.merge(prefill)
         self._record.timing = timing
         return timing
-
-    def _forward_prefill_answer(self) -> None:
-        answer = self._attempts.answer
-        if answer is not None:
-            self._record_response(answer.head.status, answer.head)
-            request, lines = self._generation.request, self._served_by().encode()
-            send_collected(self._client, request, answer, lines, close=self._closing)
 
     def _send_error(self, error: events_actions.SendError) -> None:
         if error.decode_failed and self._take_over():

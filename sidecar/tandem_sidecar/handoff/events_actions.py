@@ -62,7 +62,10 @@ class PrefillUnusable(msgspec.Struct, frozen=True, gc=False):
 
 
 class PrefillRejected(msgspec.Struct, frozen=True, gc=False):
-    """4xx other than 429: the request is invalid, and another engine would answer the same."""
+    """4xx other than 429. It is a verdict on the leg, which is not the client's request: only the
+    decode engine's answer tells whether that is valid."""
+
+    detail: str
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, gc=False):
@@ -87,14 +90,15 @@ class DecodeRefused(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecodeErrored(msgspec.Struct, frozen=True, gc=False):
-    """5xx, or a stream whose first event is an error, before a byte was sent to the client."""
+    """5xx, or a stream that has an error in place of its first token, before a byte was sent to the
+    client."""
 
     busy: bool = False
     """503: the engine takes no more requests, so sending another leg would not help."""
 
 
 class DecodeStarted(msgspec.Struct, frozen=True, gc=False):
-    """The first bytes of an answer that can be forwarded have arrived."""
+    """An answer that can be forwarded has begun: a stream with its first token."""
 
 
 class DecodeLost(msgspec.Struct, frozen=True, gc=False):
@@ -102,8 +106,8 @@ class DecodeLost(msgspec.Struct, frozen=True, gc=False):
 
     detail: str
     engine_may_be_healthy: bool = False
-    """The failure says nothing about the engine: a pooled connection was closed, or pushed KV never
-    arrived. The prompt can be computed there."""
+    """The failure says nothing about the engine: a pooled connection was closed, pushed KV never
+    arrived, or a stream broke off before its first token. The prompt can be computed there."""
 
 
 class DecodeEnded(msgspec.Struct, frozen=True, gc=False):
@@ -164,6 +168,9 @@ class Decoding(msgspec.Struct, frozen=True, gc=False):
     path: RoutingPath
     kv_hold: KvHold | None = None
     admitted: bool = False
+    prefill_refused: bool = False
+    """The prefill pod answered the leg with a 4xx. If this engine serves the request, the fault was
+    the pod's or the leg's."""
 
 
 class Answering(msgspec.Struct, frozen=True, gc=False):
@@ -215,10 +222,6 @@ class ReleaseKv(msgspec.Struct, frozen=True, gc=False):
     kv_hold: KvHold
 
 
-class ForwardPrefillAnswer(msgspec.Struct, frozen=True, gc=False):
-    """Send the prefill engine's own answer to the client."""
-
-
 class ForwardDecodeAnswer(msgspec.Struct, frozen=True, gc=False):
     """Send the decode engine's answer to the client, from the bytes that already arrived on."""
 
@@ -256,7 +259,6 @@ Action = (
     | AbortPrefill
     | AbortDecode
     | ReleaseKv
-    | ForwardPrefillAnswer
     | ForwardDecodeAnswer
     | SendError
     | CutAnswer

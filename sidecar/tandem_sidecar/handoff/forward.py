@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlap
 from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
 
 from ..http.answers import CutPoint, EventChunks, Relay
@@ -19,7 +20,7 @@ from ..http.messages import Request, ResponseHead
 from ..http.server import ClientConnection
 from ..http.upstream import Call, Failure
 from ..observability.record import Leg, Outcome, Phase, Record, Result
-from .classify import result_of, result_of_failure, starts_with_error
+from .classify import AnswerStart, result_of, result_of_failure
 from .context import Failover, SidecarContext
 from .liveness import EngineLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
@@ -33,16 +34,20 @@ log = logging.getLogger(__name__)
 class Forward(ABC):
     """A forwarded request, and the receiver of its answer.
 
-    Until the first bytes of the answer are written, an error of the sidecar can replace it. From
-    then on it ends completely or is cut.
+    Until the answer begins, a stream with its first token, nothing of it is written, and an error
+    of the sidecar can replace it. From then on it ends completely or is cut.
     """
 
     survives_half_close = False
     phase = Phase.DECODE
     computes_prompt = False
     """Whether the engine computes a prompt, which is counted among those under way there."""
+    kind: RequestKind | None = None
+    """None: the request generates nothing."""
     leg: Leg
     _head: ResponseHead
+    _start: AnswerStart
+    """The bytes that begin the answer."""
     _call: Call | None = None
     _overlap: Overlap | None = None
     _liveness: EngineLiveness
@@ -144,6 +149,7 @@ class Forward(ABC):
         leg = self.leg
         leg.status, leg.first_byte = head.status, self._loop.time()
         self._head = head
+        self._start = AnswerStart(self.kind, head)
         self._liveness.alive = True
         if head.event_stream:
             self._chunks = EventChunks(head, wire=not self.payload_only)
@@ -155,7 +161,10 @@ class Forward(ABC):
         if not (data or last):
             return
         if not self._relay.written:
-            if self._is_failure(data) and self._take_over(result_of(self.leg.status or 0)):
+            if not self._start.take(data, last=last):
+                return
+            data, self._start.data = self._start.data, b""
+            if self._is_failure() and self._take_over(result_of(self.leg.status or 0)):
                 return
             self._begin(data)
         # The end is recorded before the last bytes are written, which may start the client's next
@@ -206,11 +215,11 @@ class Forward(ABC):
         if self._relay.written or not self._take_over(result):
             self._break_off(502, message)
 
-    def _is_failure(self, data: bytes) -> bool:
-        """Whether the answer, which begins with `data`, is an engine's failure."""
+    def _is_failure(self) -> bool:
+        """Whether the answer that begins is an engine's failure."""
         if self._failover is None:
             return False
-        if self._head.status < 500 and not starts_with_error(self._head, data):
+        if self._head.status < 500 and not self._start.is_error:
             return False
         self.report_loss(f"answered with an error ({self._head.status})")
         return True
@@ -273,10 +282,12 @@ class SingleEngineGeneration(Forward):
         record: Record,
         failover: Failover | None = None,
         *,
+        kind: RequestKind,
         routed: bool,
     ) -> None:
         """`routed`: a router sent the request and reads the timing from the answer."""
         super().__init__(context, client, request, record, failover)
+        self.kind = kind
         self._routed = routed
 
     def header_lines(self) -> bytes:
@@ -286,7 +297,7 @@ class SingleEngineGeneration(Forward):
 
     def inspect_first_bytes(self, head: ResponseHead, data: bytes) -> None:
         self.leg.timing = engine = read_timing(head)
-        begins_with_error = starts_with_error(head, data)
+        begins_with_error = self._start.is_error
         failed = head.status >= 400 or begins_with_error
         seconds = None if failed else self._loop.time() - self.leg.started
         others = None if self._overlap is None else self._overlap.others

@@ -38,6 +38,7 @@ def start_generation(
             generation.request,
             record,
             generation.failover,
+            kind=generation.kind,
             routed=chosen.routed,
         )
         forward.start(engine, decode_name, generation.body.data, rank=chosen.decode_rank)

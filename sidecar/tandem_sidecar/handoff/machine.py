@@ -14,7 +14,7 @@ reports what happens as events. Nothing is sent to the client before `Answering`
 failure can still lead to another attempt.
 """
 
-from math import ceil
+from math import ceil, inf
 from typing import Final
 
 from msgspec.structs import replace
@@ -46,7 +46,6 @@ from .events_actions import (
     Ended,
     Event,
     ForwardDecodeAnswer,
-    ForwardPrefillAnswer,
     IllegalStep,
     PrefillAnswered,
     PrefillFailed,
@@ -67,6 +66,7 @@ Step = tuple[State, tuple[Action, ...]]
 _STOPS: Final = frozenset({ClientDisconnected, DrainExpired})
 """Looked up by type because a failing isinstance check of a Struct is slow. For the same reason
 `step` and the functions below test frequent cases first."""
+_ASKS_TO_WAIT: Final = frozenset({Cause.BUSY, Cause.CIRCUIT_OPEN})
 DRAIN_EXPIRED_MESSAGE: Final = "the pod is shutting down and the request did not finish in time"
 
 
@@ -132,7 +132,7 @@ def _step_prefilling(state: Prefilling, event: Event) -> Step:
         case PrefillUnusable():
             return _after_unusable_prefill(state, event)
         case PrefillRejected():
-            return Ended(state.path, Outcome.ANSWERED), (ForwardPrefillAnswer(),)
+            return _after_refused_prefill(state)
         case PrefillFailed():
             return _after_failed_prefill(state, event)
         case _:
@@ -146,11 +146,19 @@ def _after_unusable_prefill(state: Prefilling, event: PrefillUnusable) -> Step:
     )
 
 
+def _after_refused_prefill(state: Prefilling) -> Step:
+    """Ask the decode engine, whatever the policy says of failing pods: the leg is another request
+    than the client's, so a 4xx of it proves nothing about either."""
+    refused = Decoding(state.policy, RoutingPath.FALLBACK, prefill_refused=True)
+    return refused, (StartDecode(None),)
+
+
 def _after_failed_prefill(state: Prefilling, event: PrefillFailed) -> Step:
     """Try the next candidate while there is one and time; then fall back or fail."""
+    if event.cause in _ASKS_TO_WAIT:
+        state = replace(state, earliest_retry=min(state.earliest_retry, event.retry_after))
     if event.cause is Cause.CIRCUIT_OPEN:
-        earliest_retry = min(state.earliest_retry, event.retry_after)
-        return _try_next_candidate(replace(state, earliest_retry=earliest_retry), event)
+        return _try_next_candidate(state, event)
     failed: tuple[Action, ...] = (CountError(ErrorPhase.PREFILL),)
     if event.cause is Cause.DEADLINE:
         error = SendError(504, event.detail)
@@ -169,8 +177,8 @@ def _try_next_candidate(state: Prefilling, event: PrefillFailed) -> Step:
     if attempt < state.candidates and left > 0:
         last = attempt + 1 == state.candidates or left == 1
         return replace(state, attempt=attempt), (StartPrefill(attempt, last),)
-    if state.failures == 0:
-        # Every candidate was skipped: the client may retry when the first circuit closes.
+    if state.earliest_retry < inf:
+        # A candidate is busy or was skipped: the client may retry when the first takes requests.
         retry_after = max(1, ceil(state.earliest_retry))
         error = SendError(503, event.detail, retry_after=retry_after)
     else:
@@ -189,7 +197,7 @@ def _step_both_legs(state: BothLegs, event: Event) -> Step:
             return _prepend(drop, _after_unusable_prefill(prefilling, event))
         case PrefillRejected():
             # No release: an engine that rejected the request holds no KV.
-            return Ended(state.path, Outcome.ANSWERED), (AbortDecode(), ForwardPrefillAnswer())
+            return _prepend((AbortDecode(),), _after_refused_prefill(prefilling))
         case PrefillFailed():
             return _prepend(drop, _after_failed_prefill(prefilling, event))
         # Only remembered: nothing is sent to the client before the prefill's 2xx.
@@ -220,11 +228,15 @@ def _step_decoding(state: Decoding, event: Event) -> Step:
             # The engine has taken over the KV: ending this leg needs no release from now on.
             return Decoding(state.policy, state.path, state.kv_hold, admitted=True), ()
         case DecodeStarted():
-            return Answering(state.path), (ForwardDecodeAnswer(),)
+            forward = (ForwardDecodeAnswer(),)
+            count = (CountError(ErrorPhase.PREFILL),) if state.prefill_refused else ()
+            return Answering(state.path), (*count, *forward)
         case DecodeRefused(kv_released):
             # KV that the engine left unread is released now, so the new state has none to release.
-            # The refusal is forwarded once its bytes arrive.
-            refused = replace(state, kv_hold=None, admitted=True)
+            # The refusal is forwarded once its bytes arrive. If the prefill pod refused the leg,
+            # too, it is the client's fault, and no fallback.
+            path = RoutingPath.PREFILL_THEN_DECODE if state.prefill_refused else state.path
+            refused = Decoding(state.policy, path, admitted=True)
             return refused, (() if kv_released else _release_if_not_admitted(state))
         case DecodeErrored(busy):
             return _after_decode_error(state, busy)

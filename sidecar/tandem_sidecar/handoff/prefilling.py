@@ -24,6 +24,7 @@ from .events_actions import (
     PrefillAnswered,
     PrefillEvent,
     PrefillFailed,
+    PrefillRejected,
     PrefillSent,
     PrefillUnusable,
 )
@@ -61,10 +62,8 @@ class PrefillAttempts:
         self.backend = ""
         """Name of the newest attempt's prefill pod."""
         self.leg: PrefillLeg | None = None
-        self.answer: Answer | None = None
-        """The newest complete answer."""
         self.timing: Timing | None = None
-        """The timing of this answer's leg."""
+        """The timing of the newest complete answer's leg."""
         self._loop = asyncio.get_running_loop()
         self.deadline: asyncio.TimerHandle | None = None
         """Of all attempts together; None: no attempt was made, or no further one will be."""
@@ -295,8 +294,6 @@ class PrefillLeg:
         self._record_result(answer, event)
         if isinstance(answer, Answer):
             self._liveness.alive = True
-            # Kept before the event: within it the driver may forward this very answer.
-            self._attempts.answer = answer
             self._leg_record.timing = engine = read_timing(answer.head)
             self._attempts.timing = measure_prefill(self._leg_record, engine, answer, inflight)
         self._attempts.listener.on_prefill_event(event)
@@ -324,6 +321,9 @@ class PrefillLeg:
                 breakers.record_busy(address, now, wait)
             case PrefillFailed():
                 self._report_failure(now)
+            # It may be the pod's own refusal: it proves neither that it works nor that it fails.
+            case PrefillRejected():
+                breakers.cancel(address)
             case _:
                 breakers.record_success(address, now)
 

@@ -9,11 +9,10 @@ from typing import Final
 import msgspec
 
 from tandem_contract import headers
-from tandem_contract.openai_errors import error_body
+from tandem_contract.api_grammar import error_body
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 
-from ..http.answers import Answer
 from ..http.messages import Request, response_bytes
 from ..http.server import ClientConnection
 from ..observability.record import MAX_TEXT, Record
@@ -25,7 +24,6 @@ ANSWER_DROPPED: Final = INTERNAL | {
     headers.KV_CONTRADICTED.encode(),
 }
 """Headers of an engine's answer that the sidecar writes itself."""
-_COLLECTED_DROPPED: Final = ANSWER_DROPPED | {b"content-length"}
 _TRACEPARENT: Final = headers.TRACEPARENT.encode()
 
 
@@ -74,18 +72,6 @@ def new_record(request: Request, request_id: str, kind: str) -> Record:
     return record
 
 
-def send_collected(
-    client: ClientConnection, request: Request, answer: Answer, lines: bytes, *, close: bool
-) -> None:
-    """Send an engine's collected answer with header `lines` of the sidecar."""
-    close = close or not request.keep_alive
-    # The body was collected without its framing, so it is sent with a length.
-    extra = lines + b"content-length: %d\r\n" % len(answer.body)
-    head = answer.head.encode(_COLLECTED_DROPPED, extra, close=close, plain=True)
-    client.write(head + answer.body)
-    client.finish(keep=not close)
-
-
 def send_error(
     client: ClientConnection,
     request: Request,
@@ -103,7 +89,7 @@ def send_error(
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         lines += encode_headers({headers.RETRY_AFTER: str(retry_after)})
     close = close or not request.keep_alive
-    body = error_body(status, message)
+    body = error_body(request.target.decode("latin-1"), status, message)
     head = request.method == b"HEAD"
     client.write(response_bytes(status, lines, body, close=close, head=head))
     client.finish(keep=not close)

@@ -1,7 +1,7 @@
 """Limits the time of KV transfers: finds decode legs whose KV is known not to have arrived.
 
     monitor.watch(engine, leg, timeout)    # the leg was sent and is to read KV
-    monitor.unwatch(engine, leg)           # its first bytes came, or it ended
+    monitor.unwatch(engine, leg)           # its first token came, or it ended
 
 To a proxy a slow transfer looks like a long queue. vLLM 0.32 and the reference engine tell how many
 requests have KV that is being loaded, but not which. If they are at least as many as the legs that
@@ -32,7 +32,7 @@ FetchPage = Callable[[HostPort], Awaitable[bytes | None]]
 
 
 class WaitingLeg(Protocol):
-    """A decode leg that reads KV and has no first byte yet."""
+    """A decode leg that reads KV and has no first token yet."""
 
     def kv_did_not_arrive(self, seconds: float) -> None:
         """Its KV was still being loaded after `seconds`. The leg is in flight: abort it."""

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from tandem_contract.api_grammar import error_body
 from tandem_contract.commandline import HostPort
-from tandem_contract.openai_errors import error_body
 
 from .messages import response_bytes
 from .reader import Refusal, RequestReader
@@ -326,7 +326,7 @@ class ClientConnection:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _write_refusal(self, refusal: Refusal) -> None:
-        body = error_body(refusal.status, refusal.message)
+        body = error_body(refusal.target.decode("latin-1"), refusal.status, refusal.message)
         self._transport.write(response_bytes(refusal.status, refusal.lines, body, close=True))
         self._closing = True
         # `expire` closes the connection after the linger; see `_LINGER`.

@@ -36,6 +36,8 @@ class Refusal(NamedTuple):
 
     status: int
     message: str
+    target: bytes
+    """What is known of the request's target: the error has the form of its API."""
     lines: bytes = b""
     """Header lines of the answer."""
 
@@ -65,6 +67,7 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._upgrade_request: Request | None = None
         self._version = ""
+        self._target = b""
         self._size = 0
         """Bytes of the current request in all reads so far, framing included."""
         self._read = self._began = 0
@@ -103,7 +106,7 @@ class RequestReader:
     def refuse(self, status: int, message: str, lines: bytes = b"") -> None:
         """Refuse the current request and ignore everything after it."""
         if self.refusal is None:
-            self.refusal = Refusal(status, message, lines)
+            self.refusal = Refusal(status, message, self._target, lines)
             self._drop_body()
 
     def resume(self) -> None:

@@ -197,7 +197,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     status: int | None = None
     """The HTTP status that the client got."""
     first_byte: float | None = None
-    """When the first byte of the answer was written to the client."""
+    """When the first byte of the answer was written to the client; a stream begins with a token."""
     ended: float | None = None
     errors: tuple[ErrorPhase, ...] = ()
     """The phase of each failure; a request with failures may still be answered."""

@@ -2,8 +2,9 @@
 
 import pytest
 
+from tandem_contract.api_grammar import MAX_PREAMBLE
 from tandem_contract.request_kinds import RequestKind
-from tandem_sidecar.handoff.classify import decode_event, result_of, retry_after, starts_with_error
+from tandem_sidecar.handoff.classify import AnswerStart, decode_event, result_of, retry_after
 from tandem_sidecar.handoff.events_actions import (
     DecodeAdmitted,
     DecodeErrored,
@@ -65,10 +66,39 @@ def test_a_404_of_generate_has_not_released_the_kv() -> None:
     assert decode_event(RequestKind.GENERATE, 404) == DecodeRefused(kv_released=False)
 
 
+STREAM = head("content-type: text/event-stream")
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+ERROR = b'data: {"error": {}}\n\n'
+
+
+@pytest.mark.parametrize(("event", "is_error"), [(TOKEN, False), (ERROR, True)])
+def test_a_stream_begins_with_its_first_token_or_an_error(event: bytes, is_error: bool) -> None:
+    start = AnswerStart(RequestKind.CHAT, STREAM)
+    assert not start.take(ROLE, last=False)
+    assert not start.take(event[:9], last=False)
+    assert start.take(event[9:], last=False)
+    assert (start.data, start.is_error) == (ROLE + event, is_error)
+
+
+def test_what_is_held_back_is_bounded_and_ends_with_the_answer() -> None:
+    start = AnswerStart(RequestKind.CHAT, STREAM)
+    assert not start.take(b":" * (MAX_PREAMBLE - 1), last=False)
+    assert start.take(b"\n", last=False)
+    assert AnswerStart(RequestKind.CHAT, STREAM).take(ROLE, last=True)
+
+
 @pytest.mark.parametrize(
-    "data", [b'data: {"error": {}}\n\n', b'1f\r\ndata:{ "error"', b'data: {"e']
+    ("kind", "answer"),
+    [
+        (RequestKind.CHAT, head("content-type: application/json")),
+        (RequestKind.CHAT, head("content-type: text/event-stream", "content-encoding: gzip")),
+        (None, STREAM),
+    ],
 )
-def test_a_stream_may_begin_with_an_error(data: bytes) -> None:
-    stream = head("content-type: text/event-stream")
-    assert starts_with_error(stream, data) is (b"error" in data)
-    assert not starts_with_error(head("content-type: application/json"), data)
+def test_every_other_answer_begins_with_its_first_bytes(
+    kind: RequestKind | None, answer: ResponseHead
+) -> None:
+    start = AnswerStart(kind, answer)
+    assert start.take(ROLE, last=False)
+    assert (start.data, start.is_error) == (ROLE, False)

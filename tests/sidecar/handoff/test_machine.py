@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_sidecar.connectors.protocol import KvHold
@@ -60,19 +61,17 @@ RETRYABLE = (Cause.UNREACHABLE, Cause.ERROR, Cause.BUSY)
 
 @pytest.mark.parametrize("cause", RETRYABLE)
 def test_prefill_fails_with_a_candidate_left(cause: Cause) -> None:
-    step = h.step(prefilling(of=3), m.PrefillFailed(cause, "why"))
-    assert step == (
-        prefilling(attempt=1, of=3),
-        (PREFILL, m.StartPrefill(1, False)),
-    )
-    assert h.step(step[0], m.PrefillFailed(cause, "why"))[1][-1] == m.StartPrefill(2, True)
+    state, actions = h.step(prefilling(of=3), m.PrefillFailed(cause, "why"))
+    assert (state.path, actions) == (SPLIT, (PREFILL, m.StartPrefill(1, False)))
+    assert h.step(state, m.PrefillFailed(cause, "why"))[1][-1] == m.StartPrefill(2, True)
 
 
 @pytest.mark.parametrize("cause", RETRYABLE)
 def test_prefill_fails_with_no_candidate_left(cause: Cause) -> None:
     event = m.PrefillFailed(cause, "why")
     assert h.step(prefilling(attempt=1, of=2), event) == (LOCAL, (PREFILL, m.StartDecode(None)))
-    failed = (ended_state(Outcome.FAILED), (PREFILL, m.SendError(502, "why")))
+    error = m.SendError(503 if cause is Cause.BUSY else 502, "why")
+    failed = (ended_state(Outcome.FAILED), (PREFILL, error))
     assert h.step(prefilling(NO, 1, 2), event) == failed
 
 
@@ -84,11 +83,43 @@ def test_prefill_deadline_asks_no_other_candidate() -> None:
     assert h.step(prefilling(NO, of=5), event) == failed
 
 
-def test_a_prefill_4xx_is_forwarded_to_the_client() -> None:
-    assert h.step(prefilling(of=3), m.PrefillRejected()) == (
-        ended_state(Outcome.ANSWERED),
-        (m.ForwardPrefillAnswer(),),
-    )
+REFUSED = m.Decoding(YES, FALLBACK, prefill_refused=True)
+"""The decode engine is asked because the prefill pod refused the leg."""
+
+
+@pytest.mark.parametrize("policy", [YES, NO])
+def test_a_prefill_4xx_leaves_the_verdict_to_the_decode_engine(policy: Policy) -> None:
+    """Also without a fallback, which is for failing pods."""
+    step = h.step(prefilling(policy, of=3), m.PrefillRejected("why"))
+    assert step == (replace(REFUSED, policy=policy), (m.StartDecode(None),))
+
+
+def test_a_prefill_4xx_counts_only_if_the_decode_engine_serves_the_request() -> None:
+    served = (m.Answering(FALLBACK), (PREFILL, m.ForwardDecodeAnswer()))
+    assert h.step(REFUSED, m.DecodeStarted()) == served
+    refused = h.step(REFUSED, m.DecodeRefused(kv_released=False))
+    assert refused == (m.Decoding(YES, SPLIT, admitted=True), ())
+    assert h.step(refused[0], m.DecodeStarted()) == (m.Answering(SPLIT), (m.ForwardDecodeAnswer(),))
+
+
+@pytest.mark.parametrize(
+    ("causes", "retry_after"),
+    [
+        ([(Cause.BUSY, 7.0)], 7),
+        ([(Cause.BUSY, 0.0)], 1),
+        ([(Cause.BUSY, 7.0), (Cause.ERROR, 0.0)], 7),
+        ([(Cause.ERROR, 0.0), (Cause.CIRCUIT_OPEN, 2.5)], 3),
+        ([(Cause.CIRCUIT_OPEN, 9.0), (Cause.BUSY, 2.0)], 2),
+    ],
+)
+def test_without_fallback_a_busy_prefill_is_a_503(
+    causes: list[tuple[Cause, float]], retry_after: int
+) -> None:
+    state: m.State = prefilling(NO, of=len(causes))
+    for cause, wait in causes:
+        state, actions = h.step(state, m.PrefillFailed(cause, "why", wait))
+    assert state == ended_state(Outcome.FAILED)
+    assert actions[-1] == m.SendError(503, "why", retry_after=retry_after)
 
 
 def test_unusable_transfer_params_are_counted_and_fall_back() -> None:
@@ -216,9 +247,9 @@ def test_concurrent_legs_a_failed_prefill_aborts_decode_and_tries_the_next() -> 
     assert actions == (*DROP, PREFILL, m.StartPrefill(1, True))
 
 
-def test_concurrent_legs_a_refused_prefill_is_forwarded() -> None:
-    passed = (ended_state(Outcome.ANSWERED), (m.AbortDecode(), m.ForwardPrefillAnswer()))
-    assert h.step(pairing(), m.PrefillRejected()) == passed
+def test_concurrent_legs_a_refused_prefill_leaves_the_verdict_to_the_decode_engine() -> None:
+    step = h.step(pairing(), m.PrefillRejected("why"))
+    assert step == (REFUSED, (m.AbortDecode(), m.StartDecode(None)))
 
 
 def test_concurrent_legs_an_unusable_prefill_falls_back() -> None:
@@ -297,7 +328,7 @@ SENT: tuple[m.Event, ...] = (m.PrefillSent(P),)
 PREFILL_EVENTS: tuple[m.Event, ...] = (
     m.PrefillAnswered(P),
     m.PrefillUnusable("why"),
-    m.PrefillRejected(),
+    m.PrefillRejected("why"),
     *(m.PrefillFailed(cause, "why") for cause in Cause),
 )
 DECODE_EVENTS: tuple[m.Event, ...] = (
@@ -337,9 +368,9 @@ def test_an_impossible_event_raises_illegal_step(state: m.State) -> None:
             h.step(state, event)
 
 
-RESPONSES = (m.ForwardPrefillAnswer, m.ForwardDecodeAnswer, m.SendError)
+RESPONSES = (m.ForwardDecodeAnswer, m.SendError)
 TERMINAL_ENDS = {
-    Outcome.ANSWERED: (m.ForwardPrefillAnswer, m.ForwardDecodeAnswer),
+    Outcome.ANSWERED: (m.ForwardDecodeAnswer,),
     Outcome.FAILED: (m.SendError,),
 }
 
@@ -391,8 +422,12 @@ def check_run(end: m.Ended, all_actions: list[m.Action]) -> None:
 
 
 def test_fallback_is_never_taken_when_it_is_off() -> None:
+    """Of a leg that was refused the decode engine has the last word, with or without it."""
     level = {h.begin(candidates, NO, MAX_ATTEMPTS)[0] for candidates in range(4)}
     while level:
         assert {state.path for state in level} == {SPLIT}
         running = [s for s in level if not isinstance(s, m.Ended)]
-        level = {h.step(s, e)[0] for s in running for e in possible(s)} - level
+        events = {
+            s: [e for e in possible(s) if not isinstance(e, m.PrefillRejected)] for s in running
+        }
+        level = {h.step(s, e)[0] for s, some in events.items() for e in some} - level

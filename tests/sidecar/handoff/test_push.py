@@ -37,7 +37,7 @@ async def test_kv_that_never_arrives_is_an_error_without_fallback(harness: Harne
     await harness.start(waits_for_kv, policy=Policy(fallback_to_unified=False), **CONNECTOR)
     async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.status == 502
-        assert b"no first byte within 0.3s of a pushed hand-off" in await answer.read()
+        assert b"no first token within 0.3s of a pushed hand-off" in await answer.read()
 
 
 async def given_up(harness: Harness) -> None:

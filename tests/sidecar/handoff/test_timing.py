@@ -23,6 +23,11 @@ USAGE = (
     b'"prompt_tokens_details":{"cached_tokens":7}}'
 )
 TEXT = '{"choices":[{"text":"hello"}]}'
+TOKENS = {
+    PATHS[RequestKind.RESPONSES]: '{"type":"response.output_text.delta","delta":"hello"}',
+    PATHS[RequestKind.MESSAGES]: '{"type":"content_block_delta","delta":{"text":"hello"}}',
+}
+"""Events with a token, where their form is not that of `TEXT`."""
 ENGINE = Timing(queue=0.5, compute=1.25, cached=7, computed=9)
 
 
@@ -43,7 +48,7 @@ class FakeVllm:
             turn.answer(200, TEXT[:-1].encode() + b"," + USAGE + b"}")
             return
         turn.stream()
-        turn.event(TEXT)
+        turn.event(TOKENS.get(turn.request.target, TEXT))
         await self.finish.wait()
         turn.event('{"choices":[],' + USAGE.decode() + "}")
         turn.event("[DONE]")

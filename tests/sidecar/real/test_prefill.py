@@ -70,15 +70,16 @@ async def test_without_fallback_the_error_has_a_retry_after(decode: Engine) -> N
     script = respond_with(503, "Retry-After: 30")
     async with FakePrefill(script) as busy, start_pair(decode, NO_FALLBACK) as pair:
         first_result, second_result = [await pair.ask(call(seed), busy.address) for seed in (5, 6)]
-        assert (first_result.status, second_result.status) == (502, 503)
+        assert (first_result.status, second_result.status) == (503, 503)
         assert "busy (503)" in first_result.error
         assert "circuit breaker" in second_result.error
+        assert first_result.retry_after == "30"
         assert 1 <= int(second_result.retry_after) <= 30
         assert await pair.errors() == {"prefill": 1}
         await pair.wait_until_idle(decode)
 
 
-async def test_the_engines_own_refusal_is_forwarded(decode: Engine, prefill: Engine) -> None:
+async def test_the_decode_engines_own_refusal_is_forwarded(decode: Engine, prefill: Engine) -> None:
     async with start_pair(decode) as pair:
         too_long = call(7, length=4000, tokens=200)
         direct_result = await pair.ask(too_long)

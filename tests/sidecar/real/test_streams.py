@@ -137,8 +137,8 @@ async def test_a_prefill_that_refuses(decode: Engine, prefill: Engine) -> None:
         return False
 
     async with forwarding_pod(prefill, refuse) as pod, streaming(decode, pod.address) as pair:
-        result = await pair.ask(call(1, length=500), pod.address)
-        assert (result.status, result.error) == (422, "scripted")
+        await check(pair, 1, FALLBACK, pod.address)
+        assert await pair.errors() == {"prefill": 1}
         await pair.wait_until_idle(decode, prefill)
 
 

@@ -51,6 +51,14 @@ def parse_host_port(text: str) -> HostPort:
     return HostPort(match["host"], int(match["port"]))
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own for every machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def api_paths(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> ApiPaths:
     """Callback of a repeatable `--api-path`. Raises BadParameter."""
     try:

@@ -1,5 +1,6 @@
 """The checks: facts in, findings with their fixes out. Pure; docs/doctor.md lists them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -38,7 +39,14 @@ _READ_LOG: Final = (
 
 def run_checks(facts: Facts) -> tuple[Finding, ...]:
     """All findings, the most severe first."""
-    findings = [finding for engine in facts.engines for finding in _check_engine(engine)]
+    handshakes = Counter[str]()
+    for engine in facts.engines:
+        handshakes[engine.group] += int(engine.counters.get(metrics.ENGINE_HANDSHAKES_FAILED, 0))
+    findings = [
+        finding
+        for engine in facts.engines
+        for finding in _check_engine(engine, handshakes[engine.group])
+    ]
     findings += [finding for sidecar in facts.sidecars for finding in _check_sidecar(sidecar)]
     for prefill, decode in pairs(facts):
         findings += compatibility.compare(prefill, decode)
@@ -82,7 +90,7 @@ def _has_no_partner(engine: Engine, others: Sequence[Engine]) -> bool:
     return not any(o.group == engine.group and o.compat == engine.compat for o in others)
 
 
-def _check_engine(engine: Engine) -> Iterator[Finding]:
+def _check_engine(engine: Engine, failed_handshakes: int) -> Iterator[Finding]:
     if engine.error is not None:
         fix = _READ_LOG.format("engine")
         yield Finding(_BROKEN, "reachable", engine.pod, engine.error, fix)
@@ -96,7 +104,7 @@ def _check_engine(engine: Engine) -> Iterator[Finding]:
     yield from _check_load_failure(engine)
     yield from _check_side_channel(engine)
     yield from check_engine_keys(engine)
-    yield from _check_lost_kv(engine)
+    yield from _check_lost_kv(engine, failed_handshakes)
     if engine.role is not Role.DECODE:
         return
     # Only NIXL counts bytes. Where both are in a chain, the engine's count of hits is of both.
@@ -154,8 +162,23 @@ def _check_side_channel(engine: Engine) -> Iterator[Finding]:
         yield Finding(_BROKEN, "side channel", engine.pod, detail, fix)
 
 
-def _check_lost_kv(engine: Engine) -> Iterator[Finding]:
+def _check_lost_kv(engine: Engine, failed_handshakes: float) -> Iterator[Finding]:
+    """`failed_handshakes`: of the readers in its group."""
+    expiry_fix = (
+        "raise transfer.leaseDuration, or add decode pods: requests wait too long for decode"
+    )
+    if failed_handshakes:
+        expiry_fix = (
+            "see the finding on handshakes of the decode engines: KV expires unread when a reader "
+            "cannot begin, and a longer lease does not help"
+        )
     causes = {
+        metrics.ENGINE_HANDSHAKES_FAILED: (
+            "handshakes with a prefill engine failed",
+            "the decode engine cannot begin to read: check that VLLM_NIXL_SIDE_CHANNEL_HOST of the "
+            "prefill engine is an address that it reaches, that the side channel's port is open, "
+            "and that both run the same version (compatible); its log names the cause",
+        ),
         metrics.ENGINE_XFER_FAILED: (
             "transfers failed",
             "check the side channel, the network and that no prefill pod was killed; with "
@@ -163,10 +186,7 @@ def _check_lost_kv(engine: Engine) -> Iterator[Finding]:
             "of that is right, start both engines with --enforce-eager (engine.extraArgs) once, to "
             "rule out CUDA graphs",
         ),
-        metrics.ENGINE_KV_EXPIRED: (
-            "prompts' KV expired before it was read",
-            "raise transfer.leaseDuration, or add decode pods: requests wait too long for decode",
-        ),
+        metrics.ENGINE_KV_EXPIRED: ("prompts' KV expired before it was read", expiry_fix),
     }
     for metric, (event, fix) in causes.items():
         if count := engine.counters.get(metric, 0.0):

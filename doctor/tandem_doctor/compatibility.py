@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from tandem_contract import metrics
+
 from .facts import Engine
 from .findings import Finding, Severity
 from .lmcache import chunk_size, hash_seed
@@ -177,18 +179,20 @@ def compare(prefill: Engine, decode: Engine) -> Iterator[Finding]:
 
 
 def _tensor_parallel(pair: str, prefill: Engine, decode: Engine) -> Iterator[Finding]:
-    """Sizes may differ, but a prefill with more ranks than KV heads holds copies of KV heads."""
+    """A wider prefill is usual, but one with more ranks than KV heads holds copies of KV heads: it
+    is named where transfers fail."""
     sizes = [_flag("tensor-parallel-size", "1")(e) for e in (prefill, decode)]
     # None: the command is unknown. A value that is not a number cannot be compared.
     if None in sizes or not all(size and size.isdigit() for size in sizes):
         return
-    if int(sizes[0] or 1) > int(sizes[1] or 1):
+    failures = (metrics.ENGINE_XFER_FAILED, metrics.ENGINE_HANDSHAKES_FAILED)
+    has_failed = any(decode.counters.get(name, 0.0) for name in failures)
+    if has_failed and int(sizes[0] or 1) > int(sizes[1] or 1):
         yield Finding(
             Severity.WARNING,
             CHECK,
             pair,
-            f"tensor parallel: prefill has {sizes[0]}, decode {sizes[1]}",
-            "with more prefill than decode ranks, hand-offs fail for models that have fewer KV "
-            "heads than prefill ranks (except MLA): make parallelism.tensor of decode at least as "
-            "large",
+            f"tensor parallel: prefill has {sizes[0]}, decode {sizes[1]}, and transfers failed",
+            "if the model has fewer KV heads than prefill ranks (except MLA), make "
+            "parallelism.tensor of prefill at most the number of KV heads",
         )

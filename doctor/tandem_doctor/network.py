@@ -6,6 +6,8 @@ from fnmatch import filter as filter_names
 from statistics import median
 from typing import Final
 
+from tandem_contract import environment
+from tandem_contract.commandline import is_loopback
 from tandem_contract.paths import Role
 from tandem_contract.pod_reports import (
     KV_BYTES,
@@ -15,7 +17,7 @@ from tandem_contract.pod_reports import (
     PodReport,
     Source,
 )
-from tandem_planner.fabrics import Verdict, least_rate, verdict
+from tandem_planner.fabrics import Fabric, Verdict, least_rate, verdict
 
 from .facts import Engine, EppReport, Facts
 from .findings import Finding, Severity
@@ -24,6 +26,15 @@ _PROMPT: Final = 8000
 """Tokens of the prompt that the transfer is judged by, as network minima usually are."""
 _DEVICES: Final = "UCX_NET_DEVICES"
 _EVERY_DEVICE: Final = ("", "all")
+_TRANSPORTS: Final = "UCX_TLS"
+_ANY_TRANSPORT: Final = frozenset({"all"})
+_WITHOUT_RDMA: Final = frozenset(
+    {"tcp", "self", "sm", "shm", "posix", "sysv", "cma", "knem", "xpmem"}
+    | {"cuda", "cuda_copy", "cuda_ipc", "gdr_copy", "rocm", "rocm_copy", "rocm_ipc"}
+)
+"""UCX's transports that use no RDMA device."""
+_DEFAULT_HOST: Final = "localhost"
+"""vLLM's default of the side channel's address."""
 
 
 def check_network(facts: Facts) -> Iterator[Finding]:
@@ -33,8 +44,11 @@ def check_network(facts: Facts) -> Iterator[Finding]:
         yield from _check_transfers(report, fp8)
     for engine in facts.engines:
         if engine.role is not Role.UNIFIED and engine.command is not None:
+            has_gpu = engine.has_gpu or bool(facts.gpus)
             yield from _check_devices(engine, facts.network_devices)
-            yield from _check_buffer(engine, has_gpu=engine.has_gpu or bool(facts.gpus))
+            yield from _check_transport(engine, facts.network_devices, has_gpu=has_gpu)
+            yield from _check_buffer(engine, has_gpu=has_gpu)
+            yield from _check_side_channel_host(engine, facts.engines)
 
 
 def _check_transfers(report: EppReport, fp8: Collection[str]) -> Iterator[Finding]:
@@ -105,6 +119,54 @@ def _check_devices(engine: Engine, existing: Collection[str] | None) -> Iterator
     )
     fix = f"set {_DEVICES} in engine.env to devices that exist, or to all"
     yield Finding(severity, "network devices", engine.pod, detail, fix)
+
+
+def _check_transport(
+    engine: Engine, devices: Collection[str] | None, *, has_gpu: bool
+) -> Iterator[Finding]:
+    """TCP where RDMA was asked for (UCX_TLS, devices) or is expected (a GPU, an RDMA device)."""
+    transports = engine.command.environment.get(_TRANSPORTS, "") if engine.command else ""
+    named = {word.strip() for word in transports.split(",")}
+    # With ^ the list names the transports that UCX may not use.
+    is_list = bool(transports) and not transports.startswith("^")
+    has_rdma_device = any(":" in device for device in devices or ())
+    if is_list and named <= _WITHOUT_RDMA:
+        reason = "an RDMA device" if has_rdma_device else "a GPU" if has_gpu else ""
+        detail = f"{_TRANSPORTS} is {transports} on a machine with {reason}: KV goes over TCP"
+    elif {*(engine.fabrics or ())} == {Fabric.TCP}:
+        is_asked = has_rdma_device or (is_list and not named <= _WITHOUT_RDMA | _ANY_TRANSPORT)
+        reason = "RDMA was asked for" if is_asked else ""
+        detail = "KV goes over TCP, although RDMA is set up or asked for"
+    else:
+        return
+    if reason:
+        fix = (
+            "give the pods the RDMA resource (transfer.rdma), let UCX_TLS include rc, and set "
+            "transfer.requireRdma so that TCP is an error"
+        )
+        yield Finding(Severity.WARNING, "transport", engine.pod, detail, fix)
+
+
+def _check_side_channel_host(engine: Engine, engines: Sequence[Engine]) -> Iterator[Finding]:
+    """A prefill engine that tells readers on other machines to connect to themselves."""
+    command = engine.command
+    if command is None or engine.role is not Role.PREFILL or not command.uses("Nixl"):
+        return
+    host = command.environment.get(environment.SIDE_CHANNEL_HOST) or _DEFAULT_HOST
+    readers = [e for e in engines if e.role is Role.DECODE and e.group == engine.group]
+    own = _host(engine)
+    is_remote = any(_host(reader) != own for reader in readers)
+    if is_loopback(host) and not is_loopback(own) and is_remote:
+        detail = (
+            f"{environment.SIDE_CHANNEL_HOST} is {host}: decode engines on other machines look for "
+            "the KV on their own"
+        )
+        fix = f"set {environment.SIDE_CHANNEL_HOST} to an address that the decode engines reach"
+        yield Finding(Severity.BROKEN, "side channel", engine.pod, detail, fix)
+
+
+def _host(engine: Engine) -> str:
+    return engine.address.rpartition(":")[0].strip("[]")
 
 
 def _check_buffer(engine: Engine, *, has_gpu: bool) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ def engine(role: Role, *flags: tuple[str, str], **changes: Any) -> Engine:
         "kv_load_failure_policy": "recompute",
         "engine_id": role.value,
     } | changes.pop("transfer", {})
-    environment = {"UCX_TLS": "tcp", "UCX_TCP_PORT_RANGE": "20000-20999"}
+    environment = {"UCX_TLS": "all", "UCX_TCP_PORT_RANGE": "20000-20999"}
     command = EngineCommand({"model": "m", **dict(flags)}, transfer, environment)
     base = Engine(
         pod=f"{role.value}-0",
@@ -171,11 +171,26 @@ def test_engines_of_two_groups_are_not_compared() -> None:
     assert (finding.check, finding.severity) == ("partner", Severity.WARNING)
 
 
-def test_a_wider_prefill_is_a_warning() -> None:
+def test_a_wider_prefill_is_a_warning_only_where_transfers_fail() -> None:
     wide = engine(Role.PREFILL, ("tensor-parallel-size", "4"))
-    (finding,) = problems(Facts((wide, D), (), GPU))
-    assert (finding.severity, finding.check) == (Severity.WARNING, "compatible")
+    assert problems(Facts((wide, D), (), GPU)) == []
+    failing = replace(D, counters={**D.counters, metrics.ENGINE_XFER_FAILED: 1.0})
+    assert "compatible" in [f.check for f in problems(Facts((wide, failing), (), GPU))]
     assert problems(Facts((P, engine(Role.DECODE, ("tensor-parallel-size", "4"))), (), GPU)) == []
+
+
+def test_kv_that_expires_behind_failed_handshakes_is_not_blamed_on_the_lease() -> None:
+    expired = replace(P, counters={metrics.ENGINE_KV_EXPIRED: 3.0})
+    (alone,) = problems(Facts((expired, D), (), GPU))
+    assert alone.fix is not None
+    assert "leaseDuration" in alone.fix
+    failing = replace(D, counters={**D.counters, metrics.ENGINE_HANDSHAKES_FAILED: 3.0})
+    lost = {f.subject: f for f in problems(Facts((expired, failing), (), GPU))}
+    assert "3 handshakes with a prefill engine failed" in lost[D.pod].detail
+    fix = lost[P.pod].fix
+    assert fix is not None
+    assert "see the finding on handshakes" in fix
+    assert "leaseDuration" not in fix
 
 
 @pytest.mark.parametrize(

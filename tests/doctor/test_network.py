@@ -20,6 +20,7 @@ from tandem_doctor import processes
 from tandem_doctor.facts import Engine, EngineCommand, EppReport, Facts, Gpu
 from tandem_doctor.findings import Finding, Severity
 from tandem_doctor.network import check_network
+from tandem_planner.fabrics import Fabric
 
 LLAMA_8B = 131_072.0
 """KV bytes per token of Llama 3 8B in bf16."""
@@ -128,3 +129,51 @@ def test_blocks_staged_in_host_memory_beside_a_gpu_are_a_warning() -> None:
     assert len(findings(staged, gpus=(Gpu(0, "one"),))) == 1
     assert findings(staged) == []
     assert findings(replace(engine(kv_buffer_device="cuda"), has_gpu=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("transports", "facts", "words"),
+    [
+        ("tcp", {"gpus": (Gpu(0, "one"),)}, "with a GPU"),
+        ("tcp,cuda_copy,sm", {"network_devices": frozenset({"mlx5_0:1"})}, "an RDMA device"),
+        ("tcp", {"network_devices": frozenset({"eth0"})}, None),
+        ("all", {"gpus": (Gpu(0, "one"),)}, None),
+        ("rc,ud,sm", {"gpus": (Gpu(0, "one"),)}, None),
+        ("^tcp", {"gpus": (Gpu(0, "one"),)}, None),
+    ],
+)
+def test_tcp_is_named_where_rdma_is_expected(
+    transports: str, facts: dict[str, Any], words: str | None
+) -> None:
+    result = findings(engine({"UCX_TLS": transports}), **facts)
+    assert [f.check for f in result] == ([] if words is None else ["transport"])
+    assert all(words in f.detail for f in result if words)
+
+
+@pytest.mark.parametrize(
+    ("transports", "devices", "is_named"),
+    [
+        ("rc,tcp", {"eth0"}, True),
+        ("all", {"mlx5_0:1"}, True),
+        ("all", {"eth0"}, False),
+    ],
+)
+def test_transfers_over_tcp_are_named_where_rdma_was_asked_for(
+    transports: str, devices: set[str], is_named: bool
+) -> None:
+    over_tcp = replace(engine({"UCX_TLS": transports}), fabrics=frozenset({Fabric.TCP}))
+    result = findings(over_tcp, network_devices=frozenset(devices))
+    assert [f.check for f in result] == (["transport"] if is_named else [])
+    over_rdma = replace(over_tcp, fabrics=frozenset({Fabric.RDMA}))
+    assert findings(over_rdma, network_devices=frozenset(devices)) == []
+
+
+@pytest.mark.parametrize("host", [None, "localhost", "127.0.0.1", "::1", "10.0.0.1"])
+def test_a_loopback_side_channel_is_broken_for_readers_on_other_machines(host: str | None) -> None:
+    variables = {"VLLM_NIXL_SIDE_CHANNEL_HOST": host} if host else {}
+    prefill = replace(engine(variables, Role.PREFILL), address="10.0.0.1:8000")
+    result = findings(prefill, engine())
+    expected = [] if host == "10.0.0.1" else [(Severity.BROKEN, "side channel")]
+    assert [(f.severity, f.check) for f in result] == expected
+    together = replace(engine(), address="10.0.0.1:8200")
+    assert findings(prefill, together) == [], "on one machine"

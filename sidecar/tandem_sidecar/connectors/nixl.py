@@ -19,12 +19,13 @@ id, and the decode leg is then sent once more, as in 2. vLLM 0.32 does neither, 
 hand-off is sequential.
 """
 
+import logging
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
-from tandem_contract.commandline import HostPort
+from tandem_contract.commandline import HostPort, is_loopback
 from tandem_contract.concurrent_params import STREAM, DecodeStream, PrefillStream, StreamSource
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import (
@@ -49,6 +50,8 @@ from .protocol import (
     with_token_ids,
 )
 
+log: Final = logging.getLogger(__name__)
+
 RELEASE_MODEL: Final = "tandem-release-kv"
 """A model name that no engine serves."""
 
@@ -70,6 +73,8 @@ class Nixl:
     def __init__(self, options: ConnectorOptions | None = None) -> None:
         self._options = options or ConnectorOptions()
         self._sources: dict[HostPort, StreamSource] = {}
+        self._local: set[HostPort] = set()
+        """Prefill pods that were warned of because they name an address such as localhost."""
 
     def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
         members = self._prefill_members(kind, body)
@@ -82,7 +87,7 @@ class Nixl:
         fields = read_answer(answer)
         raw = bytes(fields.kv_transfer_params)
         params = read_transfer_params(raw)
-        self._check(params)
+        self._check(params, attempt.prefill)
         # vLLM from 0.32 on: the decode engine reports the count that it reads in this object. The
         # decode leg of a stream had no such object yet.
         reported = params.remote_prefill_cached_tokens is not None and attempt.source is None
@@ -134,13 +139,27 @@ class Nixl:
             del self._sources[next(iter(self._sources))]
         return source
 
-    def _check(self, params: TransferParams) -> None:
+    def _check(self, params: TransferParams, prefill: HostPort) -> None:
         """Raise ParamsUnusable if the decode engine could not read the KV these name."""
+        if is_loopback(params.remote_host) and prefill not in self._local:
+            self._warn_of_loopback(params.remote_host, prefill)
         if params.transfer_mode not in (None, self.transfer_mode):
             raise ParamsUnusable(
                 f"{FIELD}.transfer_mode is {params.transfer_mode}, expected {self.transfer_mode}:"
                 " the prefill pod uses another connector"
             )
+
+    def _warn_of_loopback(self, host: str, prefill: HostPort) -> None:
+        """Once per pod: the decode engine may run on the same machine, then it finds the KV."""
+        if is_loopback(prefill.host) or len(self._local) >= _MAX_SOURCES:
+            return
+        self._local.add(prefill)
+        log.warning(
+            "the prefill engine %s names %s as the address of its KV, which decode engines on other"
+            " machines look for on their own: set VLLM_NIXL_SIDE_CHANNEL_HOST of that engine",
+            prefill,
+            host,
+        )
 
     def _prefill_members(self, kind: RequestKind, body: Body) -> dict[str, Any]:
         return {FIELD: _PREFILL_LEG} | token_ids_request(self._options, kind, body)

@@ -13,6 +13,7 @@
 import msgspec
 from msgspec import Raw
 
+from tandem_contract.commandline import HostPort
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import FIELD, REQUEST_ID, ParamsUnusable, TransferParams
 
@@ -47,8 +48,8 @@ class NixlPush(Nixl):
         data = cap_to_one_token(kind, body, members)
         return ReleaseRequest(PATHS[kind].encode(), data, expected_status=200)
 
-    def _check(self, params: TransferParams) -> None:
-        super()._check(params)
+    def _check(self, params: TransferParams, prefill: HostPort) -> None:
+        super()._check(params, prefill)
         # vLLM's decode engine registers with this number of ranks, and the whole engine fails if
         # the number is missing.
         if not params.tp_size:

@@ -73,6 +73,19 @@ def test_a_producer_that_pushes_is_unusable_to_one_that_pulls() -> None:
     assert Nixl().kv_hold(ATTEMPT, answer(PARAMS[:-1] + b',"transfer_mode":"pull"}'))
 
 
+def test_an_address_that_only_the_prefill_pod_itself_reaches_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The decode engine may run on the prefill engine's machine, so the KV is not refused."""
+    params = json.loads(PARAMS)
+    connector = Nixl()
+    for host in ("10.0.0.1", "localhost", "127.0.0.1"):
+        connector.kv_hold(ATTEMPT, answer(json.dumps(params | {"remote_host": host}).encode()))
+    (record,) = caplog.records
+    assert "10.0.0.1:8000 names localhost" in record.getMessage()
+    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in record.getMessage()
+
+
 USAGE = b',"usage":{"prompt_tokens":9,"prompt_tokens_details":%b}'
 
 

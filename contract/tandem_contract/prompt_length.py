@@ -1,16 +1,96 @@
-"""Prompts that cannot fit a model's length, told by their text alone. Pure.
+"""The text of a prompt: how much of it a request has, and whether it cannot fit the model. Pure.
+
+    text = prompt_text(kind, members)
+    over_length(text.certain, max_model_len, LONGEST_TOKEN)     the error, or None
 
 The rule is vLLM's own (`TokenizeParams._text_len_check`): a text of more characters than
 `max_model_len` of the longest tokens is refused without being tokenized. Who has a tokenizer knows
-its longest token; others assume `LONGEST_TOKEN`.
+its longest token; others assume `LONGEST_TOKEN`. Images and other media are no text.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+from .request_kinds import RequestKind
 
 LONGEST_TOKEN: Final = 256
 """Characters of the longest token of any model. The vocabularies of Llama 3, Qwen, DeepSeek and
 gpt-oss end at 128 characters: runs of spaces or of one sign. Too low: prompts that fit are refused.
 Too high: more prompts that cannot fit reach an engine, which refuses them itself."""
+
+
+EXHAUSTING: Final = 1024 * 1024
+"""Characters of a text, about 250,000 tokens, that may keep an engine's tokenizer busy until its
+health check fails. Too low: long prompts get no second chance when a pod hangs for another reason.
+Too high: one request can hang a pod of each pool."""
+
+
+class PromptText(NamedTuple):
+    """Characters of a prompt; of several prompts in one request, of the longest."""
+
+    total: int = 0
+    """In all turns of the conversation."""
+    certain: int = 0
+    """Those that every chat template renders: of the system and of users, without white space at
+    the ends. Templates may leave out what models said before, such as their thoughts."""
+    tokens: int = 0
+    """Of a prompt that is given as token ids."""
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+
+
+class _Turn(msgspec.Struct):
+    role: str = "user"
+    content: str | list[_Part | str] | None = None
+
+
+_TURNS_IN: Final = {
+    RequestKind.CHAT: ("messages",),
+    RequestKind.RESPONSES: ("instructions", "input"),
+    RequestKind.MESSAGES: ("system", "messages"),
+}
+"""The members that hold a conversation, or a text that stands for one turn."""
+_RENDERED: Final = frozenset({"system", "developer", "user"})
+_prompt: Final = (
+    msgspec.json.Decoder(str),
+    msgspec.json.Decoder(list[str]),
+    msgspec.json.Decoder(list[int]),
+    msgspec.json.Decoder(list[list[int]]),
+)
+_turns: Final = (msgspec.json.Decoder(str), msgspec.json.Decoder(list[_Turn]))
+_parts: Final = (msgspec.json.Decoder(str), msgspec.json.Decoder(list[_Part]))
+_SHORTENED: Final = frozenset(
+    {"chat_template", "prompt_embeds", "truncate_prompt_tokens", "truncation"}
+)
+"""Members with which an engine may compute less than the text of the request."""
+
+
+def prompt_text(kind: RequestKind, members: Mapping[str, Raw]) -> PromptText:
+    """The text in a request's body. What cannot be read counts nothing: the engine refuses it."""
+    text = _text(kind, members)
+    if _SHORTENED.isdisjoint(members):
+        return text
+    return text._replace(certain=0, tokens=0)
+
+
+def _text(kind: RequestKind, members: Mapping[str, Raw]) -> PromptText:
+    match kind:
+        case RequestKind.COMPLETIONS:
+            return _prompt_text(_decode(_prompt, members.get("prompt")))
+        case RequestKind.GENERATE:
+            return _prompt_text(_decode(_prompt, members.get("token_ids")))
+        case _:
+            total = certain = 0
+            for name in _TURNS_IN[kind]:
+                for role, text in _texts(name, members.get(name)):
+                    total += len(text)
+                    certain += len(text.strip()) if role in _RENDERED else 0
+            return PromptText(total, certain)
 
 
 def over_length(characters: int, max_model_len: int, longest_token: int) -> str | None:
@@ -26,3 +106,41 @@ def over_length(characters: int, max_model_len: int, longest_token: int) -> str 
         f" contains {characters} characters, and {max_model_len} tokens have at most {limit}."
         " Please reduce the length of the prompt."
     )
+
+
+def _decode(decoders: tuple[msgspec.json.Decoder[Any], ...], raw: Raw | None) -> Any:
+    """What the first decoder that can read `raw` makes of it; None: none can."""
+    if raw is None:
+        return None
+    for decoder in decoders:
+        try:
+            return decoder.decode(raw)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+    return None
+
+
+def _prompt_text(prompt: object) -> PromptText:
+    prompts = prompt if isinstance(prompt, list) else [prompt]
+    if prompts and isinstance(prompts[0], int):
+        prompts = [prompts]
+    texts = [len(text) for text in prompts if isinstance(text, str)]
+    tokens = [len(ids) for ids in prompts if isinstance(ids, list)]
+    longest = max(texts, default=0)
+    return PromptText(longest, longest, max(tokens, default=0))
+
+
+def _texts(member: str, raw: Raw | None) -> list[tuple[str, str]]:
+    """Role and text of each turn, or part of one, of a member."""
+    if member in ("instructions", "system"):
+        content = _decode(_parts, raw)
+        turns = [_Turn("system", content)] if isinstance(content, str | list) else []
+    else:
+        value = _decode(_turns, raw)
+        turns = [_Turn(content=value)] if isinstance(value, str) else value
+        turns = turns if isinstance(turns, list) else []
+    return [
+        (turn.role, part if isinstance(part, str) else part.text)
+        for turn in turns
+        for part in ([turn.content] if isinstance(turn.content, str) else turn.content or ())
+    ]

@@ -14,6 +14,7 @@ import msgspec
 from tandem_contract.commandline import HostPort
 from tandem_contract.concurrent_params import StreamSource
 from tandem_contract.overlaps import Overlaps
+from tandem_contract.prompt_length import EXHAUSTING, prompt_text
 from tandem_contract.request_kinds import RequestKind
 
 from ..bodies.parse import Body
@@ -171,6 +172,11 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     """The plan keys of that time; empty: none."""
     failover: Failover | None = None
     """None: no other engine may serve it."""
+
+    def may_exhaust(self) -> bool:
+        """Whether the prompt's text is so long that it may hang an engine. Reads the body."""
+        data, members = self.body.data, self.body.members
+        return len(data) > EXHAUSTING and prompt_text(self.kind, members).total > EXHAUSTING
 
     @property
     def prefill_timeout(self) -> float:

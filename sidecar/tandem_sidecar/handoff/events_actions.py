@@ -76,6 +76,8 @@ class PrefillFailed(msgspec.Struct, frozen=True, gc=False):
     """For the client's error and the log; contains no prompt text."""
     retry_after: float = 0.0
     """Seconds until the pod may be sent requests again; for BUSY and CIRCUIT_OPEN."""
+    may_exhaust: bool = False
+    """The prompt's text is so long that it may itself be the reason; for SILENT and DEADLINE."""
 
 
 class DecodeAdmitted(msgspec.Struct, frozen=True, gc=False):

@@ -8,6 +8,7 @@ Forward ─┬─ SingleEngineGeneration        a generation that this engine se
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlap
@@ -284,11 +285,19 @@ class SingleEngineGeneration(Forward):
         *,
         kind: RequestKind,
         routed: bool,
+        may_exhaust: Callable[[], bool],
     ) -> None:
-        """`routed`: a router sent the request and reads the timing from the answer."""
+        """`routed`: a router sent the request and reads the timing from the answer. `may_exhaust`:
+        whether the prompt may itself be what hangs an engine."""
         super().__init__(context, client, request, record, failover)
         self.kind = kind
         self._routed = routed
+        self._may_exhaust = may_exhaust
+
+    def engine_hung(self, detail: str) -> None:
+        if self._failover is not None and self._may_exhaust():
+            self._failover = None
+        super().engine_hung(detail)
 
     def header_lines(self) -> bytes:
         leg, path = self.leg, self.record.path or RoutingPath.UNIFIED

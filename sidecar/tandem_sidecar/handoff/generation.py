@@ -40,6 +40,7 @@ def start_generation(
             generation.failover,
             kind=generation.kind,
             routed=chosen.routed,
+            may_exhaust=generation.may_exhaust,
         )
         forward.start(engine, decode_name, generation.body.data, rank=chosen.decode_rank)
         return forward

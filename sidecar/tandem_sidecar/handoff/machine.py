@@ -160,6 +160,10 @@ def _after_failed_prefill(state: Prefilling, event: PrefillFailed) -> Step:
     if event.cause is Cause.CIRCUIT_OPEN:
         return _try_next_candidate(state, event)
     failed: tuple[Action, ...] = (CountError(ErrorPhase.PREFILL),)
+    if event.may_exhaust:
+        # Another engine, or the decode engine, would hang as well, and with it other requests.
+        ended = Ended(state.path, Outcome.FAILED)
+        return ended, (*failed, AbortPrefill(), SendError(504, event.detail))
     if event.cause is Cause.DEADLINE:
         error = SendError(504, event.detail)
         return _prepend(

@@ -97,17 +97,16 @@ class PrefillAttempts:
             self.leg.abort()
 
     def cancel_deadline(self) -> None:
-        """No further attempt will be made."""
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
 
     def _expire(self) -> None:
-        timeout = self.generation.prefill_timeout
-        detail = f"{self.backend}: no prefill within {timeout:.3g}s"
+        detail = f"{self.backend}: no prefill within {self.generation.prefill_timeout:.3g}s"
         if self.leg is not None:
             self.leg.fail(Result.DEADLINE, detail)
-        self.listener.on_prefill_event(PrefillFailed(Cause.DEADLINE, detail))
+        event = PrefillFailed(Cause.DEADLINE, detail, may_exhaust=self.generation.may_exhaust())
+        self.listener.on_prefill_event(event)
 
 
 class PrefillLeg:
@@ -154,7 +153,8 @@ class PrefillLeg:
     def engine_hung(self, detail: str) -> None:
         detail = f"prefill by {self._backend}: {detail}"
         self.fail(Result.SILENT, detail)
-        self._attempts.listener.on_prefill_event(PrefillFailed(Cause.SILENT, detail))
+        exhausts = self._attempts.generation.may_exhaust()
+        self._attempts.listener.on_prefill_event(PrefillFailed(Cause.SILENT, detail, 0.0, exhausts))
 
     def fail(self, result: Result, detail: str) -> None:
         """Count a missing answer as a failure of the pod.

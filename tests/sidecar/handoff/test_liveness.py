@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from io import BytesIO
 
 import pytest
 
+from tandem_contract.prompt_length import EXHAUSTING
 from tandem_sidecar.handoff.liveness import EngineLiveness, LivenessMonitor
 from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.settings import Breaker, Policy
@@ -42,6 +44,40 @@ async def test_a_hung_prefill_pod_without_another_falls_back(harness: Harness) -
         ) as answer:
             assert (answer.status, answer.headers[PATH]) == (200, "fallback")
     assert len(prefill.requests) == 1
+
+
+LONG = json.dumps({"model": "m", "prompt": "x" * (EXHAUSTING + 1)}).encode()
+
+
+@pytest.mark.parametrize("reason", ["hung", "late"])
+async def test_a_prompt_that_may_hang_engines_is_sent_to_one_only(
+    harness: Harness, reason: str
+) -> None:
+    first = await harness.prefill(hangs)
+    if reason == "hung":
+        first.health = hangs
+    second = await harness.prefill()
+    timeout = SILENCE if reason == "late" else 60.0
+    await harness.start(silence_timeout=SILENCE, prefill_timeout=timeout)
+    async with harness.http.post(
+        harness.url(), data=BytesIO(LONG), headers=harness.candidates
+    ) as answer:
+        assert (answer.status, answer.headers[PATH]) == (504, "prefill_then_decode")
+    assert (len(first.requests), len(second.requests)) == (1, 0)
+    assert harness.decode.requests == []
+
+
+async def test_a_large_image_does_not_count_as_text(harness: Harness) -> None:
+    prefill = await harness.prefill(hangs)
+    prefill.health = hangs
+    await harness.start(silence_timeout=SILENCE)
+    url = "data:image/png;base64," + "A" * EXHAUSTING
+    parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": url}}]
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": parts}]}).encode()
+    async with harness.http.post(
+        harness.url("/v1/chat/completions"), data=BytesIO(body), headers=harness.candidates
+    ) as answer:
+        assert (answer.status, answer.headers[PATH]) == (200, "fallback")
 
 
 async def test_a_slow_prefill_engine_that_answers_health_checks_is_waited_for(

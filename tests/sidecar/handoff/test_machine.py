@@ -83,6 +83,18 @@ def test_prefill_deadline_asks_no_other_candidate() -> None:
     assert h.step(prefilling(NO, of=5), event) == failed
 
 
+@pytest.mark.parametrize("cause", [Cause.DEADLINE, Cause.SILENT])
+@pytest.mark.parametrize("policy", [YES, NO])
+def test_a_prompt_that_may_have_exhausted_a_pod_is_sent_to_no_other(
+    cause: Cause, policy: Policy
+) -> None:
+    event = m.PrefillFailed(cause, "late", may_exhaust=True)
+    end = (PREFILL, m.AbortPrefill(), m.SendError(504, "late"))
+    assert h.step(prefilling(policy, of=5), event) == (ended_state(Outcome.FAILED), end)
+    drop = (m.AbortDecode(), m.ReleaseKv(P))
+    assert h.step(pairing(policy, of=5), event) == (ended_state(Outcome.FAILED), (*drop, *end))
+
+
 REFUSED = m.Decoding(YES, FALLBACK, prefill_refused=True)
 """The decode engine is asked because the prefill pod refused the leg."""
 

@@ -38,6 +38,10 @@ class Placements:
         """The request was placed and is not sent."""
         self._running.pop(record).end(time())
 
+    def on_refusal(self) -> None:
+        """Pass it on."""
+        self._observer.on_refusal()
+
     def on_request_start(self, record: Record) -> None:
         """Pass it on, once."""
         # A request that was placed anew has legs already.

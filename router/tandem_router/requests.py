@@ -22,7 +22,8 @@ from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.placement import Placement
 from tandem_sidecar.bodies.kinds import kind_of
 from tandem_sidecar.bodies.parse import BadBody, Body, parse_body
-from tandem_sidecar.handoff.reply import new_record, send_error
+from tandem_sidecar.handoff.outbound import client_request_id
+from tandem_sidecar.handoff.reply import new_record, refuse_generation, send_error
 from tandem_sidecar.http.messages import Request, response_bytes
 from tandem_sidecar.http.server import ActiveRequest, ClientConnection
 from tandem_sidecar.observability.record import PASSTHROUGH, Record
@@ -54,14 +55,14 @@ class RoutedRequests:
             self._answer_health(request, client)
             return None
         if self._context.lifecycle.draining:
-            send_error(client, request, 503, DRAINING, b"", close=True)
+            send_error(client, request, 503, DRAINING, self.refuse(request), close=True)
             return None
         body: Body | None = None
         if kind_of(request.method, request.target) is not None:
             try:
                 body = parse_body(request.body)
             except BadBody as err:
-                send_error(client, request, 400, str(err), b"", close=False)
+                send_error(client, request, 400, str(err), self.refuse(request), close=False)
                 return None
         http = _http_request(request)
         preparing = self._prepare(http, request.body) if request.body else None
@@ -71,13 +72,18 @@ class RoutedRequests:
             client, preparing, http, lambda made: self._serve(request, made, client, body)
         )
 
+    def refuse(self, request: Request) -> bytes:
+        return refuse_generation(self._context.observer, request, decode="")
+
     def _serve(
         self, request: Request, http: HttpRequest, client: ClientConnection, body: Body | None
     ) -> ActiveRequest | None:
         try:
             placement = self._picker.place(http, request.body, time())
         except LocalReply as reply:
-            _send_reply(client, request, reply)
+            request_id, observer = http.headers[headers.REQUEST_ID], self._context.observer
+            lines = refuse_generation(observer, request, "", request_id)
+            _send_reply(client, request, reply, lines)
             return None
         if body is not None and (changed := placement.take_body()) is not None:
             body = parse_body(changed)
@@ -145,6 +151,8 @@ class PreparedRequest:
 def _http_request(request: Request) -> HttpRequest:
     """The request as the picker reads it."""
     values = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.values.items()}
+    # A refusal, which has no placement, names the same id as the decision.
+    values[headers.REQUEST_ID] = client_request_id(request)
     return HttpRequest(request.method.decode("latin-1"), request.target.decode("latin-1"), values)
 
 
@@ -155,10 +163,12 @@ def _trace_under_decision(record: Record, placement: Placement) -> None:
             record.traceparent = value
 
 
-def _send_reply(client: ClientConnection, request: Request, reply: LocalReply) -> None:
-    """Send the picker's own answer."""
+def _send_reply(
+    client: ClientConnection, request: Request, reply: LocalReply, lines: bytes
+) -> None:
+    """Send the picker's own answer with header `lines`."""
     response = reply.response
-    lines = b"".join(
+    lines += b"".join(
         b"%b: %b\r\n" % (name.encode(), value.encode())
         for name, value in response.headers
         if name != "content-type"

@@ -71,6 +71,10 @@ class _OneHandOff:
     def __init__(self, parts: Parts, decode: Pod, prefill: Pod) -> None:
         self._parts, self._decode, self._prefill = parts, decode, prefill
 
+    def refuse(self, request: Request) -> bytes:
+        """Nothing: the warm-up fails, and says why."""
+        return b""
+
     def handle(self, request: Request, client: ClientConnection) -> ActiveRequest:
         """Send the request to the two backends, whatever else is known of them."""
         context, decode = self._parts.context, self._decode

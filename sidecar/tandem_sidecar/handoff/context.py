@@ -37,6 +37,9 @@ the decode engine's blocks; too few: no KV moves while the pod computes several 
 class RecordObserver(Protocol):
     """Makes metrics, history, spans and logs of the requests' records."""
 
+    def on_refusal(self) -> None:
+        """A generation was refused before it had a record."""
+
     def on_request_start(self, record: Record) -> None:
         """A request is being served; its record is filled in from now on."""
 

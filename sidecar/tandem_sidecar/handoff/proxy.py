@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
-from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import PlanRejected, Target
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.request_kinds import RequestKind
@@ -29,7 +28,7 @@ from .context import GenerationRequest, SidecarContext
 from .generation import apply_single_engine_rules, start_generation, start_passthrough
 from .outbound import client_request_id
 from .proven_prefill import ProvenPrefill
-from .reply import ServedBy, new_record, send_error
+from .reply import new_record, refuse_generation, send_error
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +59,14 @@ class Proxy:
             rank = rank_of(request, arrived, settings.listen.port) if is_trusted else arrived
             engine = settings.engine_of(rank)
         except ValueError as err:
-            send_error(client, request, 400, str(err), b"", close=False)
+            send_error(client, request, 400, str(err), self.refuse(request), close=False)
             return None
         return self.serve(request, client, engine)
+
+    def refuse(self, request: Request) -> bytes:
+        settings = self._context.settings
+        name = settings.pod_name or str(settings.engine)
+        return refuse_generation(self._context.observer, request, name)
 
     def serve(
         self, request: Request, client: ClientConnection, engine: HostPort
@@ -108,8 +112,7 @@ class Proxy:
     ) -> ActiveRequest | None:
         request_id = client_request_id(request)
         if self._context.lifecycle.draining:
-            lines = self._refusal_lines(request_id, engine)
-            send_error(client, request, 503, DRAINING_MESSAGE, lines, close=True)
+            send_error(client, request, 503, DRAINING_MESSAGE, self.refuse(request), close=True)
             return None
         if (leg := self._proven_leg(request, client)) is not None:
             return self._prefill_for_another(request, client, engine, leg)
@@ -119,8 +122,7 @@ class Proxy:
             asked_for = self._route(request, request_id, client)
             chosen = apply_single_engine_rules(asked_for, kind, body)
         except BadBody as err:
-            lines = self._refusal_lines(request_id, engine)
-            send_error(client, request, 400, str(err), lines, close=False)
+            send_error(client, request, 400, str(err), self.refuse(request), close=False)
             return None
         # A refused request gets no record: it never reached an engine.
         record = new_record(request, request_id, kind)
@@ -163,11 +165,6 @@ class Proxy:
         forward = ProvenPrefill(self._context, client, request, leg.attempt_id)
         forward.start(engine, str(engine), request.body, rank=leg.target.rank)
         return forward
-
-    def _refusal_lines(self, request_id: str, engine: HostPort) -> bytes:
-        """Header lines of a refused generation."""
-        decode_name = self._context.settings.pod_name or str(engine)
-        return ServedBy(request_id, RoutingPath.UNIFIED, decode_name).encode()
 
     def _route(self, request: Request, request_id: str, client: ClientConnection) -> Route:
         settings, keys = self._context.settings, self._keys

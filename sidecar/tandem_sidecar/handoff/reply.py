@@ -13,10 +13,12 @@ from tandem_contract.api_grammar import error_body
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 
+from ..bodies.kinds import kind_of
 from ..http.messages import Request, response_bytes
 from ..http.server import ClientConnection
 from ..observability.record import MAX_TEXT, Record
-from .outbound import INTERNAL, REQUEST_ID
+from .context import RecordObserver
+from .outbound import INTERNAL, REQUEST_ID, client_request_id
 
 ANSWER_DROPPED: Final = INTERNAL | {
     REQUEST_ID,
@@ -33,6 +35,7 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     path: RoutingPath
     decode: str
+    """Empty if none was chosen."""
     prefill: str = ""
     """Empty if no prefill pod was sent the request."""
     timing: Timing | None = None
@@ -52,7 +55,9 @@ def _routing_lines(path: RoutingPath, prefill: str, decode: str) -> str:
     lines = f"{headers.ROUTING_PATH}: {path}\r\n"
     if path is RoutingPath.PREFILL_THEN_DECODE and prefill:
         lines += f"{headers.PREFILL_BACKEND}: {prefill}\r\n"
-    return f"{lines}{headers.DECODE_BACKEND}: {decode}\r\n{headers.REQUEST_ID}: "
+    if decode:
+        lines += f"{headers.DECODE_BACKEND}: {decode}\r\n"
+    return f"{lines}{headers.REQUEST_ID}: "
 
 
 def encode_headers(pairs: dict[str, str]) -> bytes:
@@ -70,6 +75,21 @@ def new_record(request: Request, request_id: str, kind: str) -> Record:
     # fields count.
     record.traceparent = request.values.get(_TRACEPARENT, b"")[:MAX_TEXT].decode("latin-1")
     return record
+
+
+def refuse_generation(
+    observer: RecordObserver, request: Request, decode: str, request_id: str | None = None
+) -> bytes:
+    """Count the refusal of a request that would generate; returns the header lines of its error.
+
+    `decode`: name of the backend that would have decoded; empty: none was chosen. `request_id`:
+    None takes the client's.
+    """
+    if kind_of(request.method, request.target) is None:
+        return b""
+    observer.on_refusal()
+    request_id = request_id or client_request_id(request)
+    return ServedBy(request_id, RoutingPath.UNIFIED, decode).encode()
 
 
 def send_error(

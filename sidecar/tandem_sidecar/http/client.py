@@ -327,7 +327,8 @@ class ClientConnection:
 
     def _write_refusal(self, refusal: Refusal) -> None:
         body = error_body(refusal.target.decode("latin-1"), refusal.status, refusal.message)
-        self._transport.write(response_bytes(refusal.status, refusal.lines, body, close=True))
+        lines = self._server.refuse(refusal)
+        self._transport.write(response_bytes(refusal.status, lines, body, close=True))
         self._closing = True
         # `expire` closes the connection after the linger; see `_LINGER`.
         self.deadline = self._loop.time() + _LINGER

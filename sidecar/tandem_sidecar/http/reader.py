@@ -40,6 +40,8 @@ class Refusal(NamedTuple):
     """What is known of the request's target: the error has the form of its API."""
     lines: bytes = b""
     """Header lines of the answer."""
+    head: Request | None = None
+    """The request without its body; None: its head was not read completely."""
 
 
 class RequestReader:
@@ -106,7 +108,8 @@ class RequestReader:
     def refuse(self, status: int, message: str, lines: bytes = b"") -> None:
         """Refuse the current request and ignore everything after it."""
         if self.refusal is None:
-            self.refusal = Refusal(status, message, self._target, lines)
+            head = None if self._in_head else self._request(b"")
+            self.refusal = Refusal(status, message, self._target, lines, head)
             self._drop_body()
 
     def resume(self) -> None:
@@ -184,21 +187,24 @@ class RequestReader:
                 self.refuse(503, problem, _RETRY_SOON)
 
     def on_message_complete(self) -> None:
-        request = Request(
-            method=self._parser.get_method(),
-            target=self._target,
-            headers=self._headers,
-            values=self._values,
-            # The buffer's own bytes, not a copy of them.
-            body=self._first if self._buffer is None else self._buffer.getvalue(),
-            http10=self._version == "1.0",
-            keep_alive=self._parser.should_keep_alive(),
-        )
+        # The buffer's own bytes, not a copy of them.
+        request = self._request(self._first if self._buffer is None else self._buffer.getvalue())
         # httptools raises HttpParserUpgrade after this callback, and `_upgrade` decides.
         if self._parser.should_upgrade():
             self._upgrade_request = request
         else:
             self._enqueue(request)
+
+    def _request(self, body: bytes) -> Request:
+        return Request(
+            method=self._parser.get_method(),
+            target=self._target,
+            headers=self._headers,
+            values=self._values,
+            body=body,
+            http10=self._version == "1.0",
+            keep_alive=self._parser.should_keep_alive(),
+        )
 
     # Steps between two requests.
 

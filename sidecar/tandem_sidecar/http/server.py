@@ -13,6 +13,7 @@ from tandem_contract.held_bytes import HeldBytes
 
 from .client import ActiveRequest, ClientConnection, UpgradedRequest
 from .messages import Request
+from .reader import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ class Handler(Protocol):
 
     def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
         """Answer `request` by `client.write` and one `client.finish`; None: already answered."""
+
+    def refuse(self, request: Request) -> bytes:
+        """Count a request that is not served; returns the header lines of the error."""
 
 
 class Server:
@@ -113,6 +117,11 @@ class Server:
     async def closed(self) -> None:
         """Wait until no connection is left."""
         await self._all_closed.wait()
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        """Tell the handler of a request that cannot be read; returns the error's header lines."""
+        added = self.handler.refuse(refusal.head) if refusal.head is not None else b""
+        return refusal.lines + added
 
     def add(self, client: ClientConnection) -> None:
         self.clients.add(client)

@@ -100,6 +100,10 @@ class RequestObserver:
         if self._tracer is not None:
             self._tracer.on_request_start(record)
 
+    def on_refusal(self) -> None:
+        """Call for a generation that is refused before it has a record."""
+        self._metrics.errors[ErrorPhase.ORCHESTRATION].inc()
+
     def on_answer(self, record: Record, head: ResponseHead | None) -> None:
         """Nothing: all that is counted of an answer is in the record."""
 

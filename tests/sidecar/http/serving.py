@@ -44,6 +44,9 @@ class Handler:
         self.requests: asyncio.Queue[ReceivedRequest] = asyncio.Queue()
         self._reply = reply
 
+    def refuse(self, request: Request) -> bytes:
+        return b""
+
     def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
         received = ReceivedRequest(request, client)
         self.requests.put_nowait(received)

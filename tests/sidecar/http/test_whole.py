@@ -70,6 +70,9 @@ class Handler:
         self.pool = pool
         self.engine: HostPort
 
+    def refuse(self, request: Request) -> bytes:
+        return b""
+
     def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
         return Relayed(self.pool, self.engine, request, client)
 

@@ -1,0 +1,66 @@
+"""Refused generations count as orchestration errors, and say path and request id."""
+
+import pytest
+
+from tandem_sidecar.http.server import Limits
+
+from ..conftest import Harness
+from ..wire import wire
+
+COUNT = 'disaggregated_errors_total{phase="orchestration"}'
+POST = b"POST %b HTTP/1.1\r\nhost: x\r\nx-request-id: r-1\r\ncontent-type: application/json\r\n"
+REFUSED = {
+    "not JSON": (b"content-length: 1\r\n\r\n{", 400),
+    "too large": (b"content-length: 9999\r\n\r\n", 413),
+    "too large, in chunks": (
+        b"transfer-encoding: chunked\r\n\r\n3ff\r\n" + b"x" * 1023 + b"\r\n3ff\r\n" + b"x" * 9,
+        413,
+    ),
+    "coded": (b"content-encoding: gzip\r\ncontent-length: 1\r\n\r\nx", 415),
+    "transfer coding": (b"transfer-encoding: gzip, chunked\r\n\r\n", 501),
+}
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/v1/responses", b"/v1/messages"])
+@pytest.mark.parametrize("reason", REFUSED)
+async def test_refusals_of_generations(harness: Harness, path: bytes, reason: str) -> None:
+    await harness.start(limits=Limits(body=1024))
+    rest, status = REFUSED[reason]
+    async with wire(harness.sidecar.listen) as client:
+        client.send(POST % path + rest)
+        answer = await client.response()
+    assert answer.status == status
+    assert answer.headers["x-continuum-routing-path"] == "unified"
+    assert answer.headers["x-continuum-decode-backend"] == "decode-0"
+    assert answer.headers["x-request-id"] == "r-1"
+    assert await harness.metric(COUNT) == 1
+    assert harness.decode.requests == []
+
+
+async def test_refusals_of_a_draining_pod(harness: Harness) -> None:
+    await harness.start()
+    harness.sidecar.lifecycle.draining = True
+    async with wire(harness.sidecar.listen) as client:
+        client.post(b'{"prompt": "Hi"}')
+        answer = await client.response()
+    assert (answer.status, answer.headers["x-continuum-routing-path"]) == (503, "unified")
+    assert len(answer.headers["x-request-id"]) == 32
+    assert await harness.metric(COUNT) == 1
+
+
+@pytest.mark.parametrize("path", [b"/v1/embeddings", b"/not/served"])
+async def test_other_refusals_have_no_path(harness: Harness, path: bytes) -> None:
+    await harness.start(limits=Limits(body=1024))
+    async with wire(harness.sidecar.listen) as client:
+        client.send(POST % path + b"content-length: 9999\r\n\r\n")
+        answer = await client.response()
+    assert (answer.status, "x-continuum-routing-path" in answer.headers) == (413, False)
+    assert await harness.metric(COUNT) == 0
+
+
+async def test_a_head_that_cannot_be_read_is_no_generation(harness: Harness) -> None:
+    await harness.start()
+    async with wire(harness.sidecar.listen) as client:
+        client.send(b"POST /v1/completions HTTP/1.1\r\nbad header\r\n\r\n")
+        assert (await client.response()).status == 400
+    assert await harness.metric(COUNT) == 0

@@ -31,6 +31,7 @@ from .request_kinds import RequestKind
 
 _ALL: Final = frozenset(RequestKind)
 _EXCEPT_CHAT: Final = _ALL - {RequestKind.CHAT}
+_CLIENT_TOOLS: Final = ("function", "custom", "local_shell")
 _LIST_OF_PROMPTS: Final = re.compile(rb'\[\s*["\[]')
 """The beginning of a list of texts or of token lists; a list of token ids is one prompt."""
 
@@ -83,10 +84,11 @@ def _is_one_prompt(value: Any) -> bool:
     return not isinstance(value, list) or len(value) < 2
 
 
-def _has_functions_only(value: Any) -> bool:
-    """The client runs functions; any other tool runs inside the engine."""
+def _has_only_client_tools(value: Any) -> bool:
+    """Whether the client runs all tools. Inside vLLM run code interpreters, web searches,
+    containers and MCP servers; a type that is not known here might."""
     return not isinstance(value, list) or all(
-        not isinstance(tool, dict) or tool.get("type") == "function" for tool in value
+        not isinstance(tool, dict) or tool.get("type") in _CLIENT_TOOLS for tool in value
     )
 
 
@@ -160,7 +162,7 @@ RULES: Final[tuple[Rule, ...]] = (
         frozenset({RequestKind.COMPLETIONS}),
         hint=_may_be_a_batch,
     ),
-    Rule("tools", "builtin_tools", _has_functions_only, frozenset({RequestKind.RESPONSES})),
+    Rule("tools", "builtin_tools", _has_only_client_tools, frozenset({RequestKind.RESPONSES})),
 )
 """The first rule that applies gives the reason."""
 

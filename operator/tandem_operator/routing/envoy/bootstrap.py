@@ -155,6 +155,8 @@ def _connection_manager(settings: EnvoySettings) -> Json:
         "@type": _MANAGER,
         # `router_drain` reads http.clients.downstream_rq_active, which is named after this prefix.
         "stat_prefix": "clients",
+        # Old load testers and health checkers send HTTP/1.0, mostly without a Host header.
+        "http_protocol_options": {"accept_http_10": True, "default_host_for_http_10": "tandem"},
         "use_remote_address": True,
         "stream_idle_timeout": _STREAM_IDLE_TIMEOUT,
         "request_headers_timeout": _HEADERS_TIMEOUT,

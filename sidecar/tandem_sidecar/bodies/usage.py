@@ -6,6 +6,7 @@ stays as it was.
 
     read_token_counts(answer)                   the counts in any bytes of an answer
     read_cached_tokens(answer)                  the count in a prefill answer
+    read_created_tokens(answer)                 the same, of tokens written to the cache
     correct_usage(answer, cached)               a complete JSON answer
     UsageCorrector(cached, stream=…).take(…)    an answer as its bytes arrive
 """
@@ -27,6 +28,9 @@ _USAGE_PATHS: Final = tuple(
     dict.fromkeys(path for grammar in GRAMMARS.values() for path in grammar.usage)
 )
 _DATA: Final = b"data:"
+_READ: Final = "cache_read_input_tokens"
+_WRITTEN: Final = "cache_creation_input_tokens"
+_REST: Final = "input_tokens"
 _MAX_HELD: Final = 64 * 1024
 """Largest unfinished event, in bytes, of which complete lines are held back too."""
 
@@ -102,24 +106,35 @@ def read_cached_tokens(answer: bytes) -> int:
     return (_cached_tokens(usage) if usage is not None else None) or 0
 
 
+def read_created_tokens(answer: bytes) -> int | None:
+    """Prompt tokens that a prefill answer's usage counts as written to the cache, which only the
+    messages API tells; None: it does not."""
+    try:
+        usage = _answer.decode(answer).usage
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return usage.cache_creation_input_tokens if usage is not None else None
+
+
 def _cached_tokens(usage: _Usage) -> int | None:
     """Prompt tokens that `usage` counts as cached, in the field that its API has; None: in none."""
     details = usage.prompt_tokens_details or usage.input_tokens_details
     return usage.cache_read_input_tokens if details is None else details.cached_tokens
 
 
-def correct_usage(answer: bytes, cached: int) -> bytes:
-    """Set the count of cached tokens in a JSON answer, or in the JSON of one event, to `cached`.
+def correct_usage(answer: bytes, cached: int | None, created: int | None = None) -> bytes:
+    """Set the count of cached tokens in a JSON answer, or in the JSON of one event, to `cached`,
+    and that of tokens written to the cache to `created`; None leaves a count.
 
-    Returns the same bytes if its usage has no such count. The messages API does not include cached
-    tokens in its input tokens, so there both counts change together.
+    Returns the same bytes if its usage has no such count. The messages API does not include these
+    tokens in its input tokens, so there the counts change together.
     """
     if _USAGE not in answer:
         return answer
     for path in _USAGE_PATHS:
         usage = _at(answer, path)
         if usage is not None:
-            return _replace(answer, path, _correct_counts(usage, cached))
+            return _replace(answer, path, _correct_counts(usage, cached, created))
     return answer
 
 
@@ -130,9 +145,11 @@ class UsageCorrector:
     The length may change, so the caller has to frame the result again.
     """
 
-    def __init__(self, cached: int | None, *, stream: bool) -> None:
-        """`cached`: the right count; None: only hold back a stream's unfinished events."""
-        self._cached = cached
+    def __init__(self, cached: int | None, created: int | None = None, *, stream: bool) -> None:
+        """`cached`, `created`: the right counts; None: only hold back a stream's unfinished
+        events."""
+        self._cached, self._created = cached, created
+        self._corrects = cached is not None or created is not None
         self._stream = stream
         self._incomplete = b""
         self.between_events = stream
@@ -144,13 +161,12 @@ class UsageCorrector:
         # A JSON answer waits for its end, because it is decoded; so does the JSON of an event.
         complete = len(data) if last else self._complete(data) if self._stream else 0
         self._incomplete, data = data[complete:], data[:complete]
-        cached = self._cached
         # Most events have no usage, and this search is all they cost.
-        if cached is None or _USAGE not in data:
+        if not self._corrects or _USAGE not in data:
             return data
         if not self._stream:
-            return correct_usage(data, cached)
-        return b"".join(_correct_line(line, cached) for line in data.splitlines(keepends=True))
+            return correct_usage(data, self._cached, self._created)
+        return b"".join(map(self._correct_line, data.splitlines(keepends=True)))
 
     def _complete(self, data: bytes) -> int:
         """Return how many bytes of a stream's `data` can be sent: its complete events.
@@ -169,27 +185,35 @@ class UsageCorrector:
         self.between_events = self.between_events or end > 0
         return end
 
+    def _correct_line(self, line: bytes) -> bytes:
+        if not line.startswith(_DATA) or _USAGE not in line:
+            return line
+        return _DATA + correct_usage(line[len(_DATA) :], self._cached, self._created)
 
-def _correct_line(line: bytes, cached: int) -> bytes:
-    if not line.startswith(_DATA) or _USAGE not in line:
-        return line
-    return _DATA + correct_usage(line[len(_DATA) :], cached)
 
-
-def _correct_counts(usage: bytes, cached: int) -> bytes:
-    new = str(cached).encode()
+def _correct_counts(usage: bytes, cached: int | None, created: int | None) -> bytes:
     for path in (
         ("prompt_tokens_details", "cached_tokens"),
         ("input_tokens_details", "cached_tokens"),
     ):
         if _at(usage, path) is not None:
-            return _replace(usage, path, new)
-    read, rest = (_at(usage, (name,)) for name in ("cache_read_input_tokens", "input_tokens"))
-    if read is None or rest is None or not (read.isdigit() and rest.isdigit()):
+            return usage if cached is None else _replace(usage, path, str(cached).encode())
+    read, written, rest = (_count(usage, name) for name in (_READ, _WRITTEN, _REST))
+    if read is None or rest is None:
         return usage
-    total = int(rest) + int(read)
-    usage = _replace(usage, ("input_tokens",), str(max(0, total - cached)).encode())
-    return _replace(usage, ("cache_read_input_tokens",), new)
+    total = rest + read + (written or 0)
+    counts = {_READ: read if cached is None else cached}
+    if written is not None:
+        counts[_WRITTEN] = written if created is None else created
+    counts[_REST] = max(0, total - sum(counts.values()))
+    for name, count in counts.items():
+        usage = _replace(usage, (name,), str(count).encode())
+    return usage
+
+
+def _count(usage: bytes, name: str) -> int | None:
+    value = _at(usage, (name,))
+    return int(value) if value is not None and value.isdigit() else None
 
 
 def _at(data: bytes, path: tuple[str, ...]) -> bytes | None:

@@ -38,7 +38,7 @@ from tandem_contract.transfer_params import (
 
 from ..bodies.edit import add_member, add_member_to_object, cap_to_one_token
 from ..bodies.parse import Body
-from ..bodies.usage import read_cached_tokens
+from ..bodies.usage import read_cached_tokens, read_created_tokens
 from .protocol import (
     ConnectorOptions,
     HandoffAttempt,
@@ -58,6 +58,7 @@ RELEASE_MODEL: Final = "tandem-release-kv"
 _RELEASE_TARGET: Final = PATHS[RequestKind.COMPLETIONS].encode()
 _PREFILL_LEG: Final = Raw(PREFILL_LEG)
 _PULL: Final = "pull"
+_MESSAGES_USAGE: Final = b"cache_creation_input_tokens"
 _MAX_SOURCES: Final = 1024
 """Prefill pods whose engine is remembered: without signed plans any address of the allow-list may
 be named."""
@@ -95,6 +96,7 @@ class Nixl:
         return KvHold(
             raw,
             cached_tokens=None if reported else read_cached_tokens(answer),
+            created_tokens=read_created_tokens(answer) if _MESSAGES_USAGE in answer else None,
             prompt_token_ids=token_ids_of(fields),
             attempt_id=attempt.attempt_id,
             is_unexpected=attempt.source is not None and not attempt.source.is_engine(source),

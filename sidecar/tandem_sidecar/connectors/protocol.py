@@ -42,6 +42,9 @@ class KvHold(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None = None
     """Prompt tokens that the prefill found in its cache, to correct the usage of the decode
     engine's answer; None: that engine reports the count correctly."""
+    created_tokens: int | None = None
+    """Prompt tokens that the prefill wrote to its cache, to correct the same usage; None: its API
+    does not count them."""
     prompt_token_ids: bytes = b""
     """The prompt's token ids from the prefill, an encoded JSON list; empty: decode tokenizes."""
     attempt_id: str = ""

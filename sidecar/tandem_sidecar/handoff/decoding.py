@@ -65,6 +65,8 @@ class DecodeLeg:
         self.cached: int | None = None
         """The right count of cached tokens, set before `start_forwarding`; None: leave the count.
         """
+        self.created: int | None = None
+        """The same of tokens written to the cache."""
         self.prefill_answered: float | None = None
         """When the prefill of a streamed hand-off answered (loop time)."""
         self.answer: ResponseHead | None = None
@@ -159,10 +161,10 @@ class DecodeLeg:
         if self._rewrite_usage and self.answer is not None:
             # Created only now: with concurrent legs the prefill's answer, which has the count, may
             # come after this leg's head.
-            answer, cached, corrector = self.answer, self.cached, None
+            answer, cached, created, corrector = self.answer, self.cached, self.created, None
             # A stream's unfinished events are held back even if its count is left.
-            if answer.event_stream or cached is not None:
-                corrector = UsageCorrector(cached, stream=answer.event_stream)
+            if answer.event_stream or cached is not None or created is not None:
+                corrector = UsageCorrector(cached, created, stream=answer.event_stream)
             self._edited = EditedAnswer(answer, corrector, chunked=not self._http10)
             return self._edited.head
         return self.answer

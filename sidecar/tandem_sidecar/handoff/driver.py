@@ -113,6 +113,7 @@ class HandoffDriver:
         # Concurrent legs: the decode leg was sent before the prefill knew its cached tokens.
         if isinstance(event, events_actions.PrefillAnswered) and self._decode is not None:
             self._decode.cached = event.kv_hold.cached_tokens
+            self._decode.created = event.kv_hold.created_tokens
             if self._reads_stream:
                 self._decode.prefill_answered = self._loop.time()
                 # Only from now on the transfer is all that the decode engine waits for.
@@ -197,14 +198,15 @@ class HandoffDriver:
             # The prefill, if there was one, had no part in this answer: drop its timing.
             attempt_id, body = new_attempt_id(generation.request_id), generation.body.data
             self._attempts.timing = None
-            cached, rewrite_usage = None, False
+            cached, created, rewrite_usage = None, None, False
         else:
             # Both legs have the attempt's id: vLLM's connectors match them by it.
             attempt_id = self._attempt_id
             body = connector.core.decode_body(generation.kind, generation.body, kv_hold)
-            cached = kv_hold.cached_tokens
-            # With concurrent legs only the prefill's answer, which comes later, tells the count.
-            rewrite_usage = cached is not None or type(self._state) is events_actions.BothLegs
+            cached, created = kv_hold.cached_tokens, kv_hold.created_tokens
+            # With concurrent legs only the prefill's answer, which comes later, tells the counts.
+            is_concurrent = type(self._state) is events_actions.BothLegs
+            rewrite_usage = is_concurrent or cached is not None or created is not None
         self._decode_id = attempt_id
         leg = record.leg(Phase.DECODE, self._decode_name, attempt_id, self._loop.time())
         leg.streamed = self._reads_stream
@@ -217,7 +219,7 @@ class HandoffDriver:
             http10=generation.request.http10,
             rewrite_usage=rewrite_usage,
         )
-        self._decode.cached = cached
+        self._decode.cached, self._decode.created = cached, created
         rank = generation.route.decode_rank
         added = self._context.authorization(self._engine)
         request = engine_request(generation.request, self._engine, leg, body, added, rank=rank)

@@ -55,6 +55,31 @@ def test_the_count_is_corrected_in_every_api(before: bytes, after: bytes) -> Non
 
 
 @pytest.mark.parametrize(
+    ("cached", "written", "after"),
+    [
+        # One engine alone: 160 of 172 tokens fill blocks that it wrote. vLLM's decode engine, 0.32.
+        (None, 160, (12, 0, 160)),
+        (160, 0, (12, 160, 0)),
+        (32, 128, (12, 32, 128)),
+        (None, None, (172, 0, 0)),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_that_the_prefill_wrote_to_its_cache(
+    cached: int | None, written: int | None, after: tuple[int, int, int], stream: bool
+) -> None:
+    names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    usage = {**dict(zip(names, (172, 0, 0), strict=True)), "output_tokens": 5}
+    event = json.dumps({"message": {"usage": usage}} if stream else {"usage": usage}).encode()
+    answer = b"event: message_start\ndata: " + event + b"\n\n" if stream else event
+    corrected = UsageCorrector(cached, written, stream=stream).take(answer, last=True)
+    body = json.loads(corrected.partition(b"data: ")[2] if stream else corrected)
+    counts = (body["message"] if stream else body)["usage"]
+    assert tuple(counts[name] for name in names) == after
+    assert counts["output_tokens"] == 5
+
+
+@pytest.mark.parametrize(
     "answer",
     [
         b"",

@@ -137,7 +137,10 @@ def _check_load_failure(engine: Engine) -> Iterator[Finding]:
     # Without the field vLLM fails the request.
     policy = engine.command.kv_transfer_config.get("kv_load_failure_policy", "fail")
     if policy != "recompute":
-        detail = "kv_load_failure_policy is fail: a request whose KV does not arrive gets a 500"
+        detail = (
+            "kv_load_failure_policy is fail: vLLM answers 500 when KV does not arrive, and only "
+            "Tandem's sidecar and router then send the request again"
+        )
         fix = "set transfer.loadFailurePolicy: recompute, unless a late answer is worse than none"
         yield Finding(_WARNING, "load failure", engine.pod, detail, fix)
 

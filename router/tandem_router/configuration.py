@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from tandem_contract.commandline import HostPort, parse_host_port
 from tandem_contract.config import Backend
+from tandem_contract.connectors import ConnectorName
 from tandem_contract.documents import DocumentError, load_documents
 from tandem_epp.configuration import Configuration, log_notices, read
 from tandem_epp.scheduling.config import load_routing
@@ -75,14 +76,21 @@ def reloaded(file: Path, *, is_worker: bool = False) -> Configuration | None:
     return configuration
 
 
-def log_ignored_storage(configuration: Configuration) -> None:
-    """Warn of an external store, which its user would expect to have an effect."""
+def log_ignored_storage(configuration: Configuration, connector: str) -> None:
+    """Warn of an external store that does not do what its user would expect. `connector`: the flag,
+    which says how KV moves in a hand-off."""
     router = configuration.router
-    if router.kv_cache_index.storage_offloading.enabled:
-        return
     stores = [router.disaggregated_serving.default_external_storage]
     stores += [backend.external_storage for backend in router.backends]
-    if any(store is not None for store in stores):
+    if not any(store is not None for store in stores):
+        return
+    if connector != ConnectorName.STORAGE:
+        _log.warning(
+            "external_storage moves no KV from prefill to decode: with --connector %s it goes "
+            "directly; start the router with --connector storage to hand it off through the store",
+            connector,
+        )
+    if not router.kv_cache_index.storage_offloading.enabled:
         _log.warning(
             "external_storage has no effect: set kv_cache_index.storage_offloading.enabled, so "
             "that backends are also chosen by what their stores have"

@@ -138,7 +138,7 @@ def main(
         fail(str(err), status=2)
     if worker is None:
         log_notices(configuration)
-        log_ignored_storage(configuration)
+        log_ignored_storage(configuration, settings.connector)
     raise_descriptor_limit()
     collect_seldom()
     try:

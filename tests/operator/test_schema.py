@@ -48,6 +48,33 @@ def errors_of(kind: str, data: Any) -> list[tuple[str, str]]:
     return [(".".join(map(str, p.path)), p.message) for p in problems(kind, defaulted(kind, data))]
 
 
+@pytest.mark.parametrize(
+    ("kind", "spec", "message"),
+    [
+        (
+            "PrefillPool",
+            {"transfer": {"loadFailurePolicy": "fail"}},
+            "unknown field here: it is spec.transfer.loadFailurePolicy of DecodePool",
+        ),
+        (
+            "PrefillPool",
+            {"loadFailurePolicy": "fail"},
+            "unknown field here: it is spec.transfer.loadFailurePolicy of DecodePool",
+        ),
+        (
+            "DecodePool",
+            {"blockSize": 16},
+            "unknown field here: it is spec.engine.blockSize of PrefillPool and DecodePool",
+        ),
+    ],
+)
+def test_a_field_at_the_wrong_place_is_told_the_right_one(
+    kind: str, spec: dict[str, Any], message: str
+) -> None:
+    pool = prefill_pool(**spec) if kind == "PrefillPool" else decode_pool(**spec)
+    assert message in dict(errors_of(kind, pool)).values()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_full_pools_are_valid_and_cover_every_field(kind: str) -> None:
     pools = [pool for pool in FULL if pool["kind"] == kind]

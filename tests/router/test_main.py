@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 import yaml
 
+from tandem_router.configuration import load, log_ignored_storage
 from tandem_router.main import SHARED_FLAGS
 from tandem_sidecar.main import main as sidecar_command
 
@@ -128,3 +129,17 @@ async def test_a_changed_file_applies_and_an_unusable_one_does_not(tmp_path: Pat
             assert await serving() == "fourth"
             process.process.send_signal(signal.SIGTERM)
             assert await process.exit_status() == 0
+
+
+@pytest.mark.parametrize("connector", ["nixl", "storage"])
+def test_a_store_that_hands_nothing_off_is_told_with_the_flag(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, connector: str
+) -> None:
+    file = tmp_path / "router.yaml"
+    file.write_text(
+        "backends: [{name: d, url: 'http://127.0.0.1:1', "
+        "external_storage: {endpoint: 'http://127.0.0.1:2', kv_namespace: n}}]\n"
+    )
+    log_ignored_storage(load(file, {}), connector)
+    says = "start the router with --connector storage" in caplog.text
+    assert says == (connector != "storage")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from ..crd import LIST_MAP_KEYS, LIST_TYPE, PRESERVE_UNKNOWN, RULES, load_schema
+from ..crd import KINDS, LIST_MAP_KEYS, LIST_TYPE, PRESERVE_UNKNOWN, RULES, load_schema
 from .cel import broken_rules
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Path_ = tuple[str | int, ...]
 
 _LONGEST_VALUE: Final = 80
+_MOST_PLACES: Final = 3
+"""A field with this name at more places, such as `name`, says nothing about what was meant."""
 _TYPE_NAMES: Final = {
     dict: "a mapping", list: "a list", str: "a string", bool: "a boolean", int: "an integer",
     float: "a number", type(None): "nothing",
@@ -121,8 +123,35 @@ def _properties(
         if name in fields:
             yield from validator.descend(item, fields[name], path=name, schema_path=name)
         elif not schema.get(PRESERVE_UNKNOWN):
-            hint = nearest(name, list(fields)) or f": known are {', '.join(fields)}"
+            hint = _elsewhere(name) or nearest(name, list(fields))
+            hint = hint or f": known are {', '.join(fields)}"
             yield ValidationError(f"unknown field{hint}", path=(name,))
+
+
+def _elsewhere(name: object) -> str:
+    """Where a field of this name belongs; empty if nowhere, or at too many places to tell."""
+    places = _places().get(name, {})
+    if not 0 < len(places) <= _MOST_PLACES:
+        return ""
+    known = (f"{path} of {' and '.join(kinds)}" for path, kinds in places.items())
+    return f" here: it is {', or '.join(known)}"
+
+
+@cache
+def _places() -> Mapping[object, Mapping[str, list[str]]]:
+    """The paths of all fields by their last name, and the kinds that have them."""
+    places: dict[object, dict[str, list[str]]] = {}
+
+    def visit(kind: str, schema: Mapping[str, Any], at: str) -> None:
+        for name, field in schema.get("properties", {}).items():
+            path = f"{at}.{name}"
+            places.setdefault(name, {}).setdefault(path, []).append(kind)
+            visit(kind, field, path)
+            visit(kind, field.get("items", {}), f"{path}[]")
+
+    for kind in KINDS:
+        visit(kind, load_schema(kind)["properties"]["spec"], "spec")
+    return places
 
 
 def _pattern(

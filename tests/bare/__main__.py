@@ -3,10 +3,12 @@
 With `--all` it runs all tests.
 """
 
+import json
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Set
 from pathlib import Path
 
 import pytest
@@ -21,20 +23,18 @@ _PLACES = ("TANDEM_CLUSTER_CACHE", "KUBEBUILDER_ASSETS", "TANDEM_LLMD_BIN")
 class OnlyPassedOrLeftOut:
     """Fails the run if a test is skipped without saying what it needs."""
 
-    def __init__(self, *, runs_all: bool) -> None:
-        self._runs_all = runs_all
-        self._tests: list[str] = []
+    def __init__(self, users: Set[str] | None) -> None:
+        """`users`: the tests to run; None: all."""
+        self._users = users
         self._silent: list[str] = []
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        users = set(config.cache.get(CACHE_KEY, []))
-        if not self._runs_all:
-            left = [item for item in items if item.nodeid not in users]
+        if self._users is not None:
+            left = [item for item in items if item.nodeid not in self._users]
             config.hook.pytest_deselected(items=left)
-            items[:] = [item for item in items if item.nodeid in users]
-        self._tests = [item.nodeid for item in items]
+            items[:] = [item for item in items if item.nodeid in self._users]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.skipped:
@@ -49,8 +49,6 @@ class OnlyPassedOrLeftOut:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for test in self._silent:
             terminalreporter.line(f"SKIPPED WITHOUT {LEFT_OUT.strip()} {test}", red=True)
-        if not self._tests:
-            terminalreporter.line("No test is known to start programs: run `make test` first.")
 
 
 def hide_programs(folder: Path) -> None:
@@ -68,12 +66,25 @@ def hide_programs(folder: Path) -> None:
 
 
 def main() -> int:
+    arguments = [argument for argument in sys.argv[1:] if argument != "--all"]
+    users = None
+    if "--all" not in sys.argv:
+        users = known_users()
+        # No other file need be imported.
+        arguments += sorted({file for test in users if Path(file := test.split("::")[0]).exists()})
     with tempfile.TemporaryDirectory() as folder:
         hide_programs(Path(folder))
-        arguments = [argument for argument in sys.argv[1:] if argument != "--all"]
-        plugin = OnlyPassedOrLeftOut(runs_all=len(arguments) < len(sys.argv) - 1)
         tiers = "not node and not vllm and not chaos"
-        return pytest.main(["-m", tiers, *arguments], plugins=[plugin])
+        return pytest.main(["-m", tiers, *arguments], plugins=[OnlyPassedOrLeftOut(users)])
+
+
+def known_users() -> Set[str]:
+    """The tests that start programs. Exits if there are none."""
+    file = Path(".pytest_cache/v", CACHE_KEY)
+    users = json.loads(file.read_text()) if file.exists() else []
+    if not users:
+        sys.exit("No test is known to start programs: run `make test` first.")
+    return frozenset(users)
 
 
 if __name__ == "__main__":

@@ -139,18 +139,19 @@ class EndpointPicker:
             placement.mutation = placement.mutation.with_header(wire.TRACEPARENT, traceparent)
         return placement
 
-    def body_too_large(self, limit: int) -> LocalReply:
+    def body_too_large(self, request: HttpRequest | None, limit: int) -> LocalReply:
         """The reply to a body of more than `limit` bytes."""
         message = f"the request body is larger than {limit} bytes"
-        return self._error(413, "too_large", message)
+        return self._error(request, 413, "too_large", message)
 
-    def body_too_slow(self) -> LocalReply:
+    def body_too_slow(self, request: HttpRequest | None) -> LocalReply:
         """The reply to a request whose body does not come in time."""
-        return self._error(408, "body_timeout", "the request body did not arrive in time")
+        return self._error(request, 408, "body_timeout", "the request body did not arrive in time")
 
-    def memory_full(self) -> LocalReply:
+    def memory_full(self, request: HttpRequest | None) -> LocalReply:
         """The reply to a body for which there is no memory now."""
-        return self._error(503, "memory_full", "too many request bodies are under way: try again")
+        message = "too many request bodies are under way: try again"
+        return self._error(request, 503, "memory_full", message)
 
     def _complete(self, request: HttpRequest, decision: Decision) -> str | None:
         """Measure and export a decision; returns the traceparent to send on, if there are spans."""
@@ -176,7 +177,7 @@ class EndpointPicker:
             except Exception as err:  # noqa: BLE001
                 self._metrics.faults.count("place", err)
         decision.path = None
-        raise self._error(500, "fault", _FAULT)
+        raise self._error(request, 500, "fault", _FAULT)
 
     def _place_anywhere(
         self, request: HttpRequest, body: bytes | None, decision: Decision
@@ -185,28 +186,28 @@ class EndpointPicker:
         the bug may be. Raises LocalReply."""
         serving = self.routing.serving
         if serving.enabled and not serving.fallback_to_unified:
-            raise self._error(500, "fault", _FAULT)
+            raise self._error(request, 500, "fault", _FAULT)
         has_mixed_models = self._fleet.has_mixed_models
         decision.model = named_model(request, body or b"") if has_mixed_models else None
         ready = in_subset(self._fleet.ready_pods(decision.model), request.subset)
         decodes = [pod for pod in ready if pod.backend.role.serves(Role.DECODE)]
         if not decodes:
-            raise self._error(503, "no_backend", _NO_BACKEND)
+            raise self._error(request, 503, "no_backend", _NO_BACKEND)
         pods = [choose_alone(decodes, self._random)]
         return self._placement(request, None, SchedulingResult(FAULT, pods), decision)
 
     def _place(self, request: HttpRequest, body: bytes | None, decision: Decision) -> Placement:
         if request.path not in self.routing.api:
-            raise self._error(404, "unknown_path", NOT_SERVED)
+            raise self._error(request, 404, "unknown_path", NOT_SERVED)
         if is_coded(request):
-            raise self._error(415, "content_encoding", CODING_REFUSED)
+            raise self._error(request, 415, "content_encoding", CODING_REFUSED)
         if self._fleet.has_mixed_models and is_models_request(request):
             self._answer_models(request, decision.decided_at)
         try:
             parsed, rewrite, decision.model = self._read(request, body)
             if rewrite is not None:
                 decision.asked, decision.rewritten_by = rewrite.asked, rewrite.source
-            self._check_model(decision.model, decision.decided_at)
+            self._check_model(request, decision.model, decision.decided_at)
             if parsed is not None and parsed.form is not PromptForm.IDS:
                 parsed.token_scale = self._fleet.token_scales.prompt_scale(
                     parsed.model, parsed.text_tokens, parsed.media_parts
@@ -217,16 +218,16 @@ class EndpointPicker:
             subset = subset_storing_response(request, parsed, self._fleet.ready_pods(model))
             result = self._scheduler.schedule(context, model, subset, now)
         except BadBody as err:
-            raise self._error(400, "bad_request", str(err), param=err.param) from err
+            raise self._error(request, 400, "bad_request", str(err), param=err.param) from err
         except NoBackend as err:
-            raise self._error(503, "no_backend", _NO_BACKEND) from err
+            raise self._error(request, 503, "no_backend", _NO_BACKEND) from err
         except SplitImpossible as err:
-            raise self._error(503, "no_prefill_backend", f"{err}: try again") from err
+            raise self._error(request, 503, "no_prefill_backend", f"{err}: try again") from err
         # A prefill pod has no sidecar that would remove what clients must not set.
         is_prefill_pod = result.decode[0].backend.role is Role.PREFILL
         may_lack_sidecar = self.cleans_requests or not _needs_sidecar(request, parsed)
         if is_prefill_pod and not may_lack_sidecar:
-            raise self._error(503, "no_backend", _NO_BACKEND)
+            raise self._error(request, 503, "no_backend", _NO_BACKEND)
         return self._placement(request, parsed, result, decision, rewrite)
 
     def _read(
@@ -251,15 +252,15 @@ class EndpointPicker:
             self._metrics.decisions.child("answered", "models").inc()
             raise LocalReply(response, "models")
 
-    def _check_model(self, model: str | None, now: float) -> None:
+    def _check_model(self, request: HttpRequest, model: str | None, now: float) -> None:
         """Raises LocalReply for a model that no backend may serve."""
         if model is None or self._fleet.can_serve(model):
             return
         if self._fleet.was_removed_recently(model, now):
-            raise self._error(503, "model_gone", f"no backend serves `{model}` now: try again")
-        raise self._error(
-            404, "unknown_model", unknown_model(model, self._fleet.models), param="model"
-        )
+            gone = f"no backend serves `{model}` now: try again"
+            raise self._error(request, 503, "model_gone", gone)
+        message = unknown_model(model, self._fleet.models)
+        raise self._error(request, 404, "unknown_model", message, param="model")
 
     def _placement(
         self,

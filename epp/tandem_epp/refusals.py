@@ -1,4 +1,4 @@
-"""The EPP's own error responses: OpenAI's format, counted, with llm-d's reason where it has one."""
+"""The EPP's own error responses: in the API's form, counted, with llm-d's reason if it has one."""
 
 import logging
 from collections.abc import Sequence
@@ -6,9 +6,9 @@ from typing import Final
 
 from tandem_contract import body_coding
 from tandem_contract import headers as wire
-from tandem_contract.openai_errors import error_body
+from tandem_contract.api_grammar import error_body
 
-from .ext_proc.messages import ImmediateResponse
+from .ext_proc.messages import HttpRequest, ImmediateResponse
 from .ext_proc.stream import LocalReply
 from .metrics import Metrics
 
@@ -33,9 +33,15 @@ class Refusals:
         self._metrics = metrics
 
     def error(
-        self, status: int, reason: str, message: str, *, param: str | None = None
+        self,
+        request: HttpRequest | None,
+        status: int,
+        reason: str,
+        message: str,
+        *,
+        param: str | None = None,
     ) -> LocalReply:
-        """An error response, counted."""
+        """An error response in the form of the request's API, counted."""
         self._metrics.decisions.child("refused", reason).inc()
         _log.debug("refused a request: %d %s", status, reason)
         headers = [("content-type", "application/json")]
@@ -45,7 +51,8 @@ class Refusals:
             headers.append(body_coding.ACCEPTED)
         if (dropped := _DROPPED.get(reason)) is not None:
             headers.append((wire.REQUEST_DROPPED_REASON, dropped))
-        body = error_body(status, message, param=param)
+        path = request.path if request is not None else ""
+        body = error_body(path, status, message, param=param)
         return LocalReply(ImmediateResponse(status, body, tuple(headers)), reason)
 
 

@@ -45,9 +45,9 @@ class SaltingPicker(EndpointPicker):
             return super().place(request, body, now)
         # Refused, because an engine might read the body as JSON all the same, without a salt.
         if not is_json(request):
-            raise self._error(415, "not_json", _NOT_JSON)
+            raise self._error(request, 415, "not_json", _NOT_JSON)
         if body is None:
-            raise self._error(500, "no_body", _NOT_SENT)
+            raise self._error(request, 500, "no_body", _NOT_SENT)
         changed = self.salted(request, body)
         placement = super().place(request, changed, now)
         # Where the model was replaced, the body is changed already, and has the salt.

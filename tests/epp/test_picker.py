@@ -305,7 +305,7 @@ def test_timing_is_credited_to_the_backend_that_computed() -> None:
 def test_errors_that_are_not_the_clients_fault_carry_llm_ds_reason() -> None:
     setup = PickerSetup(d="decode")
     reason = wire.REQUEST_DROPPED_REASON
-    assert dict(setup.picker.memory_full().response.headers)[reason] == "rejected-saturated"
+    assert dict(setup.picker.memory_full(None).response.headers)[reason] == "rejected-saturated"
     _, bad = setup.refusal(b"{")
     assert reason not in bad
     subset = HttpRequest("POST", "/v1/completions", {}, frozenset({"10.9.9.9:8000"}))
@@ -323,9 +323,21 @@ def test_error_responses() -> None:
     assert (status, error["param"]) == (404, "model")
     assert error["message"] == "The model `other` does not exist. This endpoint serves `m`."
     assert setup.refusal(b"{")[0] == 400
-    assert json.loads(setup.picker.body_too_large(5).response.body)["error"]["code"] == 413
-    assert json.loads(setup.picker.body_too_slow().response.body)["error"]["code"] == 408
+    assert json.loads(setup.picker.body_too_large(None, 5).response.body)["error"]["code"] == 413
+    assert json.loads(setup.picker.body_too_slow(None).response.body)["error"]["code"] == 408
     assert setup.decisions("refused", "unknown_model") == 1
+
+
+def test_error_responses_of_messages_have_anthropics_form() -> None:
+    setup = PickerSetup(d="decode")
+    request = HttpRequest("POST", "/v1/messages", {})
+    with pytest.raises(LocalReply) as refusal:
+        setup.picker.place(request, b'{"model": "other"}', NOW)
+    replies = [refusal.value, setup.picker.body_too_large(request, 5)]
+    errors = [json.loads(reply.response.body) for reply in replies]
+    assert [error["type"] for error in errors] == ["error", "error"]
+    kinds = [error["error"]["type"] for error in errors]
+    assert kinds == ["not_found_error", "request_too_large"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/audio/transcriptions", "/tokenize"])

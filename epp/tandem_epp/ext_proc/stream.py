@@ -99,13 +99,13 @@ class RequestPicker(Protocol):
         """Pick pods, and count the request on them from now on (Unix seconds). `body` is None if it
         comes after the pick, or never to the EPP. Raises LocalReply."""
 
-    def body_too_large(self, limit: int) -> LocalReply:
+    def body_too_large(self, request: HttpRequest | None, limit: int) -> LocalReply:
         """The reply to a body of more than `limit` bytes."""
 
-    def body_too_slow(self) -> LocalReply:
+    def body_too_slow(self, request: HttpRequest | None) -> LocalReply:
         """The reply to a request whose body does not come in time."""
 
-    def memory_full(self) -> LocalReply:
+    def memory_full(self, request: HttpRequest | None) -> LocalReply:
         """The reply to a body for which there is no memory now."""
 
 
@@ -165,11 +165,11 @@ class ExtProcStream:
 
     def expire(self) -> Sequence[Answer]:
         """The answers if the body has not come in time."""
-        return self._reply(self._picker.body_too_slow()) if self.is_collecting else ()
+        return self._reply(self._picker.body_too_slow(self._request)) if self.is_collecting else ()
 
     def refuse_body(self) -> Sequence[Answer]:
         """The answers if there is no memory for the rest of a message."""
-        return self._reply(self._picker.memory_full()) if self.is_collecting else ()
+        return self._reply(self._picker.memory_full(self._request)) if self.is_collecting else ()
 
     def complete_body(self, message: Input) -> tuple[HttpRequest, bytes] | None:
         """The request and its whole body, if `message` completes it; the request is then placed
@@ -291,7 +291,7 @@ class ExtProcStream:
             size = self._chunks.size + len(message.body)
             if size > self._body_limit:
                 # Refused while it arrives: the EPP never holds more than the limit and one chunk.
-                raise self._picker.body_too_large(self._body_limit)
+                raise self._picker.body_too_large(self._request, self._body_limit)
             if is_duplex and not message.end_of_stream:
                 self._collect(message.body, size)
                 return ()
@@ -306,7 +306,7 @@ class ExtProcStream:
         """Hold a part of a body that has `size` bytes so far, until it is complete: `_body_limit`
         bounds that per stream, and `_held` over all."""
         if not self._held.take(len(body), of=size):
-            raise self._picker.memory_full()
+            raise self._picker.memory_full(self._request)
         self._taken += len(body)
         self._chunks.add(body)
 

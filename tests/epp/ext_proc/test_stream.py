@@ -74,13 +74,13 @@ class Placer:
         self.placements.append(Placement(mutation))
         return self.placements[-1]
 
-    def body_too_large(self, limit: int) -> LocalReply:
+    def body_too_large(self, request: HttpRequest | None, limit: int) -> LocalReply:
         return LocalReply(TOO_LARGE)
 
-    def body_too_slow(self) -> LocalReply:
+    def body_too_slow(self, request: HttpRequest | None) -> LocalReply:
         return LocalReply(TOO_SLOW)
 
-    def memory_full(self) -> LocalReply:
+    def memory_full(self, request: HttpRequest | None) -> LocalReply:
         return LocalReply(FULL)
 
 

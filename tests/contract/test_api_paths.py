@@ -28,6 +28,14 @@ def test_a_path_of_the_api_is_served_with_and_without_a_query(path: str) -> None
     assert f"{path}?a=b/../c" in DEFAULT
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models/m", "/v1/batches", "/v1/files", "/v1/responses/resp_1/input_items"],
+)
+def test_paths_of_openai_that_vllm_does_not_serve_are_not_served(path: str) -> None:
+    assert path not in DEFAULT
+
+
 def test_generations_and_forms_are_paths_of_the_api() -> None:
     assert {*PATHS.values(), *FORMS} <= API.keys()
     assert not SCRAPED & API.keys()

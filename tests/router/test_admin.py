@@ -54,6 +54,15 @@ async def test_each_failure_counts_in_its_phase(
     assert await harness.metric("disaggregated_fallback_total") == 1
 
 
+async def test_each_engine_that_fails_counts_once(harness: Harness) -> None:
+    for name in ("d-0", "d-1"):
+        await harness.decode(name, fails)
+    await harness.start()
+    response, _ = await harness.ask()
+    assert response.status == 500
+    assert await harness.metric('disaggregated_errors_total{phase="decode"}') == 2
+
+
 async def test_transfer_times_are_those_of_every_decode_engine(harness: Harness) -> None:
     async def answers_as_vllm(turn: Turn) -> None:
         # Without `x-tandem-timing`.

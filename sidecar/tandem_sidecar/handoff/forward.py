@@ -166,6 +166,8 @@ class Forward(ABC):
                 return
             data, self._start.data = self._start.data, b""
             if self._is_failure() and self._take_over(result_of(self.leg.status or 0)):
+                # An answer that is forwarded is counted as it begins.
+                self.report_loss(f"answered with an error ({self._head.status})")
                 return
             self._begin(data)
         # The end is recorded before the last bytes are written, which may start the client's next
@@ -217,13 +219,10 @@ class Forward(ABC):
             self._break_off(502, message)
 
     def _is_failure(self) -> bool:
-        """Whether the answer that begins is an engine's failure."""
+        """Whether the answer that begins is an engine's failure, which another engine may mend."""
         if self._failover is None:
             return False
-        if self._head.status < 500 and not self._start.is_error:
-            return False
-        self.report_loss(f"answered with an error ({self._head.status})")
-        return True
+        return self._head.status >= 500 or self._start.is_error
 
     def _take_over(self, result: Result) -> bool:
         """Whether another engine serves the request, and its record, from now on. The leg ended

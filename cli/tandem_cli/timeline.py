@@ -252,10 +252,15 @@ def _timing(timing: Timing | None) -> str:
         "compute": timing.compute,
         "KV transfer": timing.transfer,
     }
+    computed = timing.computed
+    if computed is not None:
+        # vLLM counts a prompt of which all KV came as cached, yet computes its last token for the
+        # logits, as every leg does.
+        computed = max(1, computed)
     counts = {
         "KV bytes": timing.bytes,
         "prompt tokens": timing.prompt,
-        "tokens computed": timing.computed,
+        "tokens computed": computed,
         "tokens cached": timing.cached,
         "other prompts in flight": timing.inflight or None,
     }

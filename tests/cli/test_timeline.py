@@ -84,6 +84,13 @@ def test_the_clients_name_of_the_model_and_the_priority_are_shown() -> None:
     assert "       0.0 ms    priority -5" in shown
 
 
+def test_a_leg_that_pulled_its_whole_prompt_computed_the_last_token() -> None:
+    leg = replace(SIDECAR_TRACE.legs[-1], timing=Timing(cached=500, computed=0, prompt=500))
+    records = Records((), (SidecarRecord("d-0", replace(SIDECAR_TRACE, legs=(leg,))),))
+    shown = next(line for line in lines("r", records) if " on d-0: " in line)
+    assert shown.endswith("[prompt tokens 500, tokens computed 1, tokens cached 500]")
+
+
 def test_events_of_one_request_are_in_order() -> None:
     records = Records((EppRecord("epp", DECISION),), (SidecarRecord("d-0", SIDECAR_TRACE),))
     assert list(lines("r", records)) == [

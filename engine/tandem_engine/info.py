@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from tandem_contract import endpoints
+from tandem_contract.metrics_text import metrics_text
 
 from .body import ApiError, convert, decode_json
 from .long_work import work_on
@@ -112,7 +113,7 @@ class _Info:
         )
 
     async def metrics(self, _: web.Request) -> web.Response:
-        page = generate_latest(self._registry)
+        page = await metrics_text(self._registry)
         return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def version(self, _: web.Request) -> web.Response:

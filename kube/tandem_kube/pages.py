@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
+from tandem_contract.metrics_text import metrics_text
 
 
 def health_app(ready: Callable[[], bool]) -> web.Application:
@@ -34,7 +35,7 @@ def metrics_app(registry: CollectorRegistry) -> web.Application:
     """`/metrics` in Prometheus' text format."""
 
     async def metrics(_request: web.Request) -> web.Response:
-        page = generate_latest(registry)
+        page = await metrics_text(registry)
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
 
     app = web.Application()

@@ -8,9 +8,9 @@ GET /debug/decisions, /debug/pods                             as on an EPP
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import generate_latest
 
 from tandem_contract import endpoints
+from tandem_contract.metrics_text import metrics_text
 from tandem_epp.debug import routes as decision_routes
 from tandem_epp.decisions import Decisions
 from tandem_sidecar.observability.engine_counters import EngineCounters
@@ -52,7 +52,7 @@ class RouterAdmin(ProcessAdmin):
         """Both halves' metrics. A family that both have is the data path's: it serves every
         request, and an EPP counts there what no sidecar serves."""
         own = parse_page((await super().metrics_page()).decode())
-        decisions = parse_page(generate_latest(self._decisions.metrics.registry).decode())
+        decisions = parse_page((await metrics_text(self._decisions.metrics.registry)).decode())
         types = {_type_line(header) for header in own}
         added = {
             header: page for header, page in decisions.items() if _type_line(header) not in types

@@ -190,8 +190,11 @@ class Fleet:
 
     def model_key(self, model: str | None) -> str | None:
         """`model`, or one key for all names that no backend lists: clients cannot grow a table."""
-        is_known = model is None or model in self._models or model in self._adapters
-        return model if is_known else _UNLISTED
+        return model if model is None or self.knows_model(model) else _UNLISTED
+
+    def knows_model(self, model: str) -> bool:
+        """Whether a backend lists `model`, or an engine reported it as a LoRA adapter."""
+        return model in self._models or model in self._adapters
 
     def ready_pods(self, model: str | None) -> tuple[Pod, ...]:
         """Pods of any role that may be chosen for `model`; one without a model list serves any."""

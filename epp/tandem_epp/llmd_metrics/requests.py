@@ -35,8 +35,8 @@ from .request_names import (
 )
 
 MAX_MODELS: Final = 100
-"""Names and priorities with metrics of their own; clients choose names, and later ones are `other`.
-llm-d keeps 1,000, each with some two hundred lines on the page."""
+"""Names and priorities with metrics of their own, of models that some pod serves; later ones are
+`other`. llm-d keeps 1,000, each with some two hundred lines on the page."""
 _BATCH: Final = 256
 """Ended requests that are counted at once: half a millisecond."""
 
@@ -171,6 +171,11 @@ class RequestMetrics(Collector):
         self._ended: list[Decided] = []
         # By the values of a `_Flow`: to make one takes longer than to find its figures.
         self._flows: dict[tuple[str, str, int], _FlowFigures] = {}
+        # Where a request that has not ended is counted, by its decision's id: its model may become
+        # known meanwhile.
+        self._running: dict[int, _FlowFigures] = {}
+        self._answered: set[str] = set()
+        """Names that no pod lists and with which an engine answered 2xx."""
         self._placed: dict[tuple[str, str, str], int] = {}
         """Model, name of the decode pod, its address → number of requests placed there."""
         self._unplaced: dict[str, int] = {}
@@ -193,6 +198,8 @@ class RequestMetrics(Collector):
         """Count all that is listed. The begun first: a request is in both lists if it was short."""
         begun, self._begun = self._begun, []
         ended, self._ended = self._ended, []
+        for decision in ended:
+            self._learn_names(decision)
         for decision in begun:
             # Requests without a model are probes, and what the EPP does not read.
             if decision.model is not None:
@@ -200,11 +207,11 @@ class RequestMetrics(Collector):
         for decision in ended:
             if decision.path is None:
                 self._count_refused(decision)
-            elif decision.model is not None:
-                self._figures(decision).end(decision)
+            elif (figures := self._running.pop(id(decision), None)) is not None:
+                figures.end(decision)
 
     def _count_placed(self, decision: Decided) -> None:
-        figures = self._figures(decision)
+        figures = self._running[id(decision)] = self._figures(decision)
         figures.begin(decision)
         asked, target, _ = figures.flow
         if decision.decode:
@@ -234,8 +241,20 @@ class RequestMetrics(Collector):
         if (figures := self._flows.get((asked, target, decision.priority))) is not None:
             return figures
         is_full = len(self._flows) >= MAX_MODELS
-        flow = _OTHER if is_full else _Flow(asked, target, decision.priority)
+        # Clients choose names: one that no engine serves gets no metrics of its own.
+        is_served = self._is_served(target) and self._is_served(asked)
+        flow = _Flow(asked, target, decision.priority) if is_served and not is_full else _OTHER
         return self._flows.setdefault(flow, _FlowFigures(flow))
+
+    def _is_served(self, model: str) -> bool:
+        return not model or model in self._answered or self._fleet.knows_model(model)
+
+    def _learn_names(self, decision: Decided) -> None:
+        """Pods that list no models serve some all the same: an engine answered with 2xx."""
+        status = decision.status
+        if status is None or not 200 <= status < 300 or len(self._answered) >= MAX_MODELS:
+            return
+        self._answered.update(filter(None, (decision.model, decision.asked)))
 
     def collect(self) -> Iterable[Metric]:
         """The metrics now."""

@@ -18,6 +18,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from tandem_contract import endpoints
+from tandem_contract.metrics_text import metrics_text
 from tandem_contract.trace import trace_path
 
 from ..handoff.breaker import Breakers
@@ -160,7 +161,7 @@ class ProcessAdmin(AdminHandlers):
             await self._counters.refresh()
         # Requests that ended a moment ago still wait for the observer's next batch.
         self._observer.catch_up()
-        return self._metrics.page()
+        return await metrics_text(self._metrics.registry)
 
     async def not_ready(self) -> str | None:
         if self._lifecycle.draining:

@@ -4,17 +4,21 @@ import json
 import re
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 from prometheus_client import generate_latest
 
 from tandem_contract import headers as wire
 from tandem_contract.config import HealthChecks
+from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.objectives import Objective
 from tandem_epp.backends.pods import Pod, ScrapeResult
 from tandem_epp.backends.rewrite_rules import RewriteObject, RewriteRules, rewrite_rules
+from tandem_epp.discovery import DiscoveredBackend
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
+from tandem_epp.history import Decision
 from tandem_epp.llmd_metrics.families import PREFIX, Pool
 from tandem_epp.llmd_metrics.requests import MAX_MODELS
 from tandem_epp.llmd_metrics.table import EXPORTED, MISSING, PAGE, with_table
@@ -210,13 +214,39 @@ def test_mean_spread_and_queue_of_the_pods_that_answer() -> None:
 
 
 def test_names_that_clients_choose_are_bounded() -> None:
+    """A name is a label once an engine has answered for it, and only so many are."""
     setup = PickerSetup(d="unified")
-    for number in range(MAX_MODELS + 10):
-        setup.refusal(f'{{"model": "x{number}", "prompt": "x"}}'.encode())
+    lists_none = msgspec.structs.replace(setup["d"].backend, models=())
+    setup.fleet.apply([DiscoveredBackend(lists_none)])
+
+    def ask(model: str, status: int) -> None:
+        decision = Decision("r", NOW, path=RoutingPath.UNIFIED)
+        decision.model, decision.status = model, status
+        setup.metrics.requests.begin(decision)
+        setup.metrics.requests.end(decision)
+
+    def models() -> set[str]:
+        page = generate_latest(setup.metrics.registry).decode()
+        return set(re.findall(r'^llm_d_epp_request_total\{.*?model_name="([^"]*)"', page, re.M))
+
+    for number in range(30_000):
+        ask(f"invented-{number}", 404)
     page = generate_latest(setup.metrics.registry).decode()
-    models = set(re.findall(r'^llm_d_epp_request_error_total\{.*?model_name="([^"]*)"', page, re.M))
-    assert len(models) == MAX_MODELS + 1
-    assert "other" in models
+    assert models() == {"other"}
+    assert "invented" not in page
+    assert page.count("\n") < 1000
+    # An engine that answers for any name.
+    for number in range(MAX_MODELS + 10):
+        ask(f"served-{number}", 200)
+    assert len(models()) == MAX_MODELS
+    assert {"other", "served-1"} < models()
+    # Each request ends where it was counted.
+    running = re.findall(
+        r"^llm_d_epp_request_running\{.* (\S+)$",
+        generate_latest(setup.metrics.registry).decode(),
+        re.M,
+    )
+    assert set(running) == {"0.0"}
 
 
 def test_many_ended_requests_are_counted_before_the_scrape() -> None:

@@ -235,10 +235,9 @@ async def test_what_else_was_in_flight(harness: Harness, keys: PlanKeys, is_spli
     await harness.prefill(engine)
     await harness.start(FakeVllm() if is_split else engine, keys=keys)
     path = RoutingPath.PREFILL_THEN_DECODE if is_split else RoutingPath.UNIFIED
-    headers = planned(harness, keys, path)
 
     async def send() -> tuple[asyncio.Task[str | None], asyncio.Event]:
-        task = asyncio.create_task(ask(harness, headers))
+        task = asyncio.create_task(ask(harness, planned(harness, keys, path)))
         return task, await asyncio.wait_for(engine.waiting.get(), 10)
 
     async def inflight(sent: tuple[asyncio.Task[str | None], asyncio.Event]) -> int | None:
@@ -265,13 +264,12 @@ async def test_prompts_of_another_engine_are_not_in_flight_here(
         ask(harness, planned(harness, keys, RoutingPath.PREFILL_THEN_DECODE))
     )
     prefill = await asyncio.wait_for(producer.waiting.get(), 10)
-    here = planned(harness, keys, RoutingPath.UNIFIED)
-    alone = asyncio.create_task(ask(harness, here))
+    alone = asyncio.create_task(ask(harness, planned(harness, keys, RoutingPath.UNIFIED)))
     (await asyncio.wait_for(decode.waiting.get(), 10)).set()
     assert parse_timing(await alone or "").inflight == 0, "the prefill pod computes"
     prefill.set()
     reading = await asyncio.wait_for(decode.waiting.get(), 10)
-    alone = asyncio.create_task(ask(harness, here))
+    alone = asyncio.create_task(ask(harness, planned(harness, keys, RoutingPath.UNIFIED)))
     (await asyncio.wait_for(decode.waiting.get(), 10)).set()
     assert parse_timing(await alone or "").inflight == 0, "the other leg reads its KV"
     reading.set()

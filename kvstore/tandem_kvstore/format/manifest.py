@@ -10,7 +10,7 @@ the order of `data`, so one request reads or writes it. The JSON itself contains
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import xxhash
@@ -31,13 +31,17 @@ MAX_INLINE_GROUPS: Final = 64
 _KEY_LENGTH: Final = 64
 
 
+_NamePart = Annotated[str, msgspec.Meta(pattern="^[^/]*$")]
+"""A part of an object's name: with a slash it could name an object of another namespace."""
+
+
 class DataObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The data object of one layer group."""
 
-    group: str
-    size: int
+    group: _NamePart
+    size: Annotated[int, msgspec.Meta(ge=0)]
     """Bytes, including the header."""
-    content: str
+    content: _NamePart
     """XXH3-128 of the bytes."""
 
 

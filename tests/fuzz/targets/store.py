@@ -75,6 +75,7 @@ def _check_manifest(data: bytes) -> None:
         return
     assert (manifest.prefix_hash, manifest.identity) == (_KEY, _IDENTITY)
     assert manifest.format == TENSOR_FORMAT
+    assert not any("/" in manifest.name_of(item) for item in manifest.data)
     with suppress(KvRejected):
         assert len(inline_data(data, manifest)) == manifest.size
     again = encode_manifest(manifest)

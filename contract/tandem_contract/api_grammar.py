@@ -195,9 +195,6 @@ def _named_error(body: dict[str, Any]) -> bytes:
     return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
 
 
-# The beginning of a stream.
-
-
 class _Choice(msgspec.Struct, gc=False):
     text: Any = None
     token_ids: Any = None
@@ -292,6 +289,10 @@ class StreamStart:
                     return meaning
                 self._name = self._data = b""
         return Meaning.NOTHING
+
+    def error(self) -> tuple[int, str]:
+        """HTTP status and message of the error that `take` found."""
+        return openai_errors.read_error(self._data)
 
 
 def read_event(kind: RequestKind, name: bytes, data: bytes) -> Meaning:

@@ -1,7 +1,8 @@
 """The error body of Tandem's servers in OpenAI's form, as vLLM writes it. `api_grammar` knows which
 API has another form."""
 
-from typing import Final
+import re
+from typing import Any, Final
 
 import msgspec
 
@@ -33,3 +34,34 @@ def type_of(status: int) -> str:
 def error_event(status: int, message: str) -> bytes:
     """The same body as a server-sent event, for a stream whose status 200 has been sent."""
     return b"data: " + error_body(status, message) + b"\n\n"
+
+
+class _Error(msgspec.Struct, gc=False):
+    """An error event: its members at the top, or those of an object in it."""
+
+    message: Any = None
+    code: Any = None
+    error: Any = None
+    response: Any = None
+
+
+_error: Final = msgspec.json.Decoder(_Error)
+_STATUS: Final = re.compile("[45][0-9]{2}")
+
+
+def read_error(data: bytes) -> tuple[int, str]:
+    """HTTP status and message of an error event of any API; without a status of an error, 500."""
+    try:
+        error = _error.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        error = _Error()
+    # The error of `response.failed` is within the response.
+    for inner in (error.response, error.error):
+        if isinstance(inner, dict):
+            inner = inner.get("error") or inner
+            error = _Error(inner.get("message"), inner.get("code"))
+    code, message = error.code, error.message
+    if isinstance(code, str) and _STATUS.fullmatch(code):
+        code = int(code)
+    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    return status, message if isinstance(message, str) else "the engine failed the request"

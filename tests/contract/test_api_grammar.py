@@ -12,6 +12,7 @@ from tandem_contract.api_grammar import (
     error_event,
     read_event,
 )
+from tandem_contract.openai_errors import read_error
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.single_engine import FIELDS
 
@@ -189,3 +190,29 @@ def test_the_last_events_of_the_table_end_a_stream(kind: RequestKind) -> None:
     for name in GRAMMARS[kind].last_events:
         data = name if name == b"[DONE]" else json.dumps({"type": name.decode()}).encode()
         assert read_event(kind, name, data) in {Meaning.END, Meaning.ERROR}
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b'{"error": {"message": "lost", "code": 503}}', (503, "lost")),
+        (b'{"object": "error", "message": "too long", "code": 400}', (400, "too long")),
+        (
+            b'{"type": "error", "error": {"type": "internal_error", "message": "lost"}}',
+            (500, "lost"),
+        ),
+        (b'{"type": "response.failed", "response": {"error": {"message": "lost"}}}', (500, "lost")),
+        (b'{"choices": [{"finish_reason": "error"}]}', (500, "the engine failed the request")),
+        (b'{"error": {"message": 7, "code": "200"}}', (500, "the engine failed the request")),
+        (b"first", (500, "the engine failed the request")),
+    ],
+)
+def test_an_error_event_has_a_status_and_a_message(data: bytes, error: tuple[int, str]) -> None:
+    assert read_error(data) == error
+
+
+@pytest.mark.parametrize("kind", RequestKind)
+def test_the_error_event_of_a_kind_can_be_read(kind: RequestKind) -> None:
+    start = StreamStart(kind)
+    assert start.take(error_event(kind, 503, "lost")) is Meaning.ERROR
+    assert start.error()[1] == "lost"

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from tandem_epp.outcomes import Outcome
+
 from ..sidecar.peers import FakeDecode, Script, Turn
 from .conftest import DECODE, PATH, PROMPT, Harness
 
@@ -80,9 +82,21 @@ async def test_two_failures_are_the_clients_to_see(harness: Harness, fails: Scri
     decodes = [await harness.decode(f"u-{n}", fails, role="unified") for n in range(3)]
     await harness.start()
     response, _ = await harness.ask({"model": "m", "prompt": PROMPT, "stream": True})
-    assert response.status == {dies: 502, errs: 500, is_busy: 503, streams_an_error: 200}[fails]
+    assert response.status == {dies: 502, errs: 500, is_busy: 503, streams_an_error: 500}[fails]
     # The engines, not their requests: what ends with a reused connection is sent on a new one.
     assert sum(bool(decode.requests) for decode in decodes) == 2
+
+
+async def test_a_stream_that_begins_with_an_error_counts_as_a_failure_of_its_backend(
+    harness: Harness,
+) -> None:
+    await harness.decode("u", streams_an_error, role="unified")
+    await harness.start()
+    response, body = await harness.ask({"model": "m", "prompt": PROMPT, "stream": True})
+    assert response.status == 500
+    assert json.loads(body)["error"]["message"] == "out of memory"
+    (pod,) = harness.router.components.decisions.fleet
+    assert pod.health.outcomes == {Outcome.ERROR: 1}
 
 
 async def test_the_only_backend_is_not_asked_twice(harness: Harness) -> None:

@@ -47,7 +47,7 @@ async def test_the_client_gets_the_answer_or_its_own_error(harness: Harness, cel
     await checked
 
 
-BEFORE_A_TOKEN = ["decode dies before the first byte"]
+BEFORE_A_TOKEN = ["decode dies before the first byte", "decode dies after its preamble"]
 
 
 @pytest.mark.parametrize("kind", RequestKind)

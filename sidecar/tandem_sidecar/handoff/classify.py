@@ -98,6 +98,11 @@ class AnswerStart:
         is_readable = head.event_stream and head.value(b"content-encoding") in (b"", b"identity")
         self._stream = StreamStart(kind or RequestKind.CHAT) if is_readable else None
 
+    @property
+    def error(self) -> tuple[int, str]:
+        """HTTP status and message of the error that begins the stream."""
+        return (500, "") if self._stream is None else self._stream.error()
+
     def take(self, data: bytes, *, last: bool) -> bool:
         """Add the newest bytes. Whether the answer has begun, so that they may be sent."""
         self.data = self.data + data if self.data else data

@@ -23,6 +23,7 @@ from .events_actions import (
     DecodeLost,
     DecodeRefused,
     DecodeStarted,
+    SendError,
 )
 from .timing import measure_leg, merge_timing, read_timing
 
@@ -298,7 +299,8 @@ class DecodeLeg:
         if start.is_error:
             detail = "a stream that begins with an error"
             self._leg.end(Result.ERROR, self._loop.time(), status=200, detail=detail)
-            self._listener.on_decode_event(DecodeErrored())
+            error = SendError(*start.error, decode_failed=True)
+            self._listener.on_decode_event(DecodeErrored(error=error))
         else:
             self._listener.on_decode_event(DecodeStarted())
         data, start.data = start.data, b""

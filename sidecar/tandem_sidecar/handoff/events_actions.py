@@ -97,6 +97,8 @@ class DecodeErrored(msgspec.Struct, frozen=True, gc=False):
 
     busy: bool = False
     """503: the engine takes no more requests, so sending another leg would not help."""
+    error: "SendError | None" = None
+    """What to send in place of the stream that has the error; None: forward the engine's answer."""
 
 
 class DecodeStarted(msgspec.Struct, frozen=True, gc=False):

@@ -169,6 +169,9 @@ class Forward(ABC):
                 # An answer that is forwarded is counted as it begins.
                 self.report_loss(f"answered with an error ({self._head.status})")
                 return
+            if self._start.is_error and self.kind is not None:
+                self._report_error(data)
+                return
             self._begin(data)
         # The end is recorded before the last bytes are written, which may start the client's next
         # request within this call (pipelining).
@@ -211,6 +214,12 @@ class Forward(ABC):
         self.context.observer.on_answer(record, head)
         closing = self.context.lifecycle.draining
         self._relay.begin(head, ANSWER_DROPPED, self.header_lines(), close=closing)
+
+    def _report_error(self, data: bytes) -> None:
+        """Answer with the error that begins the stream `data`, as a status, which routers count."""
+        self.inspect_first_bytes(self._head, data)
+        self._abort()
+        self._break_off(*self._start.error)
 
     def _fail(self, result: Result, detail: str) -> None:
         self.end_leg(result, detail)
@@ -316,7 +325,6 @@ class SingleEngineGeneration(Forward):
                 f"decode by {self.leg.backend}: answered with an error ({head.status})"
             )
         elif begins_with_error:
-            # The result is recorded now; the leg itself goes on, still monitored, to its end.
             detail = "a stream that begins with an error"
             self.leg.end(Result.ERROR, self._loop.time(), status=head.status, detail=detail)
             self._count_error(f"decode by {self.leg.backend}: {detail}")

@@ -242,8 +242,8 @@ def _step_decoding(state: Decoding, event: Event) -> Step:
             path = RoutingPath.PREFILL_THEN_DECODE if state.prefill_refused else state.path
             refused = Decoding(state.policy, path, admitted=True)
             return refused, (() if kv_released else _release_if_not_admitted(state))
-        case DecodeErrored(busy):
-            return _after_decode_error(state, busy)
+        case DecodeErrored():
+            return _after_decode_error(state, event)
         # The engine itself may be healthy: compute the prompt there, once (then without KV).
         case DecodeLost(_, True) if state.kv_hold and state.policy.fallback_to_unified:
             return _decode_without_kv(state, state.kv_hold)
@@ -256,17 +256,23 @@ def _step_decoding(state: Decoding, event: Event) -> Step:
             raise IllegalStep(f"{event} while {state}")
 
 
-def _after_decode_error(state: Decoding, busy: bool) -> Step:
+def _after_decode_error(state: Decoding, event: DecodeErrored) -> Step:
     """Treat a 5xx of a leg that reads KV as a failed KV load: decode once more without the KV."""
-    forward = ForwardDecodeAnswer(decode_failed=True)
     if state.kv_hold is None:
-        return Answering(state.path), (CountError(ErrorPhase.DECODE), forward)
+        return _report_decode_error(state, event, CountError(ErrorPhase.DECODE))
     # A busy engine takes no more requests, so a second leg would not help: its answer is forwarded,
     # and the client may retry.
-    if busy or not state.policy.fallback_to_unified:
-        phase = ErrorPhase.DECODE if busy else ErrorPhase.KV_TRANSFER
-        return Answering(state.path), (CountError(phase), ReleaseKv(state.kv_hold), forward)
+    if event.busy or not state.policy.fallback_to_unified:
+        phase = ErrorPhase.DECODE if event.busy else ErrorPhase.KV_TRANSFER
+        return _report_decode_error(state, event, CountError(phase), ReleaseKv(state.kv_hold))
     return _decode_without_kv(state, state.kv_hold)
+
+
+def _report_decode_error(state: Decoding, event: DecodeErrored, *before: Action) -> Step:
+    """Give the client the engine's error; one within a stream as a status, which routers count."""
+    if event.error is None:
+        return Answering(state.path), (*before, ForwardDecodeAnswer(decode_failed=True))
+    return Ended(state.path, Outcome.FAILED), (*before, AbortDecode(), event.error)
 
 
 def _decode_without_kv(state: Decoding, unread: KvHold) -> Step:

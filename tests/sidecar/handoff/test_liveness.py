@@ -127,19 +127,6 @@ async def test_a_hung_decode_engine_in_mid_stream_ends_in_an_error_event(harness
     assert json.loads(event[6:])["error"]["code"] == 502
 
 
-async def test_a_hung_decode_engine_after_an_error_event_is_given_up_too(harness: Harness) -> None:
-    async def fails(turn: Turn) -> None:
-        turn.stream()
-        turn.event('{"error": {"message": "no"}}')
-        await hangs(turn)
-
-    await harness.start(fails, silence_timeout=SILENCE)
-    harness.decode.health = hangs
-    async with harness.http.post(harness.url(), data=STREAM) as answer:
-        body = await asyncio.wait_for(answer.read(), 10)
-    assert body.count(b"error") == 2, "the engine's and the sidecar's"
-
-
 async def test_a_leg_that_ended_with_another_is_not_reported_hung() -> None:
     class Twin:
         def __init__(self) -> None:

@@ -1,0 +1,7 @@
+"""Bodies as the edge and the engines read them: what the EPP and the sidecar accept, each engine's
+parser reads the same, or refuses.
+
+`edge` reads as the EPP, the sidecar and the router do; `strategies` generates bodies in which
+parsers may differ; `readers` are the parsers of engines. `tests/vllm/test_differential.py` asks
+vLLM's own request classes.
+"""

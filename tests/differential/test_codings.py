@@ -1,0 +1,100 @@
+"""The engine reads the bytes that the sidecar checked, whatever headers come with them."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from hypothesis import given, settings
+
+from tandem_engine.chat import ChatTemplate
+from tandem_engine.metrics import EngineMetrics
+from tandem_engine.served_model import ServedModel
+from tandem_engine.server import EngineServer
+from tandem_engine.text import Tokenizer
+from tandem_sidecar.bodies.parse import BadBody, clean_passthrough
+from tandem_sidecar.http.reader import RequestReader
+
+from ..engine.fake_engine import FakeEngine, answer_with, write_tokenizer
+from .strategies import coded_requests
+
+_PATH = b"/tokenize"
+Headers = list[tuple[bytes, bytes]]
+
+
+class Engine:
+    """Tandem's engine on a socket, in an event loop of the test."""
+
+    def __init__(self, directory: Path, loop: asyncio.Runner) -> None:
+        write_tokenizer(directory)
+        model = ServedModel(("m",), "/m", 64, 300, Tokenizer(directory), ChatTemplate(directory))
+        server = EngineServer(FakeEngine(answer_with("a")), model, EngineMetrics("m"))
+        self._runner, self._loop = server.runner(), loop
+        self._url = loop.run(self._start())
+
+    def reads_a_prompt(self, headers: Headers, body: bytes) -> bool:
+        """Whether the engine finds a prompt in the body."""
+        return self._loop.run(self._ask(headers, body)) == 200
+
+    def close(self) -> None:
+        self._loop.run(self._runner.cleanup())
+
+    async def _start(self) -> str:
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{self._runner.addresses[0][1]}{_PATH.decode()}"
+
+    async def _ask(self, headers: Headers, body: bytes) -> int:
+        lines = [(name.decode(), value.decode()) for name, value in headers]
+        # What the sidecar removes, or the client would add.
+        skip = ("content-type", "accept-encoding")
+        async with (
+            aiohttp.ClientSession(skip_auto_headers=skip) as http,
+            http.post(self._url, data=body, headers=lines) as response,
+        ):
+            return response.status
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with asyncio.Runner() as loop:
+        engine = Engine(tmp_path_factory.mktemp("model"), loop)
+        yield engine
+        engine.close()
+
+
+def forwarded(headers: Headers, body: bytes) -> bytes | None:
+    """The body that the sidecar sends on; None: it refuses the request."""
+    lines = b"".join(b"%b: %b\r\n" % pair for pair in headers)
+    reader = RequestReader(max_head=4096, max_body=4096)
+    reader.feed(
+        b"POST %b HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n%b"
+        % (_PATH, lines, len(body), body)
+    )
+    if reader.refusal is not None:
+        return None
+    [request] = reader.requests
+    with suppress(BadBody):
+        return clean_passthrough(request.body, request.single(b"content-type") or b"")
+    return None
+
+
+def is_json(body: bytes) -> bool:
+    with suppress(ValueError):
+        return isinstance(json.loads(body), dict)
+    return False
+
+
+@settings(max_examples=150, deadline=None)
+@given(coded_requests())
+def test_the_engine_finds_no_prompt_where_the_sidecar_saw_none(
+    engine: Engine, coded: tuple[Headers, bytes]
+) -> None:
+    headers, body = coded
+    sent = forwarded(headers, body)
+    if sent is not None:
+        assert engine.reads_a_prompt(headers, sent) is is_json(sent)

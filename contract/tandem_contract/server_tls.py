@@ -22,6 +22,8 @@ CERTIFICATE: Final = "tls.crt"
 """PEM, the server's certificate first and then the chain."""
 KEY: Final = "tls.key"
 """PEM, without a passphrase."""
+AUTHORITIES: Final = "ca.crt"
+"""PEM; of clients, for mutual TLS."""
 
 _VALID_FOR: Final = datetime.timedelta(days=3650)
 """As long as llm-d's self-signed certificates: they are replaced with every start, not by age."""
@@ -43,13 +45,14 @@ class ServerTls:
         *,
         minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2,
         ciphers: str = "",
+        is_mutual: bool = False,
     ) -> None:
         """`protocols`: names for ALPN, preferred first. `ciphers`: allowed ciphers of TLS 1.2, by
-        OpenSSL's names, with colons between them; empty: its default. Raises
-        BadServerCertificate."""
+        OpenSSL's names, with colons between them; empty: its default. `is_mutual`: clients need a
+        certificate of the directory's authorities. Raises BadServerCertificate."""
         self._directory = directory
         self._protocols = list(protocols)
-        self._minimum, self._ciphers = minimum, ciphers
+        self._minimum, self._ciphers, self._is_mutual = minimum, ciphers, is_mutual
         self._loaded = self._read()
         self._last_warning = ""
         self.context: ssl.SSLContext = self._build(self._loaded)
@@ -79,7 +82,8 @@ class ServerTls:
         if self._directory is None:
             return self_signed_pem()
         try:
-            return b"\n".join((self._directory / name).read_bytes() for name in (CERTIFICATE, KEY))
+            names = (CERTIFICATE, KEY, *([AUTHORITIES] if self._is_mutual else []))
+            return b"\n".join((self._directory / name).read_bytes() for name in names)
         except OSError as err:
             raise BadServerCertificate(f"{err.filename}: cannot read it: {err.strerror}") from err
 
@@ -91,13 +95,32 @@ class ServerTls:
         context.options |= ssl.OP_NO_RENEGOTIATION
         context.set_alpn_protocols(self._protocols)
         try:
+            if self._is_mutual and self._directory is not None:
+                require_clients(context, self._directory)
             load_pem(context, pem)
         except ssl.SSLError as err:
             raise BadServerCertificate(
                 f"{self._directory}: {CERTIFICATE} and {KEY} are not a certificate in PEM format"
-                f" and its key without a passphrase"
+                " and its key without a passphrase"
+                + (f", or {AUTHORITIES} has no certificate" if self._is_mutual else "")
             ) from err
         return context
+
+
+def require_clients(context: ssl.SSLContext, directory: Path) -> None:
+    """Accept clients with a certificate of the authorities in `directory` only. Raises OSError,
+    which ssl.SSLError is."""
+    context.load_verify_locations(directory / AUTHORITIES)
+    context.verify_mode = ssl.CERT_REQUIRED
+
+
+def mutual_client(directory: Path) -> ssl.SSLContext:
+    """For clients of servers with `is_mutual`: any certificate of the same authorities is accepted,
+    since pods are called by their addresses. Raises OSError, which ssl.SSLError is."""
+    context = ssl.create_default_context(cafile=str(directory / AUTHORITIES))
+    context.check_hostname = False
+    context.load_cert_chain(directory / CERTIFICATE, directory / KEY, password="")
+    return context
 
 
 def self_signed_pem(name: str = "tandem") -> bytes:

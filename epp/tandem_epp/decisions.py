@@ -4,6 +4,7 @@
 the picker itself.
 """
 
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -13,6 +14,7 @@ from time import time
 
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.otlp import is_wanted
+from tandem_contract.server_tls import mutual_client
 
 from .backends.fleet import Fleet
 from .backends.pods import DiscoveredBackend
@@ -31,6 +33,8 @@ from .subset_hints import HintlessPicker
 from .tenant_salts import SaltingPicker
 from .turn_taking import TurnTaker
 
+_log = logging.getLogger(__name__)
+
 
 class Decisions:
     """Builds these components, and applies a new configuration to them."""
@@ -38,6 +42,7 @@ class Decisions:
     def __init__(
         self, settings: Settings, configuration: Configuration, plan_keys: dict[str, bytes]
     ) -> None:
+        """Raises OSError when the files of `--mutual-tls` cannot be used."""
         self._settings = settings
         self.configuration = configuration
         self.fleet = Fleet()
@@ -47,6 +52,9 @@ class Decisions:
         self.picker = picker(self.fleet, self._routing(), self.metrics, self.history, Random())
         self.picker.plan_keys = plan_keys
         self.picker.tenant_header = configuration.router.cache_salt.from_header
+        directory = settings.mutual_tls
+        self._mutual_tls = mutual_client(directory) if directory is not None else None
+        """TLS for calls to sidecars; None: as the configuration says."""
         self._sidecars = SidecarHandOffs(lambda: self.picker.plan_keys)
         self.warm_ups = WarmUps(
             self.fleet,
@@ -105,9 +113,25 @@ class Decisions:
         stored_bytes = offloading.max_bytes if offloading.enabled else 0
         self.precise.apply(events, routing.scheduling.tokenizers, stored_bytes)
         scraping = routing.scheduling.scraping
+        if self._mutual_tls is not None:
+            scraping = replace(scraping, tls=self._mutual_tls)
         self.scraper.settings, self._sidecars.tls = scraping, scraping.tls
         self.scraper.checks = self.configuration.router.health_checks
         self.scraper.sync()
+
+    def load_mutual_tls(self) -> None:
+        """Call sidecars with the current files of `--mutual-tls`; if they cannot be used, as
+        before."""
+        directory = self._settings.mutual_tls
+        if directory is None:
+            return
+        try:
+            self._mutual_tls = mutual_client(directory)
+        except OSError as err:
+            _log.error("%s: not reloaded, the last certificate stays: %s", directory, err)
+            return
+        scraping = replace(self.scraper.settings, tls=self._mutual_tls)
+        self.scraper.settings, self._sidecars.tls = scraping, scraping.tls
 
     def listed_backends(self) -> list[DiscoveredBackend]:
         """The backends that the configuration file lists."""

@@ -81,6 +81,14 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     "self-signed one: for gateways that call an EPP by TLS only, beside others.",
 )
 @click.option(
+    "--mutual-tls",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Directory of ca.crt, tls.crt and tls.key: serve --listen by TLS, only to clients with a "
+    "certificate of these authorities, and call the sidecars of pods that are found in the cluster "
+    "(--discovery kubernetes) by TLS with this certificate. Read again when it changes.",
+)
+@click.option(
     "--health",
     type=HOST_PORT,
     default=str(Settings.health),
@@ -223,6 +231,7 @@ def main(
     ext_proc_server: str,
     tls_dir: Path | None,
     accept_tls: bool,
+    mutual_tls: Path | None,
     health: HostPort,
     metrics: HostPort,
     config: Path | None,
@@ -266,7 +275,8 @@ def main(
         config=config,
         listen=listen,
         ext_proc_server=ext_proc_server,
-        tls=_tls(tls_dir, accept_tls=accept_tls),
+        tls=_tls(tls_dir, mutual_tls, accept_tls=accept_tls),
+        mutual_tls=mutual_tls,
         health=health,
         metrics=metrics,
         api_path=api_path.added,
@@ -291,7 +301,11 @@ def main(
     _serve(settings)
 
 
-def _tls(directory: Path | None, *, accept_tls: bool) -> TlsSettings | None:
+def _tls(directory: Path | None, mutual: Path | None, *, accept_tls: bool) -> TlsSettings | None:
+    if mutual is not None:
+        if directory is not None or accept_tls:
+            raise click.UsageError("--mutual-tls excludes --tls-dir and --accept-tls")
+        return TlsSettings(directory=mutual, is_mutual=True)
     if directory is None and not accept_tls:
         return None
     return TlsSettings(directory=directory, allows_clear_text=accept_tls)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from tandem_contract.held_bytes import HeldBytes
+from tandem_contract.server_tls import require_clients
 from tandem_kube.pages import listening
 
 from .configuration import FileWatch
@@ -99,11 +100,14 @@ def _watch(settings: TlsSettings | None, context: ssl.SSLContext | None) -> list
     if settings is None or settings.directory is None or context is None:
         return []
     directory = settings.directory
-    return [FileWatch(directory, lambda: _reload(context, directory))]
+    return [FileWatch(directory, lambda: _reload(context, directory, settings.is_mutual))]
 
 
-def _reload(context: ssl.SSLContext, directory: Path) -> None:
+def _reload(context: ssl.SSLContext, directory: Path, is_mutual: bool) -> None:
     try:
         load_certificate(context, directory)
+        if is_mutual:
+            # Added to those that it has: the old authority stays trusted until a restart.
+            require_clients(context, directory)
     except OSError as err:
         _log.error("%s: not reloaded, the last certificate stays: %s", directory, err)

@@ -141,12 +141,16 @@ class Service:
             return self._decisions.listed_backends()
         routing = self._decisions.configuration.routing
         backends = self._discovery.backends(routing.serving.domain_label)
-        return [routing.scheduling.scraping.with_scheme(backend) for backend in backends]
+        scraping = routing.scheduling.scraping
+        by_tls = self._settings.mutual_tls is not None
+        return [scraping.with_scheme(backend, to_sidecars=by_tls) for backend in backends]
 
     def _file_watches(self) -> list[FileWatch]:
         watches, settings = self._servers.watches(), self._settings
         if settings.config is not None:
             watches.append(FileWatch(settings.config, self._reload_configuration))
+        if settings.mutual_tls is not None:
+            watches.append(FileWatch(settings.mutual_tls, self._decisions.load_mutual_tls))
         if settings.plan_key_dir is not None:
             watches.append(FileWatch(settings.plan_key_dir, self._reload_keys))
         return watches

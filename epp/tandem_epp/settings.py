@@ -35,6 +35,9 @@ class Settings:
     tls: TlsSettings | None = None
     """TLS of that server, for `http2` only; None: clear text, which Envoy's configuration by the
     operator expects."""
+    mutual_tls: Path | None = None
+    """Directory of ca.crt, tls.crt and tls.key with which the EPP calls sidecars by https; None: in
+    clear text. With it, `tls` is mutual by the same files."""
     health: HostPort = _HEALTH
     """Address of /healthz and /readyz, and of gRPC's health service."""
     metrics: HostPort = _METRICS

@@ -75,6 +75,10 @@ def settings_from(flags: Flags) -> Settings:
         given.pop("cert_path"), given.pop("tls_min_version"), given.pop("tls_cipher_suites")
     )
     for_clients = clients_tls if given.pop("secure_serving") else None
+    if (mutual := given.pop("mutual_tls")) is not None:
+        if for_clients is not None:
+            raise click.UsageError("--mutual-tls and --secure-serving exclude each other")
+        for_clients = ListenTls(mutual, is_mutual=True)
     try:
         # Only to report unusable files as a usage error; every process reads them itself.
         EngineTls(tls, engine.address)
@@ -104,6 +108,14 @@ def settings_from(flags: Flags) -> Settings:
     type=HOST_PORT,
     default=str(_DEFAULTS.listen),
     help="HOST:PORT that clients (Envoy) connect to.",
+)
+@click.option(
+    "--mutual-tls",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Serve clients by TLS, with tls.crt and tls.key of this directory, and only those with a"
+    " certificate of the authorities in its ca.crt. Read again when it changes.  [default: clear"
+    " text]",
 )
 @click.option(
     "--admin",

@@ -12,6 +12,7 @@ import msgspec
 
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
+from tandem_contract.paths import Role
 
 from .pods import DiscoveredBackend
 
@@ -38,11 +39,15 @@ class ScrapeSettings:
         scheme = self.scheme if self.scheme == "https" else parts.scheme
         return f"{scheme}://{HostPort(parts.hostname or '', self.port)}{self.path}"
 
-    def with_scheme(self, discovered: DiscoveredBackend) -> DiscoveredBackend:
-        """`discovered`, a pod of a cluster, with its URL as requests must use it."""
-        # A port of its own for metrics says nothing about the port of requests.
+    def with_scheme(
+        self, discovered: DiscoveredBackend, *, to_sidecars: bool = False
+    ) -> DiscoveredBackend:
+        """`discovered`, a pod of a cluster, with its URL as requests must use it; `to_sidecars`:
+        pods with a sidecar are called by https, the engines of prefill pods are not."""
         backend = discovered.backend
-        if self.scheme == "http" or self.port is not None:
+        is_sidecars = to_sidecars and backend.role is not Role.PREFILL
+        # A port of its own for metrics says nothing about the port of requests.
+        if not is_sidecars and (self.scheme == "http" or self.port is not None):
             return discovered
         url = f"https://{backend.url.removeprefix(_HTTP)}"
         # By TLS the EPP speaks HTTP/1.1, whatever the pool says of clear text.

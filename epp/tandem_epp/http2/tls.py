@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tandem_contract.server_tls import CERTIFICATE, KEY, load_pem, self_signed_pem
+from tandem_contract.server_tls import CERTIFICATE, KEY, load_pem, require_clients, self_signed_pem
 
 _HTTP2: Final = ("h2", "http/1.1")
 """HTTP/1.1 is for probes."""
@@ -23,6 +23,8 @@ class TlsSettings:
     """HTTP/2 needs 1.2 (RFC 9113, 9.2)."""
     ciphers: str = ""
     """OpenSSL's names for the ciphers of TLS 1.2, with colons between them; empty: its default."""
+    is_mutual: bool = False
+    """Whether clients need a certificate of the authorities in the directory's ca.crt."""
     allows_clear_text: bool = False
     """Whether clients may also connect without TLS, for ext_proc only."""
     client_ca: Path | None = None
@@ -45,6 +47,8 @@ def tls_context(settings: TlsSettings, protocols: Sequence[str] = _HTTP2) -> ssl
     if settings.client_ca is not None:
         context.load_verify_locations(settings.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
+    if settings.is_mutual and settings.directory is not None:
+        require_clients(context, settings.directory)
     if settings.directory is None:
         load_pem(context, self_signed_pem())
     else:

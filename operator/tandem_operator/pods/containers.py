@@ -54,6 +54,7 @@ _MEMORY_PER_ACCELERATOR: Final = 4
 """GiB of host memory, beside one CPU: less than vLLM uses while it loads weights, so that the
 request never keeps a pod from a node that has the accelerators."""
 _PLAN_KEY_DIR: Final = "/var/run/tandem/plan-keys"
+TLS_DIRECTORY: Final = "/var/run/tandem/tls"
 _USER: Final = 65532
 """A user id that no image assigns, so that the process owns no file of the image."""
 
@@ -156,7 +157,28 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
     if pool.spec.routing.epp.enabled:
         mount = {"name": PLAN_KEYS, "mountPath": _PLAN_KEY_DIR, "readOnly": True}
         container["volumeMounts"].append(mount)
+    container["volumeMounts"] += tls_mounts(tls_secret(pool))
     return container
+
+
+def tls_flags(secret: str | None) -> list[str]:
+    """The flag of the EPP and of the sidecar for `routing.tls`; none without a Secret."""
+    return ["--mutual-tls", TLS_DIRECTORY] if secret else []
+
+
+def tls_mounts(secret: str | None) -> list[dict[str, Any]]:
+    """Where Envoy, EPP and sidecar find the certificates."""
+    return [{"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True}] if secret else []
+
+
+def tls_volumes(secret: str | None) -> list[dict[str, Any]]:
+    """The volume of `tls_mounts`."""
+    return [{"name": "tls", "secret": {"secretName": secret}}] if secret else []
+
+
+def tls_secret(pool: DecodePool) -> str | None:
+    """Name of the Secret for TLS between Envoy, EPP and sidecar; None: clear text."""
+    return pool.spec.routing.tls.secret_name if pool.spec.routing.tls else None
 
 
 def storage_packages(pool: Pool, defaults: Defaults) -> list[Container]:
@@ -261,6 +283,7 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
         *("--pod-name", "$(POD_NAME)"),
         *(word for path in pool.spec.routing.api_paths for word in ("--api-path", path)),
     ]
+    arguments += tls_flags(tls_secret(pool))
     if pool.spec.routing.epp.enabled:
         return [*arguments, "--plan-key-dir", _PLAN_KEY_DIR]
     # Another picker signs no plans, so the sidecar follows its choices only within these networks.

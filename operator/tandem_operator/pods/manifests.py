@@ -157,6 +157,7 @@ def _decode_parts(pool: DecodePool, defaults: Defaults) -> dict[str, Any]:
     if pool.spec.routing.epp.enabled:
         secret = {"secretName": plan_key_secret(pool.spec.routing.endpoint)}
         volumes = [*volumes, {"name": containers.PLAN_KEYS, "secret": secret}]
+    volumes += containers.tls_volumes(containers.tls_secret(pool))
     return {
         "initContainers": [
             containers.sidecar(pool, defaults),

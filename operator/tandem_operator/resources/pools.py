@@ -140,6 +140,8 @@ def decode_pool(manifest: PoolManifest, defaults: Defaults) -> DecodePool:
     routing = spec["routing"]
     # `routing` is not hashed, except for the fields that pods are rendered from.
     in_pods = {"endpoint": routing["endpoint"], "epp": routing["epp"]["enabled"]}
+    if tls := routing.get("tls"):
+        in_pods["tls"] = tls
     if paths := routing.get("apiPaths"):
         in_pods["apiPaths"] = paths
     return DecodePool(

@@ -277,6 +277,10 @@ class GatewayRef(Section, frozen=True, kw_only=True):
     matches: tuple[RouteMatch, ...] = ()
 
 
+class RoutingTls(Section, frozen=True, kw_only=True):
+    secret_name: str
+
+
 class Routing(Section, frozen=True, kw_only=True):
     endpoint: str
     epp: EppSpec
@@ -287,6 +291,7 @@ class Routing(Section, frozen=True, kw_only=True):
     image_pull_secrets: tuple[SecretName, ...] = ()
     inference_pool: Switch
     gateway_ref: GatewayRef | None = None
+    tls: RoutingTls | None = None
     api_paths: tuple[str, ...] = ()
     split: Literal["auto", "off"]
 

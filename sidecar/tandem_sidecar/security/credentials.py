@@ -71,6 +71,8 @@ class ListenTls:
     """Oldest version that clients may use."""
     ciphers: str = ""
     """OpenSSL's names for the ciphers of TLS 1.2, with colons between them; empty: its default."""
+    is_mutual: bool = False
+    """Whether clients need a certificate of the authorities in the directory's ca.crt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,13 @@ def listen_tls(tls: ListenTls | None) -> ServerTls | None:
     try:
         if tls is None:
             return None
-        return ServerTls(tls.directory, _ALPN, minimum=tls.minimum, ciphers=tls.ciphers)
+        return ServerTls(
+            tls.directory,
+            _ALPN,
+            minimum=tls.minimum,
+            ciphers=tls.ciphers,
+            is_mutual=tls.is_mutual,
+        )
     except BadServerCertificate as err:
         raise BadCertificates(str(err)) from err
 

@@ -41,6 +41,8 @@ class EndpointRequirements:
     """Whether the operator runs Envoy."""
     api_key_secret: str | None
     """Name of the Secret with the clients' API keys; None: clients need none."""
+    tls_secret: str | None
+    """Name of the Secret for TLS between Envoy, EPP and sidecars; None: clear text."""
     inference_pool: bool
     """Whether an InferencePool is to exist."""
     gateways: tuple[GatewayRef, ...]
@@ -77,6 +79,7 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         health_checks=health_checks(decodes),
         envoy=any(r.envoy.enabled for r in routings),
         api_key_secret=next(filter(None, map(_api_key_secret, routings)), None),
+        tls_secret=next(filter(None, map(_tls_secret, routings)), None),
         inference_pool=any(r.inference_pool.enabled for r in routings),
         gateways=tuple(gateways[key] for key in sorted(gateways)),
         hostnames=_union([reference.hostnames for reference in references]),
@@ -178,6 +181,10 @@ def _api_key_secret(routing: Routing) -> str | None:
     return reference.name if reference else None
 
 
+def _tls_secret(routing: Routing) -> str | None:
+    return routing.tls.secret_name if routing.tls else None
+
+
 _PODS: Mapping[str, Callable[[Routing], Any]] = {
     "nodeSelector": lambda routing: routing.node_selector or None,
     "tolerations": lambda routing: routing.tolerations or None,
@@ -237,6 +244,7 @@ _COMPARED: Mapping[str, Callable[[Routing], Any]] = {
     "epp.healthChecks": lambda routing: _health_checks(routing) or None,
     "envoy.enabled": lambda routing: routing.envoy.enabled,
     "envoy.apiKeySecretRef": _api_key_secret,
+    "tls.secretName": _tls_secret,
     **_PODS,
 }
 """Fields of `spec.routing` that can conflict, with a function that reads each; None: not set."""

@@ -20,6 +20,7 @@ from .clusters import (
     CONNECTION_BUFFER,
     TYPE,
     Json,
+    MutualTls,
     admin_cluster,
     epp_cluster,
     fallback_cluster,
@@ -92,6 +93,8 @@ class EnvoySettings:
     """The paths that clients may request; others get 404."""
     api_key_file: str | None = None
     """File with the API keys of clients, see `routing.api_keys`; None: clients need no key."""
+    tls: MutualTls | None = None
+    """TLS to EPP and sidecars; None: clear text."""
     access_log: bool = False
     """One line per request on stdout."""
     health_port: int | None = None
@@ -116,16 +119,17 @@ def envoy_bootstrap(settings: EnvoySettings) -> Json:
         health.append(_health_listener(settings.listen_address, settings.health_port))
         admin.append(admin_cluster(settings.admin_address, settings.admin_port))
     # Envoy reads no further file without a name of its own; nothing reads the name.
-    named: Json = {"node": {"id": "tandem", "cluster": "tandem"}} if settings.api_key_file else {}
+    reads_files = settings.api_key_file or settings.tls
+    named: Json = {"node": {"id": "tandem", "cluster": "tandem"}} if reads_files else {}
     return {
         **named,
         "admin": {"address": socket_address(settings.admin_address, settings.admin_port)},
         "static_resources": {
             "listeners": [_client_listener(settings), *health],
             "clusters": [
-                picked_cluster(),
-                fallback_cluster(settings.fallback),
-                epp_cluster(settings.epp_address, settings.epp_port),
+                picked_cluster(settings.tls),
+                fallback_cluster(settings.fallback, settings.tls),
+                epp_cluster(settings.epp_address, settings.epp_port, settings.tls),
                 *admin,
             ],
         },

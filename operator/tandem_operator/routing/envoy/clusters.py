@@ -4,12 +4,16 @@ picked     the address in the header that the EPP set
 decode     any decode pod; serves while no EPP answers
 epp        the EPP pods; each request's gRPC stream goes to the least busy one
 admin      Envoy's own admin port, for its metrics
+
+With `MutualTls` the first three are called by TLS, and both sides show a certificate.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tandem_contract import headers as wire
+from tandem_contract import server_tls
 from tandem_contract.commandline import parse_host_port
 
 Json = dict[str, Any]
@@ -22,6 +26,7 @@ FALLBACK: Final = "decode"
 EPP: Final = "epp"
 ADMIN: Final = "admin"
 
+_HTTP: Final = "http/1.1"
 _CONNECT_TIMEOUT: Final = "2s"
 CONNECTION_BUFFER: Final = 1 << 20
 """Bytes that Envoy buffers per connection and direction before it stops reading from the sender."""
@@ -56,7 +61,76 @@ _DNS: Final[Json] = {
 """A cluster type that resolves a name and balances over all its addresses."""
 
 
-def picked_cluster() -> Json:
+CERTIFICATE_FILE: Final = "tls-certificate.json"
+AUTHORITIES_FILE: Final = "tls-authorities.json"
+
+
+@dataclass(frozen=True)
+class MutualTls:
+    """TLS to EPP and sidecars. Envoy reads the certificates anew when their directory changes."""
+
+    directory: str
+    """Of ca.crt, tls.crt and tls.key."""
+    config_directory: str
+    """Of the files that `secret_files` returns."""
+    server_name: str
+    """The DNS name that certificates of EPP and sidecars must have."""
+
+    def secret_files(self) -> dict[str, Json]:
+        """File name → content: where Envoy finds the certificates. Only secrets that it discovers
+        are read again."""
+        watched = {"path": self.directory}
+        certificate = {
+            "certificate_chain": {"filename": f"{self.directory}/{server_tls.CERTIFICATE}"},
+            "private_key": {"filename": f"{self.directory}/{server_tls.KEY}"},
+            "watched_directory": watched,
+        }
+        validation = {
+            "trusted_ca": {"filename": f"{self.directory}/{server_tls.AUTHORITIES}"},
+            "watched_directory": watched,
+            "match_typed_subject_alt_names": [
+                {"san_type": "DNS", "matcher": {"exact": self.server_name}}
+            ],
+        }
+        secrets = {
+            CERTIFICATE_FILE: {"name": "certificate", "tls_certificate": certificate},
+            AUTHORITIES_FILE: {"name": "authorities", "validation_context": validation},
+        }
+        secret_type = TYPE + "extensions.transport_sockets.tls.v3.Secret"
+        return {
+            file: {"resources": [{"@type": secret_type, **secret}]}
+            for file, secret in secrets.items()
+        }
+
+    def transport_socket(self, protocol: str) -> Json:
+        """`protocol`: for ALPN."""
+        context = {
+            "alpn_protocols": [protocol],
+            "tls_certificate_sds_secret_configs": [self._secret("certificate", CERTIFICATE_FILE)],
+            "validation_context_sds_secret_config": self._secret("authorities", AUTHORITIES_FILE),
+        }
+        return {
+            "name": "envoy.transport_sockets.tls",
+            "typed_config": {
+                "@type": TYPE + "extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+                "sni": self.server_name,
+                "common_tls_context": context,
+            },
+        }
+
+    def _secret(self, name: str, file: str) -> Json:
+        source = {"path": f"{self.config_directory}/{file}"}
+        return {
+            "name": name,
+            "sds_config": {"path_config_source": source, "resource_api_version": "V3"},
+        }
+
+
+def _transport(tls: MutualTls | None, protocol: str) -> Json:
+    return {"transport_socket": tls.transport_socket(protocol)} if tls else {}
+
+
+def picked_cluster(tls: MutualTls | None) -> Json:
     """Sends each request to the address in the header that the EPP set."""
     # ORIGINAL_DST accepts exactly one address in the header and answers 503 to a comma-separated
     # list (Envoy 1.40), so our EPP names one by default. Alternates would need the override-host
@@ -71,12 +145,13 @@ def picked_cluster() -> Json:
             "use_http_header": True,
             "http_header_name": wire.DESTINATION_ENDPOINT,
         },
+        **_transport(tls, _HTTP),
         "upstream_connection_options": _KEEPALIVE,
         "circuit_breakers": _NO_CIRCUIT_BREAKER,
     }
 
 
-def fallback_cluster(addresses: Sequence[str]) -> Json:
+def fallback_cluster(addresses: Sequence[str], tls: MutualTls | None) -> Json:
     """Balances over `addresses`, each `host:port`; a name counts once per address it resolves to.
 
     Raises ValueError when one is not `host:port`.
@@ -90,12 +165,13 @@ def fallback_cluster(addresses: Sequence[str]) -> Json:
         "load_assignment": _endpoints(
             FALLBACK, [socket_address(*parse_host_port(address)) for address in addresses]
         ),
+        **_transport(tls, _HTTP),
         "upstream_connection_options": _KEEPALIVE,
         "circuit_breakers": _NO_CIRCUIT_BREAKER,
     }
 
 
-def epp_cluster(address: str, port: int) -> Json:
+def epp_cluster(address: str, port: int, tls: MutualTls | None) -> Json:
     """The EPP pods behind a DNS name."""
     options = TYPE + "extensions.upstreams.http.v3.HttpProtocolOptions"
     return {
@@ -111,6 +187,7 @@ def epp_cluster(address: str, port: int) -> Json:
             }
         },
         "load_assignment": _endpoints(EPP, [socket_address(address, port)]),
+        **_transport(tls, "h2"),
         # Health checks remove a dead EPP from the cluster. Without a healthy host the stream fails
         # before Envoy sends a body on it, so that even a FULL_DUPLEX_STREAMED request can pass
         # without a pick instead of failing.

@@ -9,11 +9,13 @@ from tandem_contract import labels, ports
 from tandem_contract.api_paths import ApiPaths
 
 from ...observed import Body
+from ...pods.containers import TLS_DIRECTORY, tls_mounts, tls_volumes
 from ...resources.quantities import quantity
 from ..endpoint.observed import ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import RouterSettings
 from ..envoy.bootstrap import LIVE, READY, EnvoySettings, envoy_bootstrap
+from ..envoy.clusters import MutualTls
 from .common import (
     ENVOY,
     Names,
@@ -43,7 +45,7 @@ def envoy_objects(
     observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings
 ) -> list[Object]:
     """All of Envoy's objects; the Services come before the pods that resolve their names."""
-    names = Names(observed.key.name)
+    names, tls = Names(observed.key.name), _tls(observed, required)
     # Sorted keys: equal settings give the same text, and so the same hash in the pods.
     bootstrap = json.dumps(_bootstrap(observed, required, settings), indent=1, sort_keys=True)
     decode = {labels.endpoint_label(observed.key.name): "decode"}
@@ -52,7 +54,7 @@ def envoy_objects(
         service(
             observed, names.decode, "decode", ("http", ports.SIDECAR), pods=decode, headless=True
         ),
-        config_map(observed, names.envoy, ENVOY, {_FILE: bootstrap}),
+        config_map(observed, names.envoy, ENVOY, {_FILE: bootstrap, **_secret_files(tls)}),
         deployment(
             observed,
             names.envoy,
@@ -85,9 +87,22 @@ def _bootstrap(
             api=ApiPaths(required.api_paths),
             health_port=ports.ENVOY_HEALTH,
             api_key_file=_API_KEY_FILE if required.api_key_secret else None,
+            tls=_tls(observed, required),
             max_heap=int(float(limit) * _HEAP_SHARE) if limit else None,
         )
     )
+
+
+def _tls(observed: ObservedEndpoint, required: EndpointRequirements) -> MutualTls | None:
+    if required.tls_secret is None:
+        return None
+    server_name = f"{observed.key.name}.{observed.key.namespace}.svc"
+    return MutualTls(TLS_DIRECTORY, _DIRECTORY, server_name)
+
+
+def _secret_files(tls: MutualTls | None) -> dict[str, str]:
+    files = tls.secret_files() if tls else {}
+    return {name: json.dumps(content, indent=1, sort_keys=True) for name, content in files.items()}
 
 
 def _template(
@@ -106,11 +121,12 @@ def _template(
         automountServiceAccountToken=False,
         # Longer than the drain: SIGKILL would cut the streams that the drain waits for.
         terminationGracePeriodSeconds=drain + _GRACE_AFTER_DRAIN,
-        initContainers=[*keys, _envoy(settings, has_keys=bool(keys))],
+        initContainers=[*keys, _envoy(settings, has_keys=bool(keys), tls=required.tls_secret)],
         containers=[_drain(settings, drain)],
         volumes=[
             {"name": "config", "configMap": {"name": names.envoy}},
             *(_api_key_volumes(required.api_key_secret) if required.api_key_secret else ()),
+            *tls_volumes(required.tls_secret),
         ],
     )
     annotations = {
@@ -121,7 +137,7 @@ def _template(
     return {"metadata": {"annotations": annotations}, "spec": spec}
 
 
-def _envoy(settings: RouterSettings, *, has_keys: bool) -> Object:
+def _envoy(settings: RouterSettings, *, has_keys: bool, tls: str | None) -> Object:
     """Envoy as a native sidecar of the drain container, so that the kubelet stops Envoy last."""
     return container(
         settings,
@@ -149,6 +165,7 @@ def _envoy(settings: RouterSettings, *, has_keys: bool) -> Object:
         volumeMounts=[
             {"name": "config", "mountPath": _DIRECTORY, "readOnly": True},
             *([{**_API_KEYS_MOUNT, "readOnly": True}] if has_keys else []),
+            *tls_mounts(tls),
         ],
     )
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from tandem_contract import endpoints, labels, ports
 
+from ...pods.containers import tls_flags, tls_mounts, tls_volumes
 from ...resources.spec import GatewayRef, RouteMatch
 from ..endpoint.observed import HTTP_ROUTE, INFERENCE_POOL, INFERENCE_POOL_ALPHA, ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
@@ -108,7 +109,10 @@ def _template(
         automountServiceAccountToken=True,
         terminationGracePeriodSeconds=_PRE_STOP_SECONDS + 15,
         containers=[_container(observed, required, settings)],
-        volumes=[{"name": name, **source} for name, source in volumes.items()],
+        volumes=[
+            *({"name": name, **source} for name, source in volumes.items()),
+            *tls_volumes(required.tls_secret),
+        ],
     )
     return {"spec": spec}
 
@@ -118,7 +122,8 @@ def _container(
 ) -> Object:
     peers = Names(observed.key.name).epp_peers
     # Some gateways call an EPP by TLS only, and others, as our Envoy, in clear text.
-    gateway = ("--inference-pool", observed.key.name, "--accept-tls")
+    accept = () if required.tls_secret else ("--accept-tls",)
+    gateway = ("--inference-pool", observed.key.name, *accept)
     pool = gateway if required.inference_pool else ()
     return container(
         settings,
@@ -132,6 +137,7 @@ def _container(
             *pool,
             *("--config", f"{_CONFIG_DIRECTORY}/{_CONFIG_FILE}"),
             *("--plan-key-dir", _KEY_DIRECTORY),
+            *tls_flags(required.tls_secret),
             *("--peers", f"{peers}.{observed.key.namespace}.svc:{ports.EPP_PEERS}"),
         ],
         ports=[
@@ -148,6 +154,7 @@ def _container(
         volumeMounts=[
             {"name": "config", "mountPath": _CONFIG_DIRECTORY, "readOnly": True},
             {"name": "plan-keys", "mountPath": _KEY_DIRECTORY, "readOnly": True},
+            *tls_mounts(required.tls_secret),
         ],
     )
 

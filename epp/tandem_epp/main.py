@@ -83,10 +83,7 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
 @click.option(
     "--mutual-tls",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="Directory of ca.crt, tls.crt and tls.key: serve --listen by TLS, only to clients with a "
-    "certificate of these authorities, and call the sidecars of pods that are found in the cluster "
-    "(--discovery kubernetes) by TLS with this certificate. Read again when it changes.",
+    help="Directory of ca.crt, tls.crt and tls.key: mutual TLS with Envoy and sidecars; reloaded.",
 )
 @click.option(
     "--health",
@@ -301,14 +298,14 @@ def main(
     _serve(settings)
 
 
-def _tls(directory: Path | None, mutual: Path | None, *, accept_tls: bool) -> TlsSettings | None:
-    if mutual is not None:
-        if directory is not None or accept_tls:
-            raise click.UsageError("--mutual-tls excludes --tls-dir and --accept-tls")
-        return TlsSettings(directory=mutual, is_mutual=True)
-    if directory is None and not accept_tls:
+def _tls(own: Path | None, mutual: Path | None, *, accept_tls: bool) -> TlsSettings | None:
+    if mutual and (own or accept_tls):
+        raise click.UsageError("--mutual-tls excludes --tls-dir and --accept-tls")
+    if not (mutual or own or accept_tls):
         return None
-    return TlsSettings(directory=directory, allows_clear_text=accept_tls)
+    return TlsSettings(
+        directory=mutual or own, is_mutual=bool(mutual), allows_clear_text=accept_tls
+    )
 
 
 def _as_llmd(context: click.Context, settings: Settings, llmd: Mapping[str, Any]) -> Settings:

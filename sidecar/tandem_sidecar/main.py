@@ -32,13 +32,7 @@ from .process.listen import CannotListen, WorkerSockets, raise_descriptor_limit
 from .process.reload import BadConfiguration, Flags, Source
 from .process.run import run
 from .process.supervisor import WorkerFailed, supervise
-from .security.credentials import (
-    BadCertificates,
-    EngineTls,
-    ListenTls,
-    Tls,
-    listen_tls,
-)
+from .security.credentials import BadCertificates, EngineTls, ListenTls, Tls, listen_tls
 from .settings import Breaker, HealthChecks, Policy, Settings
 
 log = logging.getLogger(__name__)
@@ -113,9 +107,8 @@ def settings_from(flags: Flags) -> Settings:
     "--mutual-tls",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="Serve clients by TLS, with tls.crt and tls.key of this directory, and only those with a"
-    " certificate of the authorities in its ca.crt. Read again when it changes.  [default: clear"
-    " text]",
+    help="Directory of ca.crt, tls.crt and tls.key, read again when it changes: serve TLS, only to"
+    " clients with a certificate of these authorities. [default: clear text]",
 )
 @click.option(
     "--admin",

@@ -6,6 +6,8 @@ which removes it.
 
 import asyncio
 import json
+import socket
+import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import trustme
 
 from tandem_contract import labels, ports
 from tandem_contract.paths import RoutingPath
@@ -20,7 +23,7 @@ from tandem_contract.vllm_storage import PACKAGES_PATH
 from tests.cluster.node import Node
 from tests.operator.fake_hub import COMMIT, REPOSITORY
 
-from . import downloaded, stored
+from . import downloaded, secured, stored
 from .client import MODEL, Answer, chat
 from .downloaded import Download
 from .enforcing import enforced, forget_connections
@@ -286,6 +289,79 @@ def test_the_status_says_whether_the_store_answers_and_bounds_change_live(site: 
     stored.scale_store(site, 1)
     until(lambda: stored.reachable(site)[0] == "True", "StorageReachable to be True")
     assert site.engines == before
+
+
+@pytest.fixture(scope="module")
+def authority(site: Site) -> Iterator[trustme.CA]:
+    """That of a set of pools behind mutual TLS."""
+    ca = trustme.CA()
+    try:
+        secured.create(site, ca)
+        yield ca
+    finally:
+        secured.remove(site)
+
+
+def test_pods_behind_mutual_tls_hand_off_and_refuse_strangers(
+    site: Site, authority: trustme.CA
+) -> None:
+    until(lambda: site.is_reachable(secured.DECODE), "a connection to Envoy's Service")
+
+    def is_handed_off() -> bool:
+        answer = chat(site.envoy(secured.DECODE), prompt(2400), model=secured.MODEL)
+        assert answer.status == 200, answer.text
+        # Only the EPP's plan makes it a hand-off: Envoy's fallback sends none.
+        return answer.path == RoutingPath.PREFILL_THEN_DECODE
+
+    until(is_handed_off, "a hand-off")
+    places = secured.servers(site)
+    assert len(places) >= 2
+    for place in places:
+        # TLS 1.3 refuses a client without a certificate when it reads.
+        assert b"HTTP" not in _get(place, ssl._create_unverified_context())
+        with socket.create_connection(place, timeout=SECONDS) as plain:
+            plain.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert not plain.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_renewed_certificate_loses_no_request_on_the_node(
+    site: Site, authority: trustme.CA
+) -> None:
+    address, sidecar = site.envoy(secured.DECODE), secured.servers(site)[0]
+    pods, client = site.engines, secured.client(authority)
+    first = _certificate(sidecar, client)
+    secured.renew(site, authority)
+
+    def is_renewed() -> bool:
+        # The kubelet updates a mounted Secret within about a minute.
+        answer = chat(address, prompt(), model=secured.MODEL)
+        assert answer.status == 200, answer.text
+        return _certificate(sidecar, client) != first
+
+    until(is_renewed, "the renewed certificate")
+    assert chat(address, prompt(), model=secured.MODEL).status == 200
+    assert site.engines == pods
+
+
+def _certificate(place: Place, client: ssl.SSLContext) -> bytes | None:
+    with (
+        socket.create_connection(place, timeout=SECONDS) as plain,
+        client.wrap_socket(plain) as connection,
+    ):
+        return connection.getpeercert(binary_form=True)
+
+
+def _get(place: Place, client: ssl.SSLContext) -> bytes:
+    """The beginning of the answer to a request; empty if the server refuses the client."""
+    try:
+        with (
+            socket.create_connection(place, timeout=SECONDS) as plain,
+            client.wrap_socket(plain) as connection,
+        ):
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            return connection.recv(100)
+    except (ssl.SSLError, ConnectionError):
+        return b""
 
 
 def test_helm_test(site: Site) -> None:

@@ -86,7 +86,7 @@ def test_flags_have_the_defaults_of_the_settings() -> None:
         *("tracing", "log_json", "subset_hints", "feature_gates"),
     }
     for name, flag in flags.items():
-        if name not in ("config", "plan_key_dir"):
+        if name not in ("config", "plan_key_dir", "mutual_tls"):
             assert flag.type_cast_value(click.Context(main), flag.default) == defaults[name]
 
 

@@ -157,7 +157,7 @@ async def test_a_renewed_certificate_loses_no_request(tmp_path: Path) -> None:
 
         await until(is_renewed)
         renewed = mutual_client(stack.secret.directory)
-        # Both certificates are of one authority: whoever still has the first one is served.
+        # Both certificates are of one authority: a client with the first one is served still.
         assert await serial(stack.sidecar, renewed) == await serial(stack.sidecar, own)
         stop.set()
         await loading

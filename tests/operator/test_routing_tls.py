@@ -1,13 +1,13 @@
-"""`routing.tls`: what the pods of an endpoint mount, and who calls whom by TLS."""
+"""`routing.tls`: what the pods of an endpoint mount, and which calls go by TLS."""
 
 import json
 from typing import Any
 
 import pytest
 
+from tandem_operator.errors import InvalidPool
 from tandem_operator.observed import Body
 from tandem_operator.pods.manifests import pods
-from tandem_operator.errors import InvalidPool
 from tandem_operator.routing.endpoint.plan import plan_endpoint
 from tandem_operator.routing.endpoint.settings import RouterSettings
 

@@ -272,7 +272,7 @@ def main(
         config=config,
         listen=listen,
         ext_proc_server=ext_proc_server,
-        tls=_tls(tls_dir, mutual_tls, accept_tls=accept_tls),
+        tls=_tls(tls_dir, mutual_tls, clear=accept_tls),
         mutual_tls=mutual_tls,
         health=health,
         metrics=metrics,
@@ -298,14 +298,12 @@ def main(
     _serve(settings)
 
 
-def _tls(own: Path | None, mutual: Path | None, *, accept_tls: bool) -> TlsSettings | None:
-    if mutual and (own or accept_tls):
+def _tls(own: Path | None, mutual: Path | None, *, clear: bool) -> TlsSettings | None:
+    if mutual and (own or clear):
         raise click.UsageError("--mutual-tls excludes --tls-dir and --accept-tls")
-    if not (mutual or own or accept_tls):
+    if not (mutual or own or clear):
         return None
-    return TlsSettings(
-        directory=mutual or own, is_mutual=bool(mutual), allows_clear_text=accept_tls
-    )
+    return TlsSettings(directory=mutual or own, is_mutual=bool(mutual), allows_clear_text=clear)
 
 
 def _as_llmd(context: click.Context, settings: Settings, llmd: Mapping[str, Any]) -> Settings:

@@ -140,11 +140,13 @@ _DECODE_SCALED: dict[str, Any] = {
                 "scaleToZero": {"enabled": True, "idleAfter": "30m"}},
 }  # fmt: skip
 
+_SECURED: dict[str, Any] = {**_TINY, "routing": {"tls": {"secretName": "chat-tls"}}}
+
 FULL = [
     *(prefill_pool(**spec) for spec in (_SHARED, _SCALED, _TINY, _PATH, _OCI, _S3)),
     *(
         decode_pool(**spec)
-        for spec in ({**_SHARED, **_DECODE}, _DECODE_SCALED, _TINY, _PATH, _OCI, _S3)
+        for spec in ({**_SHARED, **_DECODE}, _DECODE_SCALED, _TINY, _PATH, _OCI, _S3, _SECURED)
     ),
 ]
 

@@ -2,6 +2,6 @@
 parser reads the same, or refuses.
 
 `edge` reads as the EPP, the sidecar and the router do; `strategies` generates bodies in which
-parsers may differ; `readers` are the parsers of engines. `tests/vllm/test_differential.py` asks
-vLLM's own request classes.
+parsers may differ; `readers` are the parsers of engines, among them the libraries by which vLLM
+reads bodies.
 """

@@ -23,7 +23,9 @@ def check(data: bytes) -> None:
         _check_model(content_type.decode("latin-1"), body, model)
     with suppress(BadBody):
         assert clean_passthrough(body, content_type) == body
-        assert _FORBIDDEN not in _names(content_type, body)
+        # Python's parser, unlike those of forms, takes a CR or LF alone for the end of a line.
+        if not set(b"\r\n") & set(body.replace(b"\r\n", b"")):
+            assert _FORBIDDEN not in _names(content_type, body)
 
 
 def _check_model(content_type: str, body: bytes, model: str | None) -> None:

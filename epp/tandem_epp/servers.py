@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from tandem_contract.connections import raise_descriptor_limit
 from tandem_contract.held_bytes import HeldBytes
 from tandem_contract.server_tls import require_clients
 from tandem_kube.pages import listening
@@ -40,6 +41,7 @@ class Servers:
     """Makes the servers, and keeps their certificates current."""
 
     def __init__(self, settings: Settings, held: HeldBytes, is_ready: Callable[[], bool]) -> None:
+        raise_descriptor_limit()
         self._settings, self._held, self._is_ready = settings, held, is_ready
         self._tls = tls_context(settings.tls) if settings.tls else None
         """None: ext_proc is served in clear text."""

@@ -1,5 +1,6 @@
 """The HTTP pages that the kubelet and Prometheus read from a process: health and metrics."""
 
+import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 from tandem_contract.metrics_text import metrics_text
+from tandem_contract.web_connections import HANDSHAKE_SECONDS, WebConnections
 
 
 def health_app(ready: Callable[[], bool]) -> web.Application:
@@ -54,22 +56,29 @@ async def listening(
 
     Raises OSError, naming the flag.
     """
-    # No access log: probes and scrapes arrive every few seconds.
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
+    connections = WebConnections(app)
+    await connections.runner.setup()
+    server = None
     try:
         try:
-            await _site(runner, address, tls).start()
+            server = await _listen(connections, address, tls)
         except OSError as err:
             raise OSError(f"cannot listen on {address}: is the port in use? See {flag}") from err
         yield
     finally:
-        await runner.cleanup()
+        if server is not None:
+            server.close()
+        await connections.runner.cleanup()
 
 
-def _site(
-    runner: web.AppRunner, address: HostPort | socket.socket, tls: ssl.SSLContext | None
-) -> web.BaseSite:
+async def _listen(
+    connections: WebConnections, address: HostPort | socket.socket, tls: ssl.SSLContext | None
+) -> asyncio.Server:
+    loop, seconds = asyncio.get_running_loop(), HANDSHAKE_SECONDS if tls else None
     if isinstance(address, socket.socket):
-        return web.SockSite(runner, address, ssl_context=tls)
-    return web.TCPSite(runner, address.host, address.port, ssl_context=tls)
+        return await loop.create_server(
+            connections, sock=address, ssl=tls, ssl_handshake_timeout=seconds
+        )
+    return await loop.create_server(
+        connections, address.host, address.port, ssl=tls, ssl_handshake_timeout=seconds
+    )

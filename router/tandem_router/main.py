@@ -11,6 +11,7 @@ import uvloop
 
 from tandem_contract import ports
 from tandem_contract.commandline import HOST_PORT, HostPort, command, fail
+from tandem_contract.connections import raise_descriptor_limit
 from tandem_contract.documents import DocumentError
 from tandem_epp.configuration import log_notices
 from tandem_epp.garbage import collect_seldom
@@ -19,7 +20,7 @@ from tandem_epp.settings import Settings as EppSettings
 from tandem_sidecar.main import main as sidecar_command
 from tandem_sidecar.main import settings_from
 from tandem_sidecar.observability import logs
-from tandem_sidecar.process.listen import CannotListen, WorkerSockets, raise_descriptor_limit
+from tandem_sidecar.process.listen import CannotListen, WorkerSockets
 from tandem_sidecar.process.supervisor import WorkerFailed
 from tandem_sidecar.settings import Settings
 

@@ -10,6 +10,7 @@ import click
 import uvloop
 
 from tandem_contract.commandline import DURATION, HOST_PORT, api_paths, command, config_file, fail
+from tandem_contract.connections import raise_descriptor_limit
 from tandem_contract.plan_keys import PlanKeys
 
 from . import connectors, llmd_command
@@ -28,7 +29,7 @@ from .flag_values import (
 )
 from .observability import logs
 from .observability.logs import LogFormat
-from .process.listen import CannotListen, WorkerSockets, raise_descriptor_limit
+from .process.listen import CannotListen, WorkerSockets
 from .process.reload import BadConfiguration, Flags, Source
 from .process.run import run
 from .process.supervisor import WorkerFailed, supervise

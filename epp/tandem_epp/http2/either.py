@@ -11,7 +11,10 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
+
+from tandem_contract.connections import address_of, to_evict
 
 _HANDSHAKE: Final = b"\x16"
 _PAUSE_SECONDS: Final = 1.0
@@ -19,6 +22,19 @@ _PAUSE_SECONDS: Final = 1.0
 _BACKLOG: Final = 1024
 
 log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class _Beginning:
+    """A connection that has not begun."""
+
+    task: asyncio.Task[None]
+    peer: str
+    accepted: float
+    """The loop's time."""
+
+    def silence(self, now: float) -> tuple[bool, float]:
+        return True, now - self.accepted
 
 
 class EitherListener:
@@ -33,11 +49,11 @@ class EitherListener:
         seconds: float,
     ) -> None:
         """At most `limit` connections wait for their first byte or their handshake, each for
-        `seconds`."""
+        `seconds`; a further one gets the place of one that waits for long."""
         self._protocol, self._tls = protocol, tls
         self._limit, self._seconds = limit, seconds
         self._accepting: asyncio.Task[None] | None = None
-        self._beginning: set[asyncio.Task[None]] = set()
+        self._beginning: dict[asyncio.Task[None], _Beginning] = {}
 
     def listen(self, host: str, port: int) -> int:
         """Accept connections; returns the port. Raises OSError."""
@@ -60,7 +76,7 @@ class EitherListener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                client, _ = await loop.sock_accept(listening)
+                client, address = await loop.sock_accept(listening)
             except ConnectionError:
                 # The client has left already.
                 continue
@@ -68,22 +84,30 @@ class EitherListener:
                 log.warning("cannot accept a connection: %s", err)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            self._start(client)
+            self._start(client, address_of(address))
 
-    def _start(self, client: socket.socket) -> None:
-        if len(self._beginning) >= self._limit:
+    def _start(self, client: socket.socket, peer: str) -> None:
+        if len(self._beginning) >= self._limit and not self._evict():
             client.close()
             return
 
         def end(task: asyncio.Task[None]) -> None:
-            self._beginning.discard(task)
+            self._beginning.pop(task, None)
             # Here, because it may be cancelled before it has run.
             if task.cancelled():
                 client.close()
 
         task = asyncio.create_task(self._begin(client))
-        self._beginning.add(task)
+        self._beginning[task] = _Beginning(task, peer, asyncio.get_running_loop().time())
         task.add_done_callback(end)
+
+    def _evict(self) -> bool:
+        """Give up connections for a newcomer; False: none has waited for long."""
+        found = to_evict(self._beginning.values(), asyncio.get_running_loop().time())
+        for beginning in found:
+            del self._beginning[beginning.task]
+            beginning.task.cancel()
+        return bool(found)
 
     async def _begin(self, client: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -20,7 +20,8 @@ class Limits:
     """Bounds on what one peer may make this server do; sizes in bytes."""
 
     connections: int = 1024
-    """Connections at a time; a further one is closed at once. An Envoy worker opens one or two."""
+    """Connections at a time; a further one gets the place of one that waits for its client, or is
+    closed (`tandem_contract.connections`). An Envoy worker opens one or two."""
     streams: int = 4096
     """Streams at a time on a connection. An ext_proc stream lasts as long as its request; a gateway
     with more opens another connection. A stream beyond it is refused, which is safe to retry."""
@@ -60,6 +61,12 @@ class Limits:
     preface_seconds: float = 10.0
     """Seconds from a connection to its first SETTINGS frame, or to the end of a request by
     HTTP/1.1."""
+    idle_seconds: float = 3660.0
+    """Seconds without a stream, after which a connection is ended. Above Envoy's idle timeout of an
+    hour, so that Envoy closes first."""
+    silent_seconds: float = 300.0
+    """Seconds without a byte, after which a connection is ended whose streams all wait for the rest
+    of their requests. Above the time that a body has (`--body-timeout`)."""
     stall_seconds: float = 60.0
     """Seconds without a byte taken by a peer whose connection is full, after which it is cut."""
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from ssl import SSLContext
 from typing import Final, cast
 
+from tandem_contract.connections import LATE_SECONDS, address_of, to_evict
 from tandem_contract.held_bytes import HeldBytes
 
 from .connection import Connection
@@ -82,7 +83,10 @@ class Server:
             return either.listen(host, port)
         # Without reuse_port: a second process on the same port would take part of the connections.
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(connection, host, port, ssl=tls, backlog=1024)
+        seconds = self.limits.preface_seconds if tls else None
+        server = await loop.create_server(
+            connection, host, port, ssl=tls, backlog=1024, ssl_handshake_timeout=seconds
+        )
         self._listener = server
         return bound_port(server)
 
@@ -107,9 +111,18 @@ class Server:
 
     def add(self, connection: "ServerConnection") -> bool:
         """Count a connection; False: it is one too many, or too late."""
+        has_place = len(self.connections) < self.limits.connections or self._evict()
         self.connections.add(connection)
         self._all_closed.clear()
-        return len(self.connections) <= self.limits.connections and not self.is_draining
+        return has_place and not self.is_draining
+
+    def _evict(self) -> bool:
+        """Close connections for a newcomer; False: none of them can be."""
+        found = to_evict(self.connections, asyncio.get_running_loop().time())
+        for connection in found:
+            connection.evict()
+            self.remove(connection)
+        return bool(found)
 
     def remove(self, connection: "ServerConnection") -> None:
         """Forget a connection."""
@@ -138,6 +151,8 @@ class ServerConnection:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
+        self.peer = ""
+        self._began = self._loop.time()
         self._session: GrpcSession | None = None
         """None until the first bytes show that it is HTTP/2."""
         self._begin = b""
@@ -149,12 +164,13 @@ class ServerConnection:
         """Bytes of a full transport, as far as they are counted."""
         self._released = (0, 0.0)
         """Bytes of answers that had left the queues when more last did, and when."""
-        self.deadline = self._loop.time() + server.limits.preface_seconds
+        self.deadline = self._began + server.limits.preface_seconds
         """The loop's time at which the connection is cut; moves with what the peer does."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast: the transports of uvloop are no subclass.
         self._transport = transport = cast(asyncio.Transport, transport)
+        self.peer = address_of(transport.get_extra_info("peername"))
         if not self._server.add(self):
             transport.abort()
             return
@@ -184,7 +200,7 @@ class ServerConnection:
             self._transport.write(connection.take())
         if connection.is_done and not self._transport.is_closing():
             if connection.fault is not None:
-                log.info("closed a connection of %s: %s", self._peer(), connection.fault)
+                log.info("closed a connection of %s: %s", self.peer, connection.fault)
             self._close()
 
     def eof_received(self) -> None:
@@ -195,8 +211,35 @@ class ServerConnection:
         self._count_buffer(self._transport.get_write_buffer_size())
         self._await_progress()
 
+    def silence(self, now: float) -> tuple[bool, float] | None:
+        """See `tandem_contract.connections.Connection`."""
+        if self._session is None or not self._is_established:
+            return True, now - self._began
+        connection = self._session.connection
+        streams, seconds = connection.streams.values(), now - connection.now
+        if not streams:
+            return False, seconds
+        # An answer begins once the EPP has the request, or as much of it as it needs.
+        is_late = seconds >= LATE_SECONDS
+        has_all = not is_late or any(s.has_answer or not s.is_remote_open for s in streams)
+        return None if has_all else (True, seconds)
+
+    def evict(self) -> None:
+        """Close the connection, with an error for streams whose request has not come."""
+        if (session := self._session) is not None:
+            if session.connection.streams:
+                fault = ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "requests came too slowly")
+                session.connection.fail(fault)
+                session.flush()
+            else:
+                # A stream that is under way is not served, which is safe to retry.
+                session.connection.drained()
+                self.flush()
+        if self._session is None or self._transport.get_write_buffer_size():
+            self.abort()
+
     def check(self, now: float) -> None:
-        """Cut the connection if its peer takes no output; at the loop's time `now`."""
+        """Cut the connection if its peer is silent; `now`: the loop's."""
         if self.deadline < now:
             if self._transport.get_write_buffer_size() < self._unsent:
                 self._await_progress()
@@ -204,6 +247,11 @@ class ServerConnection:
                 self.abort()
         elif self._session is not None and self._session.connection.sender.is_waiting:
             self._check_windows(self._session.connection, now)
+        elif self._is_established and (silence := self.silence(now)) is not None:
+            in_request, seconds = silence
+            limits = self._server.limits
+            if seconds > (limits.silent_seconds if in_request else limits.idle_seconds):
+                self.evict()
 
     def _check_windows(self, connection: Connection, now: float) -> None:
         """End the connection if its peer has opened no window for long."""
@@ -296,10 +344,6 @@ class ServerConnection:
         for level, name, value in _KEEPALIVE:
             if (option := getattr(socket, name, None)) is not None:
                 sock.setsockopt(level, option, value)
-
-    def _peer(self) -> str:
-        peer = self._transport.get_extra_info("peername")
-        return str(peer[0]) if peer else "a client"
 
 
 def _log_error(err: Exception) -> None:

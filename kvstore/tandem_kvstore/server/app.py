@@ -28,6 +28,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
+from tandem_contract.web_connections import WebConnection
+
 from ..errors import ObjectExists, ObjectMissing, StoreDenied, StoreError, StoreFull
 from ..stores.base import ObjectInfo
 from ..stores.files import FileStore, write_all
@@ -63,8 +65,9 @@ class StoreSettings:
     max_uploads: int = 64
     """Uploads at once; more wait. Each keeps at most 256 KiB in memory."""
     max_connections: int = 1024
-    """Clients connected at once; more wait in the kernel's backlog. An engine opens up to 64.
-    Higher: more memory and open files."""
+    """Clients connected at once; a further one gets the place of one that is idle or sends its
+    object too slowly, else it waits in the kernel's backlog. An engine opens up to 64. Higher: more
+    memory and open files."""
     idle_timeout: float = 60.0
     """Seconds without a byte, sent or received, after which a connection is closed. Shorter than
     the 15 s for which engines keep idle connections: they often send requests on closed ones."""
@@ -238,8 +241,14 @@ class StoreServer:
 async def _piece(request: web.Request, idle: float, ends: float) -> bytes:
     """The next bytes of a body, empty at its end. Raises TimeoutError after `idle` seconds, and at
     `ends`."""
-    left = ends - asyncio.get_running_loop().time()
-    return await asyncio.wait_for(request.content.read(1 << 18), min(idle, left))
+    now, connection = asyncio.get_running_loop().time(), request.protocol
+    if isinstance(connection, WebConnection):
+        connection.body_since = now
+    try:
+        return await asyncio.wait_for(request.content.read(1 << 18), min(idle, ends - now))
+    finally:
+        if isinstance(connection, WebConnection):
+            connection.body_since = None
 
 
 class _Download(web.FileResponse):

@@ -2,8 +2,9 @@
 
     listening socket ── a place is free ── connection (aiohttp) ── StoreServer
 
-When all places are taken, more clients wait in the kernel's backlog. At a drain, idle connections
-are closed at once, and running requests get some time to end.
+When all places are taken, a client that waits gets the place of one that the server waits for
+(`tandem_contract.connections`); without one, clients wait in the kernel's backlog. At a drain, idle
+connections are closed at once, and running requests get some time to end.
 """
 
 import asyncio
@@ -12,12 +13,15 @@ import logging
 import resource
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
+
+from tandem_contract.connections import raise_descriptor_limit
+from tandem_contract.web_connections import WebConnection, WebConnections
 
 from .app import StoreServer, StoreSettings
 
@@ -32,9 +36,8 @@ _OTHER_FILES: Final = 64
 _NO_SUCH_ADDRESS: Final = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 _ACCEPT_AGAIN: Final = 0.1
 """Seconds before the next accept after the kernel had no memory for one."""
-_HANDLER: Final[dict[str, Any]] = {"access_log": None, "auto_decompress": False}
-"""Settings of aiohttp's connections. It takes None for no log, which its annotations do not say. No
-body is inflated: an object is what was sent, and the capacity counts that."""
+_EVICT_AGAIN: Final = 0.5
+"""Seconds between two looks for a connection to close while a client waits for a place."""
 _LAST_SECONDS: Final = 3.0
 """Seconds for handlers that were cancelled to remove their temporary files. Shorter: on a busy
 machine such a file stays for an hour."""
@@ -48,8 +51,15 @@ class StoreListener:
         app = StoreServer(settings).app()
         app.middlewares.append(self._track)
         app.on_response_prepare.append(self._close_after)
-        self._runner = web.AppRunner(app, shutdown_timeout=_LAST_SECONDS)
-        self._places = asyncio.Semaphore(_connection_limit(settings.max_connections))
+        limit = _connection_limit(settings.max_connections)
+        self._connections = WebConnections(
+            app,
+            limit=limit,
+            idle_seconds=settings.idle_timeout,
+            shutdown_seconds=_LAST_SECONDS,
+        )
+        self._runner = self._connections.runner
+        self._places = asyncio.Semaphore(limit)
         self._accepting: list[asyncio.Task[None]] = []
         # Connections that were accepted, and are not yet connections of aiohttp's server.
         self._connecting: set[asyncio.Task[tuple[asyncio.Transport, asyncio.Protocol]]] = set()
@@ -83,13 +93,10 @@ class StoreListener:
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        # The runner has a server since `start`.
-        server = cast("web.Server", self._runner.server)
-        idle, release = self._settings.idle_timeout, self._places.release
-        connection = partial(_Connection, server, idle, release, loop)
+        connection = partial(_Connection, self._connections, self._places.release)
         with listener:
             while True:
-                await self._places.acquire()
+                await self._take_place(loop, listener)
                 try:
                     client, _ = listener.accept()
                     client.setblocking(False)
@@ -106,6 +113,18 @@ class StoreListener:
                     task = asyncio.create_task(loop.connect_accepted_socket(connection, client))
                     self._connecting.add(task)
                     task.add_done_callback(self._connecting.discard)
+
+    async def _take_place(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
+        """Return once there is a place for a client that waits, or for the next one to come."""
+        while True:
+            if self._places.locked():
+                await _wait_until_readable(loop, listener)
+                self._connections.evict()
+            # Looked at again, because a client that is waited for may become late.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_EVICT_AGAIN):
+                    await self._places.acquire()
+                    return
 
     @web.middleware
     async def _track(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -145,19 +164,13 @@ class StoreListener:
             await asyncio.wait(tasks, timeout=_LAST_SECONDS)
 
 
-class _Connection(web.RequestHandler):
+class _Connection(WebConnection):
     """A connection that reports its end."""
 
     __slots__ = ("_on_lost",)
 
-    def __init__(
-        self,
-        server: web.Server,
-        idle_timeout: float,
-        on_lost: Callable[[], None],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        super().__init__(server, loop=loop, keepalive_timeout=idle_timeout, **_HANDLER)
+    def __init__(self, connections: WebConnections, on_lost: Callable[[], None]) -> None:
+        super().__init__(cast("web.Server", connections.runner.server), connections)
         self._on_lost = on_lost
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -213,9 +226,7 @@ def _configure(listener: socket.socket, idle_timeout: float) -> None:
 
 def _connection_limit(connections: int) -> int:
     """How many connections this process has descriptors for, at most `connections`."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The usual soft limit of 1024 is meant for programs that use select().
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    hard = raise_descriptor_limit()
     if hard == resource.RLIM_INFINITY:
         return connections
     limit = max(1, (hard - _OTHER_FILES) // _FILES_OF_CONNECTION)

@@ -7,17 +7,15 @@ and an engine must not go on computing an answer that cannot be delivered. A req
 """
 
 import asyncio
-import fcntl
 import socket
 import struct
-import sys
-import termios
 from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from tandem_contract.api_grammar import error_body
 from tandem_contract.commandline import HostPort
+from tandem_contract.connections import address_of, unsent_bytes
 
 from .messages import response_bytes
 from .reader import Refusal, RequestReader
@@ -66,6 +64,7 @@ class ClientConnection:
 
     def __init__(self, server: "Server") -> None:
         self.deadline = inf
+        self.peer = ""
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -175,7 +174,20 @@ class ClientConnection:
         else:
             self._transport.pause_reading()
 
-    # Called by the server's timer.
+    # Called by the server.
+
+    def silence(self, now: float) -> tuple[bool, float] | None:
+        """See `tandem_contract.connections`."""
+        if self._busy or self._closing or self._upgraded is not None or self.deadline == inf:
+            return None
+        limits, started = self._server.limits, self._reader.started
+        allowed = limits.request_seconds if started else limits.idle_seconds
+        return started, now - self.deadline + allowed
+
+    def evict(self) -> None:
+        """Close the connection, which has no request that is served."""
+        self._server.remove(self)
+        self._transport.abort()
 
     def expire(self) -> None:
         """The deadline passed: answer 408 within a request, close the connection between two."""
@@ -189,7 +201,7 @@ class ClientConnection:
 
     def check_unsent(self, now: float) -> None:
         """Disconnect a client that took none of the waiting bytes for `stall_seconds`."""
-        unsent = self._unsent_bytes()
+        unsent = unsent_bytes(self._transport)
         if unsent < self._unsent:
             self._unsent_since = now
         self._unsent = unsent
@@ -197,22 +209,9 @@ class ClientConnection:
             self._transport.abort()
 
     def _watch_unsent(self) -> None:
-        self._unsent = self._unsent_bytes()
+        self._unsent = unsent_bytes(self._transport)
         self._unsent_since = self._loop.time()
         self._server.unsent.add(self)
-
-    def _unsent_bytes(self) -> int:
-        """Bytes that the client has not acknowledged, in the transport and in the kernel.
-
-        The transport's buffer alone is not enough: the kernel asks for more data only when a third
-        of its buffer, which may hold megabytes, is free; until then a slow reader looks stalled.
-        """
-        buffered = self._transport.get_write_buffer_size()
-        raw = self._transport.get_extra_info("socket")
-        if raw is None or raw.fileno() < 0:
-            return buffered
-        in_kernel = fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, bytes(4))
-        return buffered + int.from_bytes(in_kernel, sys.byteorder)
 
     # asyncio.Protocol
 
@@ -220,6 +219,7 @@ class ClientConnection:
         self._transport = cast(asyncio.Transport, transport)
         self._is_tls = transport.get_extra_info("ssl_object") is not None
         self.write = self._transport.write
+        self.peer = address_of(transport.get_extra_info("peername"))
         self._server.add(self)
         self._await_request()
 

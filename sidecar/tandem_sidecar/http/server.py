@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
+from tandem_contract.connections import address_of, to_evict
 from tandem_contract.held_bytes import HeldBytes
 
 from .client import ActiveRequest, ClientConnection, UpgradedRequest
@@ -41,13 +42,30 @@ class Limits:
     """Time from a request's first byte to the end of its head, and for each 64 KiB of its body: a
     client must send at least 2 KiB/s."""
     connections: int = 8192
-    """Clients connected at the same time; more wait in the listening socket's backlog."""
+    """Clients connected at the same time. A further one gets the place of one that the server waits
+    for (`tandem_contract.connections`); without one, it waits in the listening socket's backlog."""
     idle_seconds: float = 3660.0
     """Time between two requests. It is above Envoy's idle timeout of an hour, so that Envoy closes
     first and loses no request to a connection that the sidecar is closing."""
     stall_seconds: float = 300.0
     """Time in which a client must take some of its answer, or the request is aborted. Too low:
     clients that pause while reading are disconnected."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Beginning:
+    """A connection whose TLS handshake runs."""
+
+    task: asyncio.Task[None]
+    peer: str
+    accepted: float
+    """The loop's time."""
+
+    def silence(self, now: float) -> tuple[bool, float]:
+        return True, now - self.accepted
+
+    def evict(self) -> None:
+        self.task.cancel()
 
 
 class Handler(Protocol):
@@ -84,7 +102,7 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._sockets: tuple[socket.socket, ...] = ()
         self._accepting = False
-        self._adopting: set[asyncio.Task[None]] = set()
+        self._adopting: dict[asyncio.Task[None], _Beginning] = {}
 
     def listen(self, sockets: Iterable[socket.socket]) -> None:
         """Accept clients on `sockets`, which are listening; the server owns them from here."""
@@ -130,12 +148,13 @@ class Server:
     def remove(self, client: ClientConnection) -> None:
         self.clients.discard(client)
         self.unsent.discard(client)
-        self._accept_on()
+        if self._has_capacity():
+            self._accept_on()
         if not self.clients:
             self._all_closed.set()
 
     def _accept_on(self) -> None:
-        if self._accepting or not self._has_capacity():
+        if self._accepting:
             return
         self._accepting = bool(self._sockets)
         for sock in self._sockets:
@@ -149,15 +168,28 @@ class Server:
     def _has_capacity(self) -> bool:
         return len(self.clients) + len(self._adopting) < self.limits.connections
 
+    def _evict(self) -> bool:
+        """Close connections for a client that waits to be accepted; False: none can be."""
+        connections: list[ClientConnection | _Beginning] = [*self.clients]
+        connections += self._adopting.values()
+        found = to_evict(connections, asyncio.get_running_loop().time())
+        for connection in found:
+            connection.evict()
+        return bool(found)
+
     def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         # A bounded batch: a burst of new clients must not stall the streams that are running.
-        for _ in range(_ACCEPT_BATCH):
+        for number in range(_ACCEPT_BATCH):
             if not self._has_capacity():
-                self._accept_off()
-                return
+                # Only for a client that is known to wait: the first one.
+                if number:
+                    return
+                if not self._evict():
+                    self._accept_off()
+                    return
             try:
-                sock, _address = listening.accept()
+                sock, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 # The backlog is empty, possibly because another worker took the client: they share
                 # the sockets.
@@ -172,7 +204,7 @@ class Server:
             # A strong reference: the event loop keeps only a weak one. It also counts towards the
             # limit until the connection is made.
             task = loop.create_task(self._adopt(sock))
-            self._adopting.add(task)
+            self._adopting[task] = _Beginning(task, address_of(address), loop.time())
             task.add_done_callback(self._adopted)
 
     async def _adopt(self, sock: socket.socket) -> None:
@@ -187,10 +219,12 @@ class Server:
         # The client disconnected meanwhile, or did not complete a handshake (ssl.SSLError, too).
         except OSError:
             sock.close()
+        except asyncio.CancelledError:
+            sock.close()
+            raise
 
     def _adopted(self, task: asyncio.Task[None]) -> None:
-        self._adopting.discard(task)
-        self._accept_on()
+        self._adopting.pop(task, None)
 
     def _check_deadlines(self) -> None:
         loop = asyncio.get_running_loop()
@@ -201,6 +235,7 @@ class Server:
             client.expire()
         for client in list(self.unsent):
             client.check_unsent(now)
+        # Also when it is full: `_accept` closes a connection for a client that waits.
         self._accept_on()
         # Deadlines are late by one interval at most: a second, or a quarter of a short limit.
         interval = min(1.0, self.limits.request_seconds / 4)

@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from tandem_contract import endpoints
 from tandem_contract.metrics_text import metrics_text
 from tandem_contract.trace import trace_path
+from tandem_contract.web_connections import WebConnections
 
 from ..handoff.breaker import Breakers
 from ..handoff.context import Lifecycle
@@ -36,8 +37,6 @@ _FROM_A_BROWSER: Final = ("Origin", "Sec-Fetch-Site")
 """Headers that a browser adds to every POST, and that no page can leave out."""
 _MAX_BODY_BYTES: Final = 1024
 """No admin request has a body that is read."""
-_KEEPALIVE_SECONDS: Final = 15.0
-"""Seconds that an idle admin connection stays open."""
 
 
 class WorkerSilent(RuntimeError):
@@ -302,31 +301,25 @@ async def serve_admin(
     """Answer admin requests on `sockets`, which are closed at the end."""
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     app.add_routes(handlers.routes())
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        shutdown_timeout=1.0,
-        keepalive_timeout=_KEEPALIVE_SECONDS,
-        lingering_time=1.0,
-    )
-    await runner.setup()
+    connections = WebConnections(app)
+    await connections.runner.setup()
     servers = []
     try:
         for listener in sockets:
-            servers.append(await _start_server(runner, listener))
+            servers.append(await _start_server(connections, listener))
         yield
     finally:
         # Listening ends first; `cleanup` then gives open requests `shutdown_timeout` to end.
         for server in servers:
             server.close()
-        await runner.cleanup()
+        await connections.runner.cleanup()
 
 
-async def _start_server(runner: web.AppRunner, listener: socket.socket) -> asyncio.AbstractServer:
-    # Not aiohttp's SockSite: asyncio has one call for Unix sockets and one for TCP.
-    loop, factory = asyncio.get_running_loop(), runner.server
-    if factory is None:
-        raise RuntimeError("the runner is not set up")
+async def _start_server(
+    connections: WebConnections, listener: socket.socket
+) -> asyncio.AbstractServer:
+    # asyncio has one call for Unix sockets and one for TCP.
+    loop = asyncio.get_running_loop()
     if listener.family == socket.AF_UNIX:
-        return await loop.create_unix_server(factory, sock=listener)
-    return await loop.create_server(factory, sock=listener)
+        return await loop.create_unix_server(connections, sock=listener)
+    return await loop.create_server(connections, sock=listener)

@@ -4,7 +4,6 @@ Errors: `CannotListen`: a port is in use or an address is not one of this machin
 """
 
 import os
-import resource
 import secrets
 import socket
 from collections.abc import Sequence
@@ -47,16 +46,6 @@ class WorkerSockets:
         """The inverse of `str`. Raises ValueError."""
         number, clients, admin = text.split(":")
         return cls(int(number), tuple(int(c) for c in clients.split(",")), int(admin))
-
-
-def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard one.
-
-    The usual soft limit of 1024 is meant for programs that use select(); here every client needs up
-    to three descriptors.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(address: HostPort, flag: str) -> list[socket.socket]:

@@ -1,0 +1,86 @@
+"""How a server shares its connections among clients. Every server of Tandem follows this rule.
+
+A server has a bound on its connections. When it is full, a newcomer gets the place of a client that
+the server waits for, not the other way round: first of the address that has the most connections,
+there first one between two requests, then one whose request is late, and of these the one that has
+been silent for longest. A connection whose request is being served is never closed for another.
+
+So one address can take all places only while no other one asks. No address has a bound of its own,
+because a gateway, or a node that translates addresses, may be a server's only client.
+"""
+
+import asyncio
+import fcntl
+import heapq
+import resource
+import sys
+import termios
+from collections import Counter
+from collections.abc import Collection
+from typing import Final, Protocol, TypeVar
+
+LATE_SECONDS: Final = 2.0
+"""Seconds without a byte of a client, after which a full server may close its connection. Longer:
+half-sent requests keep others waiting; shorter: new connections end before their first request."""
+_SHARE: Final = 64
+"""One in so many connections is closed at once: the search costs time for each connection."""
+
+
+class Connection(Protocol):
+    """What the rule has to know of a connection."""
+
+    @property
+    def peer(self) -> str:
+        """The client's address."""
+
+    def silence(self, now: float) -> tuple[bool, float] | None:
+        """Whether a request has begun, and the seconds since the client's last byte; None: the
+        server works for the client, which waits."""
+
+
+AnyConnection = TypeVar("AnyConnection", bound=Connection)
+
+
+def to_evict(connections: Collection[AnyConnection], now: float) -> list[AnyConnection]:
+    """Those that a full server closes for newcomers; `now`: seconds of the connections' clock."""
+    counts = Counter(connection.peer for connection in connections)
+    waiting = []
+    for connection in connections:
+        if (silence := connection.silence(now)) is not None:
+            in_request, seconds = silence
+            if seconds >= LATE_SECONDS:
+                key = counts[connection.peer], not in_request, seconds
+                waiting.append((key, connection))
+    number = max(1, len(connections) // _SHARE)
+    most = heapq.nlargest(number, waiting, key=lambda each: each[0])
+    return [connection for _, connection in most]
+
+
+def address_of(peername: object) -> str:
+    """The address in a socket's `peername`; empty for a Unix socket."""
+    return str(peername[0]) if isinstance(peername, tuple) and peername else ""
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """Bytes that the client has not acknowledged, in the transport and in the kernel.
+
+    The transport's buffer alone is not enough: the kernel asks for more data only when a third of
+    its buffer, which may hold megabytes, is free; until then a slow reader looks stalled.
+    """
+    buffered = transport.get_write_buffer_size()
+    raw = transport.get_extra_info("socket")
+    if raw is None or raw.fileno() < 0:
+        return buffered
+    in_kernel = fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, bytes(4))
+    return buffered + int.from_bytes(in_kernel, sys.byteorder)
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open files to the hard one; returns it.
+
+    The usual soft limit of 1024 is meant for programs that use select(); here every client needs up
+    to three descriptors.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

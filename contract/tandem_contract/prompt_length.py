@@ -24,8 +24,9 @@ Too high: more prompts that cannot fit reach an engine, which refuses them itsel
 
 EXHAUSTING: Final = 1024 * 1024
 """Characters of a text, about 250,000 tokens, that may keep an engine's tokenizer busy until its
-health check fails. Too low: long prompts get no second chance when a pod hangs for another reason.
-Too high: one request can hang a pod of each pool."""
+health check fails. Only such texts are checked for their length before an engine gets them. Too
+low: long prompts get no second chance when a pod hangs for another reason. Too high: one request
+can hang a pod of each pool."""
 
 
 class PromptText(NamedTuple):
@@ -38,6 +39,15 @@ class PromptText(NamedTuple):
     the ends. Templates may leave out what models said before, such as their thoughts."""
     tokens: int = 0
     """Of a prompt that is given as token ids."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 class _Part(msgspec.Struct):
@@ -55,6 +65,8 @@ _TURNS_IN: Final = {
     RequestKind.MESSAGES: ("system", "messages"),
 }
 """The members that hold a conversation, or a text that stands for one turn."""
+_name: Final = (msgspec.json.Decoder(str),)
+_models: Final = (msgspec.json.Decoder(_Models),)
 _RENDERED: Final = frozenset({"system", "developer", "user"})
 _prompt: Final = (
     msgspec.json.Decoder(str),
@@ -106,6 +118,14 @@ def over_length(characters: int, max_model_len: int, longest_token: int) -> str 
         f" contains {characters} characters, and {max_model_len} tokens have at most {limit}."
         " Please reduce the length of the prompt."
     )
+
+
+def listed_length(models: bytes, model: Raw | None) -> int | None:
+    """`max_model_len` of `model`, as a request names it, by an engine's list of models; None: not
+    known. The entry of a LoRA adapter has none."""
+    name, listed = _decode(_name, model), _decode(_models, Raw(models))
+    known = () if name is None or listed is None else listed.data
+    return next((each.max_model_len for each in known if each.id == name), None)
 
 
 def _decode(decoders: tuple[msgspec.json.Decoder[Any], ...], raw: Raw | None) -> Any:

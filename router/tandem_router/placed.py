@@ -96,7 +96,10 @@ class PlacedRequest:
             {},
             self,
         )
-        return start_generation(context, self._client, generation, engine, decode.name)
+        return start_generation(
+            *(context, self._client, generation, engine, decode.name),
+            drop=lambda: self._parts.placements.drop(record),
+        )
 
     def take_over(self) -> bool:
         """Whether another backend serves the request from now on."""

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from tandem_contract.prompt_length import PromptText, over_length, prompt_text
+from tandem_contract.prompt_length import PromptText, listed_length, over_length, prompt_text
 from tandem_contract.request_kinds import RequestKind
 
 COMPLETIONS, CHAT = RequestKind.COMPLETIONS, RequestKind.CHAT
@@ -62,3 +62,28 @@ def test_a_text_of_more_than_the_longest_tokens_cannot_fit() -> None:
     problem = over_length(641, 64, 10)
     assert problem is not None
     assert problem.startswith("This model's maximum context length is 64 tokens. However, your")
+
+
+LISTED = (
+    b'{"data": [{"id": "m", "max_model_len": 64}, {"id": "a", "max_model_len": null}, {"id": "b"}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("models", "model", "length"),
+    [
+        (LISTED, b'"m"', 64),
+        (LISTED, b'"a"', None),
+        (LISTED, b'"b"', None),
+        (LISTED, b'"unknown"', None),
+        (LISTED, b"7", None),
+        (LISTED, None, None),
+        (b'{"data": [{"id": "m", "max_model_len": "64"}]}', b'"m"', None),
+        (b"{}", b'"m"', None),
+        (b"", b'"m"', None),
+    ],
+)
+def test_the_length_that_an_engine_lists(
+    models: bytes, model: bytes | None, length: int | None
+) -> None:
+    assert listed_length(models, None if model is None else Raw(model)) == length

@@ -1,10 +1,16 @@
 """Refused generations count as orchestration errors, and say path and request id."""
 
+import asyncio
+from io import BytesIO
 from typing import Any
 
+import msgspec
 import pytest
 
-from .conftest import PATH, Harness
+from tandem_contract.prompt_length import LONGEST_TOKEN
+
+from ..sidecar.peers import Turn, hangs
+from .conftest import PATH, Harness, until
 
 COUNT = 'disaggregated_errors_total{phase="orchestration"}'
 
@@ -38,3 +44,35 @@ async def test_a_refusal_without_a_pod_names_the_id_of_its_decision(harness: Har
     request_id = response.headers["x-request-id"]
     assert f'"{request_id}"' in await harness.page(f"/debug/decisions?request_id={request_id}")
     assert engine.requests == []
+
+
+LENGTH = 8192
+LONG = msgspec.json.encode({"model": "m", "prompt": "x" * (LENGTH * LONGEST_TOKEN + 1)})
+
+
+async def lists_models(turn: Turn) -> None:
+    """Answer as an engine that lists its model's length."""
+    assert turn.request.method == "GET", "no prompt reaches it"
+    turn.answer(200, b'{"data": [{"id": "m", "max_model_len": %d}]}' % LENGTH)
+
+
+async def test_a_text_that_cannot_fit_reaches_no_engine(harness: Harness) -> None:
+    engine = await harness.decode("d-0", lists_models, role="unified", models=["m"])
+    await harness.start()
+    async with harness.http.post(harness.url(), data=BytesIO(LONG)) as answer:
+        assert (answer.status, answer.headers[PATH]) == (400, "unified")
+        message = (await answer.json())["error"]["message"]
+    assert message.startswith(f"This model's maximum context length is {LENGTH} tokens. However,")
+    assert [request.target for request in engine.requests] == ["/v1/models"]
+    assert await harness.metric(COUNT) == 1
+
+
+async def test_a_client_leaves_while_the_engine_is_asked_for_its_length(harness: Harness) -> None:
+    engine = await harness.decode("d-0", hangs, role="unified", models=["m"])
+    await harness.start()
+    asking = asyncio.create_task(harness.http.post(harness.url(), data=BytesIO(LONG)))
+    await engine.received(1)
+    asking.cancel()
+    fleet = harness.router.components.decisions.fleet
+    await until(lambda: all(pod.in_flight == 0 for pod in fleet))
+    assert [request.target for request in engine.requests] == ["/v1/models"]

@@ -57,9 +57,12 @@ def read_error(data: bytes) -> tuple[int, str]:
         error = _Error()
     # The error of `response.failed` is within the response.
     for inner in (error.response, error.error):
+        while isinstance(inner, dict) and inner.get("error"):
+            inner = inner["error"]
         if isinstance(inner, dict):
-            inner = inner.get("error") or inner
             error = _Error(inner.get("message"), inner.get("code"))
+        elif isinstance(inner, str):
+            error = _Error(inner)
     code, message = error.code, error.message
     if isinstance(code, str) and _STATUS.fullmatch(code):
         code = int(code)

@@ -37,8 +37,6 @@ class PromptText(NamedTuple):
     certain: int = 0
     """Those that every chat template renders: of the system and of users, without white space at
     the ends. Templates may leave out what models said before, such as their thoughts."""
-    tokens: int = 0
-    """Of a prompt that is given as token ids."""
 
 
 class _Model(msgspec.Struct):
@@ -68,12 +66,7 @@ _TURNS_IN: Final = {
 _name: Final = (msgspec.json.Decoder(str),)
 _models: Final = (msgspec.json.Decoder(_Models),)
 _RENDERED: Final = frozenset({"system", "developer", "user"})
-_prompt: Final = (
-    msgspec.json.Decoder(str),
-    msgspec.json.Decoder(list[str]),
-    msgspec.json.Decoder(list[int]),
-    msgspec.json.Decoder(list[list[int]]),
-)
+_prompt: Final = (msgspec.json.Decoder(str), msgspec.json.Decoder(list[str]))
 _turns: Final = (msgspec.json.Decoder(str), msgspec.json.Decoder(list[_Turn]))
 _parts: Final = (msgspec.json.Decoder(str), msgspec.json.Decoder(list[_Part]))
 _SHORTENED: Final = frozenset(
@@ -87,15 +80,16 @@ def prompt_text(kind: RequestKind, members: Mapping[str, Raw]) -> PromptText:
     text = _text(kind, members)
     if _SHORTENED.isdisjoint(members):
         return text
-    return text._replace(certain=0, tokens=0)
+    return text._replace(certain=0)
 
 
 def _text(kind: RequestKind, members: Mapping[str, Raw]) -> PromptText:
     match kind:
         case RequestKind.COMPLETIONS:
-            return _prompt_text(_decode(_prompt, members.get("prompt")))
+            return _longest(_decode(_prompt, members.get("prompt")))
         case RequestKind.GENERATE:
-            return _prompt_text(_decode(_prompt, members.get("token_ids")))
+            # Its prompt is token ids, which no tokenizer reads.
+            return PromptText()
         case _:
             total = certain = 0
             for name in _TURNS_IN[kind]:
@@ -140,14 +134,10 @@ def _decode(decoders: tuple[msgspec.json.Decoder[Any], ...], raw: Raw | None) ->
     return None
 
 
-def _prompt_text(prompt: object) -> PromptText:
-    prompts = prompt if isinstance(prompt, list) else [prompt]
-    if prompts and isinstance(prompts[0], int):
-        prompts = [prompts]
-    texts = [len(text) for text in prompts if isinstance(text, str)]
-    tokens = [len(ids) for ids in prompts if isinstance(ids, list)]
-    longest = max(texts, default=0)
-    return PromptText(longest, longest, max(tokens, default=0))
+def _longest(prompts: str | list[str] | None) -> PromptText:
+    texts = prompts if isinstance(prompts, list) else [prompts or ""]
+    longest = max(map(len, texts), default=0)
+    return PromptText(longest, longest)
 
 
 def _texts(member: str, raw: Raw | None) -> list[tuple[str, str]]:

@@ -93,7 +93,7 @@ def _why_not_json(body: bytes, error: Exception) -> str:
         return "the request body is nested too deeply"
     if isinstance(error, msgspec.ValidationError):
         # The only one of a decoder without a type; Python's parser refuses it by another error.
-        return "the request body has a number that is too long"
+        return "the request body has a number that is out of range"
     try:
         text = body.decode()
     except UnicodeDecodeError as err:

@@ -23,35 +23,35 @@ def user(content: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "body", "expected"),
     [
-        (COMPLETIONS, {"prompt": "four"}, (4, 4, 0)),
-        (COMPLETIONS, {"prompt": ["four", "seven77", "x"]}, (7, 7, 0)),
-        (COMPLETIONS, {"prompt": [1, 2, 3]}, (0, 0, 3)),
-        (COMPLETIONS, {"prompt": [[1], [1, 2]]}, (0, 0, 2)),
-        (COMPLETIONS, {"prompt": "four", "truncate_prompt_tokens": 2}, (4, 0, 0)),
-        (COMPLETIONS, {"prompt": [1, 2, 3], "truncate_prompt_tokens": 2}, (0, 0, 0)),
-        (COMPLETIONS, {"prompt": []}, (0, 0, 0)),
-        (COMPLETIONS, {"prompt": [1, "a"]}, (0, 0, 0)),
-        (COMPLETIONS, {}, (0, 0, 0)),
-        (RequestKind.GENERATE, {"token_ids": [1, 2]}, (0, 0, 2)),
-        (CHAT, {"messages": [user("  four  ")]}, (8, 4, 0)),
+        (COMPLETIONS, {"prompt": "four"}, (4, 4)),
+        (COMPLETIONS, {"prompt": ["four", "seven77", "x"]}, (7, 7)),
+        (COMPLETIONS, {"prompt": [1, 2, 3]}, (0, 0)),
+        (COMPLETIONS, {"prompt": [[1], [1, 2]]}, (0, 0)),
+        (COMPLETIONS, {"prompt": "four", "truncate_prompt_tokens": 2}, (4, 0)),
+        (COMPLETIONS, {"prompt": [1, 2, 3], "truncate_prompt_tokens": 2}, (0, 0)),
+        (COMPLETIONS, {"prompt": []}, (0, 0)),
+        (COMPLETIONS, {"prompt": [1, "a"]}, (0, 0)),
+        (COMPLETIONS, {}, (0, 0)),
+        (RequestKind.GENERATE, {"token_ids": [1, 2]}, (0, 0)),
+        (CHAT, {"messages": [user("  four  ")]}, (8, 4)),
         (
             CHAT,
             {"messages": [user("four"), {"role": "assistant", "content": "six666"}]},
-            (10, 4, 0),
+            (10, 4),
         ),
-        (CHAT, {"messages": [user([{"type": "text", "text": "four"}, IMAGE])]}, (4, 4, 0)),
-        (CHAT, {"messages": [user("four"), {"role": "assistant", "tool_calls": []}]}, (4, 4, 0)),
-        (CHAT, {"messages": [user("four")], "chat_template": "x"}, (4, 0, 0)),
-        (CHAT, {"messages": 5}, (0, 0, 0)),
-        (RESPONSES, {"input": "four", "instructions": "six666"}, (10, 10, 0)),
-        (RESPONSES, {"input": [user([{"type": "input_text", "text": "four"}])]}, (4, 4, 0)),
-        (RESPONSES, {"input": "four", "truncation": "auto"}, (4, 0, 0)),
-        (MESSAGES, {"system": [{"type": "text", "text": "six666"}], "messages": []}, (6, 6, 0)),
-        (MESSAGES, {"system": "six666", "messages": [user("four")]}, (10, 10, 0)),
+        (CHAT, {"messages": [user([{"type": "text", "text": "four"}, IMAGE])]}, (4, 4)),
+        (CHAT, {"messages": [user("four"), {"role": "assistant", "tool_calls": []}]}, (4, 4)),
+        (CHAT, {"messages": [user("four")], "chat_template": "x"}, (4, 0)),
+        (CHAT, {"messages": 5}, (0, 0)),
+        (RESPONSES, {"input": "four", "instructions": "six666"}, (10, 10)),
+        (RESPONSES, {"input": [user([{"type": "input_text", "text": "four"}])]}, (4, 4)),
+        (RESPONSES, {"input": "four", "truncation": "auto"}, (4, 0)),
+        (MESSAGES, {"system": [{"type": "text", "text": "six666"}], "messages": []}, (6, 6)),
+        (MESSAGES, {"system": "six666", "messages": [user("four")]}, (10, 10)),
     ],
 )
 def test_the_text_of_each_kind(
-    kind: RequestKind, body: dict[str, Any], expected: tuple[int, int, int]
+    kind: RequestKind, body: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     members = _members.decode(json.dumps(body))
     assert prompt_text(kind, members) == PromptText(*expected)

@@ -141,7 +141,10 @@ async def test_a_tiny_model_is_made_and_taken_away(tmp_path: Path) -> None:
     texts = []
     for made_in in (tmp_path / "a", tmp_path / "b"):
         made_in.mkdir()
-        async with _engine(Path("tiny:7"), env={"TMPDIR": str(made_in)}) as (process, url):
+        # torch makes the directory of its compiler's cache as it is imported.
+        directories = {"TMPDIR": made_in, "TORCHINDUCTOR_CACHE_DIR": tmp_path / "inductor"}
+        environ = {name: str(path) for name, path in directories.items()}
+        async with _engine(Path("tiny:7"), env=environ) as (process, url):
             async with aiohttp.ClientSession(url) as http:
                 body = {"prompt": "hello", "max_tokens": 8}
                 answer = await (await http.post("/v1/completions", json=body)).json()

@@ -152,4 +152,4 @@ async def test_a_number_of_five_thousand_digits_is_named(connect: Connect) -> No
     body = b'{"prompt": "a", "seed": %b}' % (b"9" * 5000)
     async with client.http.post("/v1/completions", data=body) as response:
         assert response.status == 400
-        assert "a number that is too long" in (await response.json())["error"]["message"]
+        assert "a number that is out of range" in (await response.json())["error"]["message"]

@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+from io import BytesIO
 
 import pytest
 
+from tandem_contract.prompt_length import EXHAUSTING
 from tandem_epp.outcomes import Outcome
+from tandem_sidecar.settings import Settings
 
-from ..sidecar.peers import FakeDecode, Script, Turn
-from .conftest import DECODE, PATH, PROMPT, Harness
+from ..sidecar.peers import FakeDecode, Script, Turn, hangs
+from .conftest import DECODE, LOOPBACK, PATH, PROMPT, Harness
 
 
 async def dies(turn: Turn) -> None:
@@ -97,6 +100,54 @@ async def test_a_stream_that_begins_with_an_error_counts_as_a_failure_of_its_bac
     assert json.loads(body)["error"]["message"] == "out of memory"
     (pod,) = harness.router.components.decisions.fleet
     assert pod.health.outcomes == {Outcome.ERROR: 1}
+
+
+@pytest.mark.parametrize("split", [True, False])
+async def test_a_fault_of_the_client_within_a_stream_is_asked_of_one_backend(
+    harness: Harness, split: bool
+) -> None:
+    async def refuses(turn: Turn) -> None:
+        turn.stream()
+        turn.event('{"error": {"message": "no such tool", "code": 400}}')
+        turn.end()
+
+    if split:
+        await harness.prefill("p")
+    decodes = [await harness.decode(f"d-{number}", refuses) for number in range(2)]
+    await harness.start()
+    response, body = await harness.ask({"model": "m", "prompt": PROMPT, "stream": True})
+    assert (response.status, json.loads(body)["error"]["message"]) == (400, "no such tool")
+    assert sum(bool(decode.requests) for decode in decodes) == 1
+    assert not any(
+        pod.health.outcomes.get(Outcome.ERROR) for pod in harness.router.components.decisions.fleet
+    )
+
+
+@pytest.mark.parametrize("split", [True, False])
+async def test_a_prompt_that_may_have_hung_an_engine_is_given_to_no_other(
+    harness: Harness, split: bool
+) -> None:
+    async def refuses(turn: Turn) -> None:
+        turn.answer(413, b"{}")
+
+    async def hangs_with_it(turn: Turn) -> None:
+        if turn.request.body:
+            await hangs(turn)
+        else:
+            turn.answer(200, b"{}")
+
+    if split:
+        await harness.prefill("p", refuses)
+    decodes = [await harness.decode(f"d-{number}", hangs_with_it) for number in range(2)]
+    for decode in decodes:
+        decode.health = hangs
+    settings = Settings(listen=LOOPBACK, admin=LOOPBACK, silence_timeout=0.2)
+    await harness.start(settings=settings)
+    body = json.dumps({"model": "m", "prompt": "x " * EXHAUSTING}).encode()
+    async with harness.http.post(harness.url(), data=BytesIO(body)) as response:
+        assert response.status == 502
+    asked = [[sent for sent in decode.requests if sent.body] for decode in decodes]
+    assert sorted(map(len, asked)) == [0, 1]
 
 
 async def test_the_only_backend_is_not_asked_twice(harness: Harness) -> None:

@@ -87,6 +87,8 @@ class ResponsesStream:
             self.token_events += 1
         elif body.response is not None:
             _check(body.response)
+            if body.type == "response.failed":
+                raise ServerError(server_message(event.data))
             if body.type in _LAST:
                 self.has_ended = True
                 _take_end(body.response, self._parts)

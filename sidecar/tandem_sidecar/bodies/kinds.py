@@ -36,7 +36,7 @@ def single_engine_reason(kind: RequestKind, body: Body) -> str | None:
 
 
 def previous_response(kind: RequestKind, body: Body) -> str:
-    """Id of the stored response that the request continues; empty: none."""
+    """Id of the stored response that the request continues; empty: none. Raises BadBody."""
     if kind is not RequestKind.RESPONSES or PREVIOUS not in body.members:
         return ""
     try:
@@ -44,6 +44,8 @@ def previous_response(kind: RequestKind, body: Body) -> str:
     except msgspec.ValidationError:
         # No text: the engine refuses it.
         return ""
+    except UNREADABLE as err:
+        raise to_bad_body(err) from err
     return value or ""
 
 

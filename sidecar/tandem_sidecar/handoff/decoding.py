@@ -68,6 +68,8 @@ class DecodeLeg:
         """
         self.created: int | None = None
         """The same of tokens written to the cache."""
+        self.is_hung = False
+        """Whether the engine was given up as silent."""
         self.prefill_answered: float | None = None
         """When the prefill of a streamed hand-off answered (loop time)."""
         self.answer: ResponseHead | None = None
@@ -201,6 +203,7 @@ class DecodeLeg:
         return CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()
 
     def engine_hung(self, detail: str) -> None:
+        self.is_hung = True
         self._leg.end(Result.SILENT, self._loop.time(), detail=detail)
         self.abort()
         self._listener.on_decode_event(DecodeLost(f"decode failed: {detail}"))
@@ -299,7 +302,9 @@ class DecodeLeg:
         if start.is_error:
             detail = "a stream that begins with an error"
             self._leg.end(Result.ERROR, self._loop.time(), status=200, detail=detail)
-            error = SendError(*start.error, decode_failed=True)
+            status, message = start.error
+            # Another engine would refuse the client's fault as well.
+            error = SendError(status, message, decode_failed=status >= 500)
             self._listener.on_decode_event(DecodeErrored(error=error))
         else:
             self._listener.on_decode_event(DecodeStarted())

@@ -284,7 +284,7 @@ class HandoffDriver:
         return timing
 
     def _send_error(self, error: events_actions.SendError) -> None:
-        if error.decode_failed and self._take_over():
+        if error.decode_failed and not self._has_exhausted_engine() and self._take_over():
             return
         self._record_response(error.status)
         send_error(
@@ -324,6 +324,11 @@ class HandoffDriver:
         detail = failure_detail(event, self._engine, leg.answer if leg is not None else None)
         ids = {"request_id": self._generation.request_id, "engine_id": attempt_id}
         log.warning("%s", detail, extra=ids)
+
+    def _has_exhausted_engine(self) -> bool:
+        """Whether the request may have hung the decode engine, and would hang another one."""
+        leg = self._decode
+        return leg is not None and leg.is_hung and self._generation.may_exhaust()
 
     def _take_over(self) -> bool:
         """Whether another engine serves the request, and its record, from now on."""

@@ -231,7 +231,7 @@ class Forward(ABC):
         """Whether the answer that begins is an engine's failure, which another engine may mend."""
         if self._failover is None:
             return False
-        return self._head.status >= 500 or self._start.is_error
+        return self._head.status >= 500 or (self._start.is_error and self._start.error[0] >= 500)
 
     def _take_over(self, result: Result) -> bool:
         """Whether another engine serves the request, and its record, from now on. The leg ended

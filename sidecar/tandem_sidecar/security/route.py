@@ -48,7 +48,8 @@ _DATA_PARALLEL: Final = headers.DATA_PARALLEL_HOST_PORT.encode()
 _PREFILLERS: Final = headers.PREFILLER_HOST_PORT.encode()
 
 _BUCKETS: Final = 1 << 15
-"""With four places each: 1,000 plans a second, each for the two minutes of its life."""
+"""With four places each: 250 plans a second, each for the two minutes of its life. Of more, some
+are forgotten before their end, and could be used again until then."""
 _RECORD: Final = Struct("<12sI")
 """A plan, and its end: the Unix second after which it may be forgotten."""
 _BUCKET: Final = Struct("<" + "12xI" * 4)

@@ -37,6 +37,15 @@ async def test_refusals_of_generations(harness: Harness, path: bytes, reason: st
     assert harness.decode.requests == []
 
 
+async def test_a_previous_response_that_is_no_text(harness: Harness) -> None:
+    await harness.start()
+    body = b'{"model": "m", "input": "Hi", "previous_response_id": "\xff"}'
+    async with harness.http.post(harness.url("/v1/responses"), data=body) as answer:
+        assert answer.status == 400
+    assert await harness.metric(COUNT) == 1
+    assert harness.decode.requests == []
+
+
 async def test_refusals_of_a_draining_pod(harness: Harness) -> None:
     await harness.start()
     harness.sidecar.lifecycle.draining = True

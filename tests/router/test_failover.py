@@ -127,9 +127,6 @@ async def test_a_fault_of_the_client_within_a_stream_is_asked_of_one_backend(
 async def test_a_prompt_that_may_have_hung_an_engine_is_given_to_no_other(
     harness: Harness, split: bool
 ) -> None:
-    async def refuses(turn: Turn) -> None:
-        turn.answer(413, b"{}")
-
     async def hangs_with_it(turn: Turn) -> None:
         if turn.request.body:
             await hangs(turn)
@@ -137,15 +134,17 @@ async def test_a_prompt_that_may_have_hung_an_engine_is_given_to_no_other(
             turn.answer(200, b"{}")
 
     if split:
-        await harness.prefill("p", refuses)
+        await harness.prefill("p")
     decodes = [await harness.decode(f"d-{number}", hangs_with_it) for number in range(2)]
     for decode in decodes:
         decode.health = hangs
     settings = Settings(listen=LOOPBACK, admin=LOOPBACK, silence_timeout=0.2)
     await harness.start(settings=settings)
     body = json.dumps({"model": "m", "prompt": "x " * EXHAUSTING}).encode()
-    async with harness.http.post(harness.url(), data=BytesIO(body)) as response:
+    sent = {"content-type": "application/json"}
+    async with harness.http.post(harness.url(), data=BytesIO(body), headers=sent) as response:
         assert response.status == 502
+        assert response.headers[PATH] == ("prefill_then_decode" if split else "unified")
     asked = [[sent for sent in decode.requests if sent.body] for decode in decodes]
     assert sorted(map(len, asked)) == [0, 1]
 

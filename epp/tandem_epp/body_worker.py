@@ -51,6 +51,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     form: PromptForm = PromptForm.OTHER
     media_parts: int = 0
     previous_response: str = ""
+    fingerprint: int = 0
     form_model: tuple[int, int] | None = None
     """Where the model stands in a form: `form.FormModel`; None: the body is no form."""
 
@@ -70,6 +71,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
             chain=Chain("Q", self.chain),
             media_parts=self.media_parts,
             previous_response=self.previous_response,
+            fingerprint=self.fingerprint,
         )
 
 
@@ -96,6 +98,7 @@ def read(kind: BodyKind | None, body: bytes, form_type: str = "") -> Reading:
         form=request.form,
         media_parts=request.media_parts,
         previous_response=request.previous_response,
+        fingerprint=request.fingerprint,
     )
 
 

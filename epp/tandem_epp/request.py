@@ -41,7 +41,16 @@ class InferenceRequest:
     """The properties of one request that the scheduler uses."""
 
     __slots__ = (
-        *("_chain", "exact_tokens", "form", "is_stream", "max_tokens", "media_parts", "model"),
+        *(
+            "_chain",
+            "_fingerprint",
+            "exact_tokens",
+            "form",
+            "is_stream",
+            "max_tokens",
+            "media_parts",
+            "model",
+        ),
         *("needs_sidecar", "previous_response", "prompt", "read_tokens", "salt"),
         *("single_engine_reason", "token_scale"),
     )
@@ -60,6 +69,7 @@ class InferenceRequest:
         chain: Chain | None = None,
         media_parts: int = 0,
         previous_response: str = "",
+        fingerprint: int | None = None,
     ) -> None:
         self.model = model
         """None when the body names none: any backend may serve it."""
@@ -83,7 +93,7 @@ class InferenceRequest:
         self.read_tokens = read_tokens
         """`assumed_tokens` where the prompt is not here: another process read it, or only its
         length counts."""
-        self._chain = chain
+        self._chain, self._fingerprint = chain, fingerprint
         self.media_parts = media_parts
         """Images, sounds and other media of a conversation."""
         self.previous_response = previous_response
@@ -139,12 +149,15 @@ class InferenceRequest:
 
     @property
     def fingerprint(self) -> int:
-        """A hash of the whole prompt, by which requests are compared that failed; not 0."""
+        """A hash of the whole prompt, by which requests are compared that failed; 0: the prompt is
+        not known, so it is like no other."""
+        if self._fingerprint is not None:
+            return self._fingerprint
+        if not self.prompt:
+            return 0
         known = covered_tokens(len(self.chain)) * BYTES_PER_TOKEN
         seed = self.chain[-1] if self.chain else xxhash.xxh3_64_intdigest(self.salt)
-        # Of a prompt that is not here, its length stands for what follows the last whole block.
-        rest = self.prompt[known:] if self.read_tokens is None else b"%d" % self.read_tokens
-        return xxhash.xxh3_64_intdigest(rest, seed) or 1
+        return xxhash.xxh3_64_intdigest(self.prompt[known:], seed) or 1
 
 
 def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:

@@ -68,8 +68,20 @@ def test_a_reading_is_what_the_picker_would_read(kind: RequestKind, body: bytes)
         "is_stream",
         "max_tokens",
         "form",
+        "fingerprint",
     ):
         assert getattr(there, name) == getattr(here, name)
+
+
+def test_large_prompts_that_differ_in_their_last_words_fail_apart() -> None:
+    first, second = (
+        body_worker.read(RequestKind.CHAT, CHAT.replace(b'word "', last)).request()
+        for last in (b'yes! "', b'nope "')
+    )
+    assert first is not None
+    assert second is not None
+    assert (first.chain, first.assumed_tokens) == (second.chain, second.assumed_tokens)
+    assert first.fingerprint != second.fingerprint
 
 
 def test_bodies_come_one_after_the_other() -> None:

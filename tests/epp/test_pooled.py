@@ -13,7 +13,7 @@ from tandem_contract.request_kinds import POOLED_PATHS, PooledKind
 from tandem_epp import body_worker
 from tandem_epp.bodies import kind_of
 from tandem_epp.body_fields import BadBody
-from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.pooled import MAX_TOKENS, parse_pooled
 
@@ -172,6 +172,18 @@ def test_long_inputs_go_to_different_pods() -> None:
     request = HttpRequest("POST", "/v1/embeddings", {})
     chosen = [setup.picker.place(request, body, NOW).decode.name for _ in range(6)]
     assert sorted(chosen) == ["a", "a", "a", "b", "b", "b"]
+
+
+def test_inputs_of_one_length_are_not_taken_for_one_request() -> None:
+    """Their prompts are not kept: each failure counts at its pod."""
+    setup = PickerSetup(a="decode", b="decode")
+    request = HttpRequest("POST", "/v1/embeddings", {})
+    for word in "wxyz":
+        body = json.dumps({"model": "m", "input": word * 400}).encode()
+        placement = setup.picker.place(request, body, NOW)
+        placement.on_response_headers(ResponseHeaders(None, 500), NOW)
+        placement.end(NOW)
+    assert sum(setup[pod].health.failure_rate for pod in ("a", "b")) == pytest.approx(4 / 5)
 
 
 def test_a_repeated_input_counts_as_cached_nowhere() -> None:

@@ -78,7 +78,7 @@ class CountedRequest:
         self.media_parts = media_parts
         """Media in the prompt, which have tokens too."""
         self.fingerprint = fingerprint
-        """`InferenceRequest.fingerprint`; 0: the request was not read."""
+        """`InferenceRequest.fingerprint`; 0: the prompt is not known."""
         self.can_fall_back = can_fall_back
         """Whether the sidecar may serve a split request alone when the prefill fails."""
         self.is_own = is_own

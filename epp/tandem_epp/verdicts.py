@@ -55,7 +55,7 @@ class PlacedPods:
         self.is_own = is_own
         """Whether this EPP placed the request, and not another replica."""
         self.fingerprint = fingerprint
-        """`InferenceRequest.fingerprint`; 0: the request was not read."""
+        """`InferenceRequest.fingerprint`; 0: the prompt is not known."""
 
     def start(self, fleet: Fleet) -> None:
         """The request goes to its pods: it is the probe of one that is due for a probe."""
@@ -150,6 +150,7 @@ class PlacedPods:
             retry_after,
             is_own=self.is_own,
             fingerprint=self.fingerprint,
+            is_prefill=pod is not self.decode,
         )
 
     def _handoff_outcomes(self, response: ResponseHeaders) -> Sequence[Outcome]:

@@ -277,7 +277,7 @@ def test_a_replica_that_joins_knows_what_failed_and_how_long_texts_are() -> None
     told, joining = replicas.setups
     for pod in told.fleet:
         pod.health.eject(NOW - 100)
-        pod.health.on_new_process()
+        pod.health.on_new_process(NOW - 100)
     placement, _ = told.place(prompt="short")
     failing = placement.decode.name
     placement.on_response_headers(ResponseHeaders(None, 500), NOW)

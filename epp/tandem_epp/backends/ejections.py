@@ -7,7 +7,7 @@ therefore never ejected. Pods may leave the others behind later, because they cr
 
 Failures that may be the request's fault eject no pod if they are all of one request, or if every
 other pod fails as well (SHARED_RATE). Those of a request that fails alike on two pods count at
-neither: `failed_requests`.
+neither, unless a third one answers it: `failed_requests`.
 
 `on_change` is called when the pods that may be chosen change, `on_rate` when only failure rates do.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from tandem_contract.paths import Role
 
 from ..outcomes import Outcome
-from .failed_requests import FailedRequests
+from .failed_requests import FailedRequests, RequestPart
 
 if TYPE_CHECKING:
     from .health import OutcomeCounts
@@ -67,15 +67,19 @@ class Ejections:
         *,
         is_own: bool = True,
         fingerprint: int = 0,
+        is_prefill: bool = False,
     ) -> None:
         """Count the outcome at `pod` of a request that was placed at `placed`, and eject the pod if
         it fails too often; times are Unix seconds. `is_own`: this EPP placed the request, not
-        another replica. `fingerprint`: of the request; 0: unlike all others."""
+        another replica. `fingerprint`: of the request; 0: unlike all others. `is_prefill`: the
+        pod was to prefill for another one."""
         health = pod.health
         rate, was_ejected = health.failure_rate, health.is_ejected
-        is_requests = outcome.may_be_requests and self._is_requests_fault(pod, fingerprint, now)
+        is_requests = outcome.may_be_requests and self._is_requests_fault(
+            pod, RequestPart(fingerprint, is_prefill), now
+        )
         if outcome is Outcome.ANSWERED and self._failed_requests:
-            self._failed_requests.on_answer(fingerprint)
+            self._restore(RequestPart(fingerprint, is_prefill), now)
         changed = health.record(
             outcome,
             now,
@@ -155,22 +159,31 @@ class Ejections:
         elif changes:
             self._on_rate()
 
-    def _is_requests_fault(self, pod: "Pod", fingerprint: int, now: float) -> bool:
+    def _is_requests_fault(self, pod: "Pod", part: RequestPart, now: float) -> bool:
         """Whether a failure at `pod` tells nothing of it; withdraws earlier ones that told as
         little."""
-        if fingerprint:
-            counted = self._failed_requests.on_failure(fingerprint, pod, now)
+        if part.fingerprint:
+            counted = self._failed_requests.on_failure(part, pod, now)
             if counted is not None:
                 self._withdraw(counted, now)
                 return True
         return False
 
     def _withdraw(self, counted: Sequence[tuple["Pod", float]], now: float) -> None:
-        for pod in {pod for pod, _ in counted}:
-            if pod.health.withdraw([at for other, at in counted if other is pod], now):
+        for pod, times in _by_pod(counted):
+            if pod.health.withdraw(times, now):
                 log_return(pod, "the requests that failed there fail elsewhere too")
                 self._on_change()
             pod.estimates.changed()
+            self._on_rate()
+
+    def _restore(self, part: RequestPart, now: float) -> None:
+        """A pod answered `part`: count the failures that seemed to be the request's fault. They
+        eject no pod before its next one."""
+        for pod, times in _by_pod(self._failed_requests.on_answer(part, now)):
+            pod.health.restore(times, now, part.fingerprint)
+            pod.estimates.changed()
+            self._watch(pod, now)
             self._on_rate()
 
     def _alike(self, pod: "Pod") -> list["Pod"]:
@@ -206,6 +219,13 @@ class Ejections:
         return all(
             other is pod or other.health.failure_rate >= SHARED_RATE for other in self._alike(pod)
         )
+
+
+def _by_pod(
+    failures: Sequence[tuple["Pod", float]],
+) -> Iterable[tuple["Pod", Sequence[float]]]:
+    for pod in {pod for pod, _ in failures}:
+        yield pod, [at for other, at in failures if other is pod]
 
 
 def log_return(pod: "Pod", reason: str) -> None:

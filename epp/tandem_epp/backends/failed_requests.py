@@ -5,11 +5,13 @@ failure alone cannot be told from a pod's own. So failures are kept by the reque
 and the second pod decides:
 
     it fails there too, and no pod answered it     the request is at fault: nothing counts
-    a pod answers it                               the pods that failed are at fault
+    a pod answers it, then or later                the pods that failed are at fault: all counts
+
+Only pods that did the same part are compared: one may fail to prefill what another decodes.
 """
 
 from collections import OrderedDict
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 MAX_REQUESTS: Final = 1024
 """Requests that are remembered. Lower: a client that varies its requests is not recognised."""
@@ -19,59 +21,69 @@ _MAX_FAILURES: Final = 64
 """Failures of one request whose times are remembered; older ones have faded."""
 
 P = TypeVar("P")
-T = TypeVar("T")
 
 
-class FailedRequest(Generic[P]):
-    """A request that failed lately."""
+class RequestPart(NamedTuple):
+    """What a pod did of a request."""
 
-    __slots__ = ("failed_at", "is_answered", "last")
+    fingerprint: int
+    is_prefill: bool = False
+    """Whether it was the prefill of a split request."""
 
-    def __init__(self, last: float) -> None:
+
+class FailedPart(Generic[P]):
+    """A part that failed lately, with the same prompt each time."""
+
+    __slots__ = ("failed_at", "is_answered", "is_faulty", "last")
+
+    def __init__(self) -> None:
         self.failed_at: list[tuple[P, float]] = []
-        """Each failure that counts, by pod; Unix seconds."""
+        """Each failure, by pod, until a pod answers; Unix seconds."""
+        self.is_faulty = False
+        """Whether it failed on two pods and was not answered: then no failure counts."""
         self.is_answered = False
         """Whether a pod has answered it since: then failures are those pods' own."""
-        self.last = last
+        self.last = 0.0
 
 
 class FailedRequests(Generic[P]):
     """The requests that failed lately."""
 
     def __init__(self) -> None:
-        self._requests: OrderedDict[int, FailedRequest[P]] = OrderedDict()
-        self._faulty: OrderedDict[int, float] = OrderedDict()
-        """Fingerprints of requests that failed alike on two pods, and when last."""
+        self._parts: OrderedDict[RequestPart, FailedPart[P]] = OrderedDict()
+        """The one that failed last comes last."""
 
     def __bool__(self) -> bool:
-        return bool(self._requests or self._faulty)
+        return bool(self._parts)
 
-    def on_failure(self, fingerprint: int, pod: P, now: float) -> list[tuple[P, float]] | None:
+    def on_failure(self, part: RequestPart, pod: P, now: float) -> list[tuple[P, float]] | None:
         """A request failed at `pod`. None: it counts at the pod. Otherwise the request is at fault:
         the failures that were counted so far and must not."""
-        last = self._faulty.pop(fingerprint, None)
-        if last is not None and now - last <= MEMORY:
-            self._faulty[fingerprint] = now
+        self._drop_expired(now)
+        failed = self._parts.pop(part, None) or FailedPart()
+        failed.last = now
+        self._parts[part] = failed
+        if len(self._parts) > MAX_REQUESTS:
+            self._parts.popitem(last=False)
+        if failed.is_answered:
+            return None
+        earlier, was_faulty = failed.failed_at, failed.is_faulty
+        failed.failed_at = [*earlier[-_MAX_FAILURES + 1 :], (pod, now)]
+        failed.is_faulty = was_faulty or any(other is not pod for other, _ in earlier)
+        if not failed.is_faulty:
+            return None
+        return [] if was_faulty else earlier
+
+    def on_answer(self, part: RequestPart, now: float) -> list[tuple[P, float]]:
+        """A pod answered the request. Returns the failures that were not counted and must be."""
+        self._drop_expired(now)
+        if (failed := self._parts.get(part)) is None:
             return []
-        request = self._requests.pop(fingerprint, None)
-        if request is None or now - request.last > MEMORY:
-            request = FailedRequest(now)
-        if not request.is_answered and any(other is not pod for other, _ in request.failed_at):
-            self._remember(self._faulty, fingerprint, now)
-            return request.failed_at
-        request.last = now
-        request.failed_at = [*request.failed_at[-_MAX_FAILURES + 1 :], (pod, now)]
-        self._remember(self._requests, fingerprint, request)
-        return None
+        uncounted = failed.failed_at if failed.is_faulty else []
+        failed.is_answered, failed.is_faulty, failed.failed_at = True, False, []
+        return uncounted
 
-    def on_answer(self, fingerprint: int) -> None:
-        """A pod answered the request."""
-        self._faulty.pop(fingerprint, None)
-        if (request := self._requests.get(fingerprint)) is not None:
-            request.is_answered = True
-
-    @staticmethod
-    def _remember(table: OrderedDict[int, T], fingerprint: int, value: T) -> None:
-        table[fingerprint] = value
-        if len(table) > MAX_REQUESTS:
-            table.popitem(last=False)
+    def _drop_expired(self, now: float) -> None:
+        """Their pods may have left the fleet."""
+        while self._parts and now - next(iter(self._parts.values())).last > MEMORY:
+            self._parts.popitem(last=False)

@@ -115,7 +115,7 @@ class Health:
         """Whether the failures are of more than one request. Those of one never eject the pod."""
         self._streak = 0
         """Ejections of which each came less than MAX_EJECTION after the one before had ended."""
-        self._ejected_at = self._returned_at = 0.0
+        self._ejected_at = self._returned_at = self._forgotten_at = 0.0
         self._pauses = 0
         """Busy answers since the last other one."""
 
@@ -175,8 +175,7 @@ class Health:
         if outcome.is_failure:
             self._failures += 1
             self._in_a_row += 1
-            self._are_several |= not fingerprint or self._failed not in (0, fingerprint)
-            self._failed = fingerprint
+            self._failed_with(fingerprint)
             self._update_rate()
             return self._on_failure(outcome, placed)
         self._answers += 1
@@ -188,18 +187,20 @@ class Health:
     def withdraw(self, times: Sequence[float], now: float) -> bool:
         """Uncount failures of these times: the request was at fault. Returns whether that ends an
         ejection, for which no failure is left."""
-        self._fade(now)
-        self._failures -= sum(0.5 ** ((now - time) / HALF_LIFE) for time in times)
-        self._failures = max(0.0, self._failures)
-        self._in_a_row = max(0, self._in_a_row - len(times))
+        self._recount(times, now, -1)
         ends = self.is_ejected and self._failures < NEGLIGIBLE_RATE
         if self._failures < NEGLIGIBLE_RATE:
             self._failed, self._are_several = 0, False
         if ends:
-            self._forget()
             self._enter(HealthState.SERVING, 0.0)
         self._update_rate()
         return ends
+
+    def restore(self, times: Sequence[float], now: float, fingerprint: int) -> None:
+        """Count failures of these times: the request `fingerprint` was not at fault."""
+        if self._recount(times, now, 1):
+            self._failed_with(fingerprint)
+            self._update_rate()
 
     def eject(self, now: float, until: float | None = None) -> None:
         """Eject the pod, for longer than the last time; `until`: as another replica decided."""
@@ -261,11 +262,11 @@ class Health:
         self._enter(HealthState.SERVING, 0.0)
         return True
 
-    def on_new_process(self) -> None:
+    def on_new_process(self, now: float) -> None:
         """Another process answers: what the old one did says nothing about it. The length of the
         next ejection still grows: a pod may restart and fail again and again."""
         self._returned_at = max(self._returned_at, self._ejected_at)
-        self._forget()
+        self._forget(now)
         self._enter(HealthState.SERVING, 0.0)
 
     def _fade(self, now: float) -> None:
@@ -298,7 +299,7 @@ class Health:
         if not self.is_ejected or placed < self._ejected_at:
             return False
         self._returned_at = now
-        self._forget()
+        self._forget(now)
         self._enter(HealthState.SERVING, 0.0)
         return True
 
@@ -322,7 +323,23 @@ class Health:
         self.state, self.until = state, until
         self._update_rate()
 
-    def _forget(self) -> None:
+    def _recount(self, times: Sequence[float], now: float, sign: int) -> bool:
+        """Add failures of these times, or with a `sign` of -1 remove them, except those that were
+        forgotten. Returns whether there were others."""
+        self._fade(now)
+        times = [time for time in times if time > self._forgotten_at]
+        failures = sum(0.5 ** ((now - time) / HALF_LIFE) for time in times)
+        in_a_row = sum(time > self.answered_at for time in times)
+        self._failures = max(0.0, self._failures + sign * failures)
+        self._in_a_row = max(0, self._in_a_row + sign * in_a_row)
+        return bool(times)
+
+    def _failed_with(self, fingerprint: int) -> None:
+        self._are_several |= not fingerprint or self._failed not in (0, fingerprint)
+        self._failed = fingerprint
+
+    def _forget(self, now: float) -> None:
+        self._forgotten_at = now
         self._failures = self._answers = 0.0
         self._in_a_row = self._pauses = self._failed = 0
         self._are_several = False

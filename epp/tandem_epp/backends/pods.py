@@ -165,7 +165,7 @@ class Pod:
             self.adapters.clear()
             if self.health.is_ejected:
                 log_return(self, "another process answers")
-            self.health.on_new_process()
+            self.health.on_new_process(now)
             self.estimates.restart()
             self.hits.restart()
         self.block_tokens = result.block_tokens or self.block_tokens

@@ -1,15 +1,18 @@
 """A client's fault is no pod's fault: failures that follow a request count at no pod."""
 
+import weakref
+
 import pytest
 
+from tandem_contract.paths import Role
 from tandem_epp.backends.ejections import SHARED_RATE
-from tandem_epp.backends.failed_requests import MAX_REQUESTS, MEMORY, FailedRequests
+from tandem_epp.backends.failed_requests import MAX_REQUESTS, MEMORY, FailedRequests, RequestPart
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.backends.health import EJECT_IN_A_ROW
+from tandem_epp.backends.health import EJECT_IN_A_ROW, MIN_VOLUME, Health
 from tandem_epp.backends.pods import Pod
 from tandem_epp.outcomes import Outcome
 
-from .test_ejections import NOW, decodes
+from .test_ejections import NOW, decodes, fleet_of
 
 BAD = 7
 """Fingerprint of a request that every engine fails on."""
@@ -23,6 +26,10 @@ def fail(
 ) -> None:
     for fingerprint in fingerprints:
         fleet.ejections.record(pod, outcome, now, now, fingerprint=fingerprint)
+
+
+def answer(fleet: Fleet, pod: Pod, fingerprint: int, now: float) -> None:
+    fleet.ejections.record(pod, Outcome.ANSWERED, now, now, fingerprint=fingerprint)
 
 
 @REQUESTS_FAULTS
@@ -123,12 +130,114 @@ def test_a_joining_replica_learns_whether_failures_are_of_one_request() -> None:
         assert target.health.is_ejected is is_ejected
 
 
+def test_pods_that_fail_requests_which_a_third_answers_are_ejected() -> None:
+    """Each request fails at one, its retry at another; the next retry is answered."""
+    fleet = decodes(4)
+    first, second, good, _ = fleet
+    for fingerprint in range(1, EJECT_IN_A_ROW + 2):
+        now = NOW + fingerprint
+        for pod in (first, second) if fingerprint % 2 else (second, first):
+            fail(fleet, pod, fingerprint, now=now)
+        for _ in range(2):
+            answer(fleet, good, fingerprint, now)
+    assert first.health.is_ejected
+    assert second.health.is_ejected
+    assert good.health.failure_rate == 0
+
+
+def test_an_answer_counts_each_failure_once_and_makes_its_pod_decay_again() -> None:
+    fleet = decodes(3)
+    first, second, good = fleet
+    fail(fleet, first, BAD, BAD)
+    fail(fleet, second, BAD)
+    assert first.health.failure_rate == second.health.failure_rate == 0
+    answer(fleet, good, BAD, NOW)
+    answer(fleet, good, BAD, NOW)
+    assert first.health.failure_rate == pytest.approx(2 / MIN_VOLUME)
+    assert second.health.failure_rate == pytest.approx(1 / MIN_VOLUME)
+    fleet.ejections.advance(NOW + 1000)
+    assert first.health.failure_rate == second.health.failure_rate == 0
+
+
+def test_an_answer_tells_nothing_of_a_process_that_came_after_the_failure() -> None:
+    fleet = decodes(3)
+    first, second, good = fleet
+    fail(fleet, first, BAD)
+    fail(fleet, second, BAD)
+    first.health.on_new_process(NOW + 1)
+    answer(fleet, good, BAD, NOW + 2)
+    assert first.health.failure_rate == 0
+    assert second.health.failure_rate > 0
+    fail(fleet, first, *[8] * EJECT_IN_A_ROW, now=NOW + 2)
+    assert not first.health.is_ejected, "it failed one request"
+
+
+def test_the_two_parts_of_a_request_are_not_compared() -> None:
+    fleet = fleet_of(*(("p", Role.PREFILL, ()), ("d", Role.DECODE, ()), ("e", Role.DECODE, ())))
+    prefill, decode, other = fleet
+
+    def end(pod: Pod, handoff: Outcome) -> None:
+        fleet.ejections.record(pod, Outcome.ERROR, NOW, NOW, fingerprint=BAD)
+        fleet.ejections.record(prefill, handoff, NOW, NOW, fingerprint=BAD, is_prefill=True)
+
+    end(decode, Outcome.HANDOFF)
+    assert decode.health.failure_rate > 0
+    assert prefill.health.failure_rate > 0
+    end(decode, Outcome.ANSWERED)
+    end(other, Outcome.ANSWERED)
+    assert decode.health.failure_rate == other.health.failure_rate == 0
+
+
+def test_failures_that_are_forgotten_are_not_withdrawn() -> None:
+    fleet = decodes(3)
+    first, second, _ = fleet
+    fail(fleet, first, 1)
+    first.health.on_new_process(NOW + 1)
+    fail(fleet, first, 2, 3, now=NOW + 2)
+    rate = first.health.failure_rate
+    fail(fleet, second, 1, now=NOW + 2)
+    assert first.health.failure_rate == rate
+    fail(fleet, first, 4, now=NOW + 2)
+    assert first.health.is_ejected, "three in a row"
+
+
+def test_failures_before_an_answer_are_not_withdrawn_from_those_in_a_row() -> None:
+    health = Health()
+    for outcome, fingerprint, at in (
+        (Outcome.ERROR, 1, NOW),
+        (Outcome.ANSWERED, 0, NOW + 1),
+        (Outcome.ERROR, 2, NOW + 2),
+        (Outcome.ERROR, 3, NOW + 2),
+    ):
+        health.record(outcome, at, at, fingerprint=fingerprint)
+    health.withdraw([NOW], NOW + 2)
+    health.record(Outcome.ERROR, NOW + 2, NOW + 2, fingerprint=4)
+    assert health.should_eject
+
+
 def test_memory_of_requests_is_bounded_in_number_and_time() -> None:
     requests: FailedRequests[str] = FailedRequests()
     for fingerprint in range(1, 3 * MAX_REQUESTS):
-        assert requests.on_failure(fingerprint, "a", NOW) is None
-    assert requests.on_failure(1, "b", NOW) is None, "forgotten: the oldest"
+        assert requests.on_failure(RequestPart(fingerprint), "a", NOW) is None
+    assert requests.on_failure(RequestPart(1), "b", NOW) is None, "forgotten: the oldest"
     newest = 3 * MAX_REQUESTS - 1
-    assert requests.on_failure(newest, "b", NOW) == [("a", NOW)]
-    assert requests.on_failure(newest, "a", NOW + MEMORY) == []
-    assert requests.on_failure(newest, "a", NOW + 2 * MEMORY + 1) is None, "forgotten: by time"
+    assert requests.on_failure(RequestPart(newest), "b", NOW) == [("a", NOW)]
+    assert requests.on_failure(RequestPart(newest), "a", NOW + MEMORY) == []
+    assert requests.on_failure(RequestPart(newest), "a", NOW + 2 * MEMORY + 1) is None, (
+        "forgotten: by time"
+    )
+
+
+def test_a_request_that_is_remembered_makes_room_of_those_that_expired() -> None:
+    """Their pods may have left the fleet."""
+    requests: FailedRequests[Health] = FailedRequests()
+    gone = Health()
+    is_kept = weakref.ref(gone)
+    requests.on_failure(RequestPart(1), gone, NOW)
+    requests.on_failure(RequestPart(2), gone, NOW)
+    requests.on_failure(RequestPart(2), Health(), NOW)
+    del gone
+    requests.on_failure(RequestPart(3), Health(), NOW + MEMORY)
+    assert is_kept()
+    requests.on_failure(RequestPart(3), Health(), NOW + MEMORY + 1)
+    assert not is_kept()

@@ -200,7 +200,7 @@ def test_a_busy_pod_pauses_for_longer_each_time_or_as_long_as_it_says() -> None:
 
 def test_another_process_starts_without_a_past() -> None:
     health = ejected()
-    health.on_new_process()
+    health.on_new_process(NOW)
     assert (health.state, health.failure_rate) == (HealthState.SERVING, 0)
     health.eject(NOW + 10)
     assert health.until - (NOW + 10) == pytest.approx(2 * BASE_EJECTION), "it failed before"

@@ -28,6 +28,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
+from tandem_contract.body_coding import ACCEPTED, CONTENT_ENCODING, REFUSED_MESSAGE, is_coded
 from tandem_contract.web_connections import WebConnection
 
 from ..errors import ObjectExists, ObjectMissing, StoreDenied, StoreError, StoreFull
@@ -123,11 +124,8 @@ class StoreServer:
     async def _put(self, request: web.Request) -> web.Response:
         store, name = self._object(request.match_info["path"])
         condition = self._condition(request)
-        if request.headers.get("Content-Encoding", "").strip().lower() not in ("", "identity"):
-            raise web.HTTPUnsupportedMediaType(
-                headers={"Accept-Encoding": "identity"},
-                text="send the object uncompressed, without Content-Encoding",
-            )
+        if any(map(is_coded, request.headers.getall(CONTENT_ENCODING, ()))):
+            raise web.HTTPUnsupportedMediaType(headers=dict((ACCEPTED,)), text=REFUSED_MESSAGE)
         size = request.content_length
         if size is None:
             raise web.HTTPLengthRequired

@@ -72,6 +72,8 @@ class PlacedRequest:
         if kind is None or self._body is None:
             # A websocket may have begun something at its engine.
             failover = None if request.upgrade else self
+            if (changed := placement.take_body()) is not None:
+                request = replace(request, body=changed)
             active = start_passthrough(
                 context,
                 self._client,

@@ -1,11 +1,13 @@
 """Each tenant's requests get a salt of its own, whatever salt a client sends."""
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
+from tandem_contract.api_paths import API, FORMS, ApiPaths
 from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.large_bodies import LARGE
@@ -14,21 +16,31 @@ from tandem_epp.tenant_salts import SaltingPicker
 
 from .test_picker import LONG, NOW, PickerSetup
 
-PATHS = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-    "/inference/v1/generate",
-)
+PATHS = [path.replace("*", "resp_1") for path in API if path not in FORMS]
+ADDED = "/v1/added"
+FIELDS = {
+    "prompt": LONG,
+    "input": LONG,
+    "texts": [LONG],
+    "query": LONG,
+    "documents": [LONG],
+    "text_1": LONG,
+    "text_2": [LONG],
+    "tokens": [1],
+}
+"""What the bodies of all paths need."""
 
 
 @pytest.fixture
 def picker() -> SaltingPicker:
     setup = PickerSetup(d="decode", p="prefill")
-    made = SaltingPicker(setup.fleet, setup.picker.routing, setup.metrics, setup.history, Random(3))
+    routing = replace(setup.picker.routing, api=ApiPaths([ADDED]))
+    made = SaltingPicker(setup.fleet, routing, setup.metrics, setup.history, Random(3))
     made.tenant_header = "X-Tenant"
     return made
 
 
-def request(tenant: str | None, path: str = PATHS[0], **headers: str) -> HttpRequest:
+def request(tenant: str | None, path: str = "/v1/completions", **headers: str) -> HttpRequest:
     named = {} if tenant is None else {"x-tenant": tenant}
     return HttpRequest("POST", path, named | headers)
 
@@ -71,11 +83,24 @@ def test_no_other_byte_changes(picker: SaltingPicker, body: bytes, changed: byte
     assert salted == changed + b'"cache_salt":"%b"}' % salt(picker, "a").encode()
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"}"', b"7"])
-def test_what_is_no_object_is_left_to_the_pick(picker: SaltingPicker, body: bytes) -> None:
-    assert picker.salted(request("a"), body) == body
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [b"[]", b"{", b'"}"', b"7", b'{"cache_salt": "x", "a": NaN}', '{"a": 1}'.encode("utf-16")],
+)
+def test_what_is_no_object_is_refused_on_every_path(
+    picker: SaltingPicker, path: str, body: bytes
+) -> None:
+    assert picker.salted(request("a", path), body) == body
     with pytest.raises(LocalReply) as refusal:
-        picker.place(request("a"), body, NOW)
+        picker.place(request("a", path), body, NOW)
+    assert refusal.value.response.status == 400
+
+
+def test_a_request_without_a_body_needs_no_salt(picker: SaltingPicker) -> None:
+    assert picker.place(request("a", "/v1/responses/resp_1/cancel"), b"", NOW).take_body() is None
+    with pytest.raises(LocalReply) as refusal:
+        picker.place(request("a"), b"", NOW)
     assert refusal.value.response.status == 400
 
 
@@ -86,22 +111,49 @@ def test_a_large_body_gets_the_salt_of_its_tenant(picker: SaltingPicker) -> None
         assert read["cache_salt"] == salt(picker, "a")
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_every_request_that_generates_is_salted(picker: SaltingPicker, path: str) -> None:
-    body = json.dumps({"model": "m", "prompt": LONG}).encode()
-    placement = picker.place(request("a", path, **{"content-length": "1"}), body, NOW)
-    sent = placement.take_body()
-    assert sent is not None
-    assert json.loads(sent)["cache_salt"] == salt(picker, "a")
-    assert dict(placement.mutation.set)["content-length"] == str(len(sent))
+def test_no_large_body_is_json_without_its_tenants_salt(picker: SaltingPicker) -> None:
+    inner = b'"cache_salt": "x", "a": "%b"' % (b"x" * LARGE)
+    broken = [b"[{%b}]", b'{%b, "b": "}"', b'{%b, "b": {}', b"{%b}, {}", b"{%b}{}"]
+    asked = request("a", "/generative_scoring")
+    for body in broken:
+        sent = picker.place(asked, body % inner, NOW).take_body()
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(sent or b"")
+    sent = picker.place(asked, b"{%b} 7" % inner, NOW).take_body()
+    assert json.loads(sent or b"")["cache_salt"] == salt(picker, "a")
+    with pytest.raises(LocalReply) as refusal:
+        picker.place(asked, b" " * LARGE, NOW)
+    assert refusal.value.response.status == 400
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/v1/completions?x=1", ADDED])
+def test_every_json_body_is_salted_whatever_its_path(picker: SaltingPicker, path: str) -> None:
+    for fields in ({}, {"cache_salt": salt(picker, "b")}):
+        body = json.dumps({"model": "m", **FIELDS, **fields}).encode()
+        asked = request("a", path, **{"content-length": "1"})
+        assert picker.needs_body(asked)
+        placement = picker.place(asked, body, NOW)
+        sent = placement.take_body()
+        assert sent is not None
+        assert json.loads(sent)["cache_salt"] == salt(picker, "a", **fields)
+        assert dict(placement.mutation.set)["content-length"] == str(len(sent))
 
 
 def test_others_stay_as_they_are(picker: SaltingPicker) -> None:
-    body = b'{"model": "m", "input": "x"}'
-    for path in ("/v1/embeddings", "/tokenize"):
-        assert picker.place(request("a", path), body, NOW).take_body() is None
+    body = b'{"model": "m", "prompt": "x"}'
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    for path in FORMS:
+        assert picker.place(request("a", path, **form), b"--x--", NOW).take_body() is None
     picker.tenant_header = None
     assert picker.place(request("a"), body, NOW).take_body() is None
+    assert not picker.needs_body(request("a", ADDED))
+
+
+def test_an_unknown_path_is_refused_as_such(picker: SaltingPicker) -> None:
+    plain = {"content-type": "text/plain"}
+    with pytest.raises(LocalReply) as refusal:
+        picker.place(request("a", "/v1/unknown", **plain), b"{}", NOW)
+    assert refusal.value.response.status == 404
 
 
 def test_the_prefix_index_expects_no_hit_across_tenants(picker: SaltingPicker) -> None:
@@ -117,13 +169,14 @@ def test_the_prefix_index_expects_no_hit_across_tenants(picker: SaltingPicker) -
     assert place("b").decision.cached_tokens == 0
 
 
+@pytest.mark.parametrize("path", [*PATHS, ADDED])
 @pytest.mark.parametrize(
     ("headers", "body", "status"),
     [({"content-type": "text/plain"}, b"{}", 415), ({}, None, 500)],
 )
 def test_what_cannot_get_a_salt_is_refused(
-    picker: SaltingPicker, headers: dict[str, str], body: bytes | None, status: int
+    picker: SaltingPicker, path: str, headers: dict[str, str], body: bytes | None, status: int
 ) -> None:
     with pytest.raises(LocalReply) as refusal:
-        picker.place(request("a", **headers), body, NOW)
+        picker.place(request("a", path, **headers), body, NOW)
     assert refusal.value.response.status == status

@@ -2,6 +2,10 @@
 
 import json
 
+import pytest
+
+from tandem_contract.headers import MODEL_REWRITES
+
 from .conftest import DECODE, PATH, PREFILL, PROMPT, Harness
 
 
@@ -21,6 +25,15 @@ async def test_each_model_and_adapter_has_its_own_backends(harness: Harness) -> 
     async with harness.http.get(harness.url("/v1/models")) as answer:
         names = [model["id"] for model in (await answer.json())["data"]]
     assert sorted(names) == ["a", "a-lora", "b"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_a_replaced_model_reaches_the_engine(harness: Harness, path: str) -> None:
+    engine = await harness.unified("u", models=["b"])
+    await harness.start()
+    body = {"model": "a", "prompt": PROMPT, "input": "x"}
+    await harness.ask(body, path, headers={MODEL_REWRITES[0]: "b"})
+    assert engine.requests[-1].json["model"] == "b"
 
 
 async def test_a_body_that_is_no_request_is_refused(harness: Harness) -> None:

@@ -169,7 +169,7 @@ async def test_an_answer_that_envoy_ends_because_no_byte_comes_is_a_stall(tmp_pa
 def use_second_pod_always(bootstrap: Json, decode: list[Backend]) -> None:
     """Envoy chooses a pod itself, like a gateway that uses an alternate."""
     clusters = bootstrap["static_resources"]["clusters"]
-    second = fallback_cluster([f"127.0.0.1:{decode[1].port}"])
+    second = fallback_cluster([f"127.0.0.1:{decode[1].port}"], None)
     second["name"] = second["load_assignment"]["cluster_name"] = PICKED
     clusters[:] = [second if cluster["name"] == PICKED else cluster for cluster in clusters]
 

@@ -54,8 +54,8 @@ class Agreement:
             self.now += 0.02
             self.mesh.advance(self.now)
 
-    def place(self, replica: int, model: str = "m") -> Placement:
-        body = f'{{"model": "{model}", "prompt": "{LONG}", "stream": true}}'.encode()
+    def place(self, replica: int, model: str = "m", prompt: str = LONG) -> Placement:
+        body = f'{{"model": "{model}", "prompt": "{prompt}", "stream": true}}'.encode()
         request = HttpRequest("POST", "/v1/completions", {})
         placement = self.setups[replica].picker.place(request, body, self.now)
         self.under_way.append((replica, placement))
@@ -185,7 +185,8 @@ def test_a_replica_that_joined_after_the_first_failures_ejects_with_the_others()
     for failure in range(EJECT_IN_A_ROW):
         if failure == EJECT_IN_A_ROW - 1:
             agreement.mesh.delay = 0.001
-        placement = agreement.place(0)
+        # One prompt that fails again and again is taken for the client's fault.
+        placement = agreement.place(0, prompt=f"{LONG} {failure}")
         served = early["d1"].address
         placement.on_response_headers(ResponseHeaders(None, 500, served=served), agreement.now)
         placement.end(agreement.now)

@@ -87,6 +87,9 @@ DECODE_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"routing": {"gatewayRef": {"name": "g"}}}, "routing.gatewayRef", "inferencePool.enabled"),
     ({"replicas": None, "scaling": {"maxReplicas": 1, "ratio": {"min": 1, "max": 0.5}}},
      "scaling.ratio.min", "above ratio.max"),
+    ({"routing": {"tls": {"secretName": "t"}, "envoy": {"enabled": False}}}, "routing.tls",
+     "enable epp and envoy"),
+    ({"role": "unified", "routing": {"tls": {"secretName": "t"}}}, "routing.tls", "in clear text"),
 ]  # fmt: skip
 
 CASES = [

@@ -161,7 +161,11 @@ def _pools() -> list[dict[str, Any]]:
         "engine": {"type": "torch"},
         "transfer": {"connector": "storage", "storage": {"endpoint": ENDPOINT}},
     }
-    decode = {"prefillRef": {"name": PREFILL}}
+    # Every prompt is handed off: on a busy node the cost may choose one engine, and then the other
+    # one does not meet the store.
+    plugins = [{"type": "active-request-scorer"}, {"type": "always-disagg-pd-decider"}]
+    routing = {"epp": {"config": {"plugins": plugins}}}
+    decode = {"prefillRef": {"name": PREFILL}, "routing": routing}
     return [_pool("PrefillPool", PREFILL, prefill), _pool("DecodePool", DECODE, decode)]
 
 

@@ -22,6 +22,7 @@ BASE: Final = (
         "cp",
         "env",
         "kill",
+        "ldd",
         "ls",
         "make",
         "mkdir",

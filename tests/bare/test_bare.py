@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .recorder import ROOT
+from .recorder import HIDDEN, ROOT
 
 CONFTEST = """
 from tests.bare.recorder import record
@@ -53,7 +53,9 @@ def test_what_starts_programs_undeclared_fails(tmp_path: Path) -> None:
     (project / "pytest.ini").write_text("[pytest]\n")
     (project / "conftest.py").write_text(CONFTEST)
     (project / "tests/deep/test_any.py").write_text(TESTS)
-    environment = os.environ | {
+    # The project's own run is not hidden, even if this one is.
+    visible = {name: value for name, value in os.environ.items() if name != HIDDEN}
+    environment = visible | {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         # What a test writes there is no program of the machine.

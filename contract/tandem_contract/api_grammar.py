@@ -185,7 +185,7 @@ def _anthropic_error(status: int, message: str) -> dict[str, Any]:
 
 def _responses_error(status: int, message: str) -> dict[str, Any]:
     """OpenAI documents the members of the error beside the type, and sends them under `error`,
-    for which alone its SDKs raise. The number is not the next one: nobody counts the events."""
+    for which alone its SDKs raise. The number is always 0: the sidecar does not count events."""
     members = {"code": str(status), "message": message, "param": None}
     error = {"type": openai_errors.type_of(status), **members}
     return {"type": "error", "sequence_number": 0, **members, "error": error}

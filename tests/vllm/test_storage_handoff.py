@@ -49,6 +49,8 @@ LIMIT = 120.0
 FIRST = ((1, 1500), (2, 3 * CHUNK), (3, 100))
 IN_CHUNKS = 5 * CHUNK + 3 * CHUNK
 HANDED_OFF = (4, 4 * CHUNK + 7)
+# Without it vLLM refuses every thinking budget.
+REASONING = json.dumps({"reasoning_start_str": "the", "reasoning_end_str": "far"})
 
 
 @dataclass
@@ -162,8 +164,9 @@ async def split(
             await store_first(split)
         # As the operator configures a prefill pod: it loads what it stored before.
         events_flags = ("--kv-events-config", json.dumps(events))
-        split.prefill = start(stack, "prefill", "kv_both", *events_flags)
-        split.decode = start(stack, "decode", "kv_consumer")
+        reasoning = ("--reasoning-config", REASONING)
+        split.prefill = start(stack, "prefill", "kv_both", *events_flags, *reasoning)
+        split.decode = start(stack, "decode", "kv_consumer", *reasoning)
         for engine in (split.prefill, split.decode):
             await engine.ready()
         yield split

@@ -114,12 +114,12 @@ class Proxy:
         if self._context.lifecycle.draining:
             send_error(client, request, 503, DRAINING_MESSAGE, self.refuse(request), close=True)
             return None
-        if (leg := self._proven_leg(request, client)) is not None:
+        if (leg := self._proven_leg(request, client, engine)) is not None:
             return self._prefill_for_another(request, client, engine, leg)
         try:
             body = parse_body(request.body)
             # The rules overrule the route: another EPP than Tandem's, or none, may have chosen it.
-            asked_for = self._route(request, request_id, client)
+            asked_for = self._route(request, request_id, client, engine)
             chosen = apply_single_engine_rules(asked_for, kind, body)
             engine = self._engine_storing(previous_response(kind, body), engine)
         except BadBody as err:
@@ -137,13 +137,15 @@ class Proxy:
         decode_name = settings.pod_name or chosen.decode_name or str(engine)
         return start_generation(self._context, client, generation, engine, decode_name)
 
-    def _proven_leg(self, request: Request, client: ClientConnection) -> ProvenLeg | None:
+    def _proven_leg(
+        self, request: Request, client: ClientConnection, engine: HostPort
+    ) -> ProvenLeg | None:
         """The prefill leg that `request` is proven to be, and that was signed for this pod."""
         keys = self._keys
         try:
             return proven_leg(
                 *(request, keys.current, time.time()),
-                is_own=lambda target: self._is_own(target, client),
+                is_own=lambda target: self._is_own(target, client, engine),
                 used=self._used_plans,
             )
         except PlanRejected as err:
@@ -151,11 +153,13 @@ class Proxy:
             log.warning("%s", err, extra={"request_id": client_request_id(request)})
             return None
 
-    def _is_own(self, target: Target, client: ClientConnection) -> bool:
-        """Whether `target`, of something signed, is this pod: by name, or without --pod-name by
-        the address that the request came to."""
-        name = self._context.settings.pod_name
-        if name and target.name in (name, f"{name}_dp{target.rank}"):
+    def _is_own(self, target: Target, client: ClientConnection, engine: HostPort) -> bool:
+        """Whether `target`, of something signed, is `engine` of this pod: by name, or without
+        --pod-name by the address that the request came to."""
+        settings = self._context.settings
+        # The EPP has a name for each port of a pod, and one for each data-parallel rank behind it.
+        name = target.name.removesuffix(f"_dp{target.rank}")
+        if settings.pod_name and name in (settings.pod_name, settings.backend_name(engine)):
             return True
         return target.address == client.local_address
 
@@ -166,11 +170,13 @@ class Proxy:
         forward.start(engine, str(engine), request.body, rank=leg.target.rank)
         return forward
 
-    def _route(self, request: Request, request_id: str, client: ClientConnection) -> Route:
+    def _route(
+        self, request: Request, request_id: str, client: ClientConnection, engine: HostPort
+    ) -> Route:
         settings, keys = self._context.settings, self._keys
         chosen = route(
             *(request, request_id, keys.current, settings.allow, time.time()),
-            is_own=lambda target: self._is_own(target, client),
+            is_own=lambda target: self._is_own(target, client, engine),
             used=self._used_plans,
         )
         if settings.sample_prefillers and not self._keys.current:

@@ -1,6 +1,7 @@
 """Data-parallel ranks with a port of their own, as llm-d's sidecar serves them."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Plan, Target, sign
 from tandem_contract.plan_keys import PlanKeys
 from tandem_sidecar.process.run import start
 from tandem_sidecar.security.route import AllowList
@@ -95,6 +98,37 @@ async def test_with_plan_keys_the_header_does_not_count(tmp_path: Path) -> None:
     async with serving(PlanKeys(tmp_path)) as ranks:
         assert (await ranks.post(0, f"{HEADER}: 10.0.0.7:{ranks.listen.port + 1}")).status == 200
         assert ranks.served == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "path"),
+    [
+        ("decode-0-rank-1", None, "prefill_then_decode"),
+        ("decode-0-rank-1_dp2", 2, "prefill_then_decode"),
+        ("decode-0", None, "prefill_then_decode"),
+        ("decode-0-rank-0", None, "unified"),
+        ("decode-1-rank-1", None, "unified"),
+    ],
+)
+async def test_a_plan_for_a_translated_address_is_known_by_the_name_of_its_port(
+    tmp_path: Path, name: str, rank: int | None, path: str
+) -> None:
+    (tmp_path / "k1").write_bytes(b"k" * 32)
+    keys = PlanKeys(tmp_path)
+    async with serving(keys, pod_name="decode-0") as ranks:
+        now = time.time()
+        plan = Plan(
+            path=RoutingPath.PREFILL_THEN_DECODE,
+            reason="worth_it",
+            decode=Target(name, "203.0.113.1:30001", rank),
+            prefill=(Target("prefill-0", str(ranks.prefill.address)),),
+            alternates=(),
+            request_id="r1",
+            expires=now + 60,
+        )
+        signed = sign(plan, keys.current, now=now)
+        answer = await ranks.post(1, f"x-tandem-plan: {signed}", "x-request-id: r1")
+        assert (answer.status, answer.headers["x-continuum-routing-path"]) == (200, path)
 
 
 async def test_one_rank_ignores_the_header() -> None:

@@ -19,6 +19,7 @@ from tandem_contract.server_tls import mutual_client
 from .backends.fleet import Fleet
 from .backends.pods import DiscoveredBackend
 from .backends.scrape import Scraper
+from .backends.scrape_settings import ScrapeSettings
 from .backends.warmup import WarmUps
 from .backends.warmup_requests import SidecarHandOffs
 from .configuration import Configuration
@@ -112,10 +113,7 @@ class Decisions:
             events = EventSettings()
         stored_bytes = offloading.max_bytes if offloading.enabled else 0
         self.precise.apply(events, routing.scheduling.tokenizers, stored_bytes)
-        scraping = routing.scheduling.scraping
-        if self._mutual_tls is not None:
-            scraping = replace(scraping, tls=self._mutual_tls)
-        self.scraper.settings, self._sidecars.tls = scraping, scraping.tls
+        self._use_tls(routing.scheduling.scraping)
         self.scraper.checks = self.configuration.router.health_checks
         self.scraper.sync()
 
@@ -130,8 +128,12 @@ class Decisions:
         except OSError as err:
             _log.error("%s: not reloaded, the last certificate stays: %s", directory, err)
             return
-        scraping = replace(self.scraper.settings, tls=self._mutual_tls)
-        self.scraper.settings, self._sidecars.tls = scraping, scraping.tls
+        self._use_tls(self.scraper.settings)
+
+    def _use_tls(self, scraping: ScrapeSettings) -> None:
+        """Read metrics by `scraping`, and sidecars by `--mutual-tls` where it is given."""
+        self.scraper.settings = replace(scraping, sidecars_tls=self._mutual_tls)
+        self._sidecars.tls = self._mutual_tls or scraping.tls
 
     def listed_backends(self) -> list[DiscoveredBackend]:
         """The backends that the configuration file lists."""

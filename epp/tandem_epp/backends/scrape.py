@@ -248,9 +248,10 @@ class Scraper:
 
     async def _get(self, members: Members, url: str, client: PageClient) -> bytes:
         """The body of a 2xx answer. Raises OSError."""
-        if speaks_http2(members.pods[0].backend, url):
+        backend = members.pods[0].backend
+        if speaks_http2(backend, url):
             return await self._http2.get(url, self.checks.timeout)
-        return await client.get(url, self.checks.timeout, self.settings.tls)
+        return await client.get(url, self.checks.timeout, self.settings.tls_for(backend, url))
 
     def _apply_page(self, members: Members, page: EnginePage) -> bool:
         """Apply a page to the pods; returns whether anything changed that scorers see."""

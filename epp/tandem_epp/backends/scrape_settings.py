@@ -12,6 +12,7 @@ import msgspec
 
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
+from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 
 from .pods import DiscoveredBackend
@@ -30,14 +31,25 @@ class ScrapeSettings:
     """Where it is not the port of requests."""
     tls: ssl.SSLContext | None = None
     """For backends with https; None: certificates of the system's authorities are accepted."""
+    sidecars_tls: ssl.SSLContext | None = None
+    """For sidecars instead of `tls`, where `--mutual-tls` is given."""
 
     def metrics_url(self, backend_url: str) -> str:
         """The page of the backend with this URL."""
         if self.port is None:
             return backend_url.rstrip("/") + self.path
         parts = urlsplit(backend_url)
-        scheme = self.scheme if self.scheme == "https" else parts.scheme
+        # A URL with https says nothing about another port if its sidecar has mutual TLS.
+        is_stated = self.scheme == "https" or self.sidecars_tls is not None
+        scheme = self.scheme if is_stated else parts.scheme
         return f"{scheme}://{HostPort(parts.hostname or '', self.port)}{self.path}"
+
+    def tls_for(self, backend: Backend, url: str) -> ssl.SSLContext | None:
+        """TLS for a GET of `url`, a page of `backend`."""
+        has_sidecar = self.sidecars_tls is not None and backend.role is not Role.PREFILL
+        # Another port than that of requests is not the sidecar's.
+        is_sidecars = has_sidecar and url.startswith(f"{backend.url.rstrip('/')}/")
+        return self.sidecars_tls if is_sidecars else self.tls
 
     def with_scheme(
         self, discovered: DiscoveredBackend, *, to_sidecars: bool = False

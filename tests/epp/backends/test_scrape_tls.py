@@ -4,6 +4,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import trustme
 
 from tandem_contract.config import Backend as BackendConfig
 from tandem_contract.documents import DocumentError, parse_documents
+from tandem_contract.paths import Role
+from tandem_contract.server_tls import mutual_client
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.scrape import Scraper
@@ -46,12 +49,14 @@ def settings_of(**parameters: object) -> ScrapeSettings:
 
 
 @asynccontextmanager
-async def scraped(url: str, settings: ScrapeSettings) -> AsyncIterator[Pod]:
+async def scraped(
+    url: str, settings: ScrapeSettings, role: Role = Role.UNIFIED
+) -> AsyncIterator[Pod]:
     """The pod at `url`, which is scraped."""
     fleet = Fleet()
     scraper = Scraper(fleet)
     scraper.settings = settings
-    fleet.apply([DiscoveredBackend(BackendConfig("a", url))])
+    fleet.apply([DiscoveredBackend(BackendConfig("a", url, role))])
     scraper.sync()
     try:
         (pod,) = fleet
@@ -99,6 +104,39 @@ async def test_an_engine_that_requires_a_certificate_gets_the_epps(tmp_path: Pat
         settings = settings_of(clientCertPath=str(certificate), clientKeyPath=str(key))
         async with scraped(url, settings) as pod:
             await until(lambda: was_answered(pod))
+
+
+async def test_mutual_tls_is_for_sidecars_and_engines_have_what_the_configuration_says(
+    tmp_path: Path,
+) -> None:
+    endpoints_ca, engines_ca = trustme.CA(), trustme.CA()
+    own, trusted = endpoints_ca.issue_cert("chat.ns.svc"), tmp_path / "engines.pem"
+    (tmp_path / "ca.crt").write_bytes(endpoints_ca.cert_pem.bytes())
+    (tmp_path / "tls.crt").write_bytes(own.cert_chain_pems[0].bytes())
+    (tmp_path / "tls.key").write_bytes(own.private_key_pem.bytes())
+    trusted.write_bytes(engines_ca.cert_pem.bytes())
+    file = settings_of(scheme="https", insecureSkipVerify=False, caCertPath=str(trusted))
+    settings = replace(file, sidecars_tls=mutual_client(tmp_path))
+    servers = (
+        (Role.DECODE, server_tls(endpoints_ca, clients=endpoints_ca)),
+        (Role.PREFILL, server_tls(engines_ca)),
+    )
+    for role, tls in servers:
+        async with serving(backend := Backend("a"), tls=tls):
+            plain = BackendConfig("a", f"http://{HOST}:{backend.port}", role)
+            url = settings.with_scheme(DiscoveredBackend(plain), to_sidecars=True).backend.url
+            async with scraped(url, settings, role) as pod:
+                await until(lambda pod=pod: was_answered(pod))
+
+
+async def test_another_port_than_the_sidecars_has_no_mutual_tls() -> None:
+    settings = replace(settings_of(port=8200), sidecars_tls=ssl.create_default_context())
+    plain = DiscoveredBackend(BackendConfig("a", "http://10.0.0.1:8000", Role.DECODE))
+    backend = settings.with_scheme(plain, to_sidecars=True).backend
+    page = settings.metrics_url(backend.url)
+    assert (backend.url, page) == ("https://10.0.0.1:8000", "http://10.0.0.1:8200/metrics")
+    assert settings.tls_for(backend, page) is settings.tls
+    assert settings.tls_for(backend, f"{backend.url}/health") is settings.sidecars_tls
 
 
 @pytest.mark.component

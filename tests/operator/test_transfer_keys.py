@@ -3,16 +3,20 @@
 import copy
 from base64 import b64decode
 
+import pytest
+
 from tandem_contract import labels
 from tandem_contract.plan import key_id
 from tandem_operator.observed import Body
 from tandem_operator.planning.key_rotation import (
     AHEAD,
     TransferKeys,
-    needs_transfer_keys,
     plan_transfer_keys,
+    pools_with_transfer_keys,
 )
 from tandem_operator.pods.manifests import pods, transfer_key_secrets
+from tandem_operator.resources import compatibility, pools
+from tandem_operator.resources.resolve import Defaults
 
 from .pool_yaml import decode_pool, pair, prefill_pool
 from .rendered_pods import TORCH
@@ -56,7 +60,7 @@ def test_vllm_and_kv_through_a_store_need_no_keys() -> None:
 
 def test_a_set_gets_a_secret_that_all_its_pools_own() -> None:
     cluster = torch_set()
-    assert needs_transfer_keys(cluster.plan().pools.values())
+    assert len(pools_with_transfer_keys(cluster.plan().pools.values())) == 2
     keys = planned(cluster, None)
     assert keys.body is not None
     metadata = keys.body["metadata"]
@@ -86,3 +90,23 @@ def test_a_users_own_secret_stays() -> None:
     assert own is not None
     del own["metadata"]["labels"]
     assert plan_transfer_keys(cluster.observe(), own, SECRET, DAY) is None
+
+
+def test_pods_with_keys_and_keyless_ones_of_an_earlier_operator_are_no_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def without_keys(spec: Body) -> dict[str, object]:
+        facts = compatibility.compat_facts(spec)
+        return {name: value for name, value in facts.items() if name != "transferKeys"}
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(pools, "compat_facts", without_keys)
+        cluster = torch_set()
+    keyless = {pod.compat for pod in cluster.pods.values()}
+    cluster.defaults = Defaults(tandem_image="newer")
+    cluster.settle()
+    assert {pod.compat for pod in cluster.pods.values()} == keyless, "an upgrade restarts no engine"
+    cluster.edit("PrefillPool", "p", engine={"type": "torch", "maxNumSeqs": 3})
+    cluster.settle()
+    (keyed,) = {pod.compat for pod in cluster.pods.values()}
+    assert keyed not in keyless

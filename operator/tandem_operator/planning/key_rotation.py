@@ -21,7 +21,7 @@ from typing import Final
 from tandem_contract import labels
 from tandem_contract.plan import key_id, signs_from
 
-from ..observed import Body, Observed, PoolResource
+from ..observed import Body, Observed, PoolKey, PoolResource
 from ..pods.connectors import transfer_key_secret, uses_transfer_keys
 from .actions import PoolPlan
 from .api_objects import FIELD_MANAGER
@@ -103,9 +103,9 @@ class TransferKeys:
     """Seconds until the next key is added or dropped."""
 
 
-def needs_transfer_keys(plans: Iterable[PoolPlan]) -> bool:
-    """Whether a pool's engines, by its present spec, mount the Secret."""
-    return any(plan.pool is not None and uses_transfer_keys(plan.pool) for plan in plans)
+def pools_with_transfer_keys(plans: Iterable[PoolPlan]) -> list[PoolKey]:
+    """The pools whose engines, by their present spec, mount the Secret."""
+    return [plan.key for plan in plans if plan.pool is not None and uses_transfer_keys(plan.pool)]
 
 
 def plan_transfer_keys(

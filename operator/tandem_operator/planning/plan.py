@@ -44,8 +44,8 @@ def plan_set(
 ) -> SetPlan:
     """The writes that bring the set one step nearer to its spec; none once it is there.
 
-    `refused`: pools whose new revision the API server refuses to create pods of; they keep the
-    revision that they have.
+    `refused`: pools whose new revision the API server refuses to create pods of, or a Secret that
+    these need; they keep the revision that they have.
     """
     pools = pool_states(observed, defaults, refused)
     targets = revisions.choose_targets(

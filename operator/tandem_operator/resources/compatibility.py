@@ -147,7 +147,9 @@ def compat_facts(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a resolved spec that both sides of a hand-off must have equal, by path."""
     values = {".".join(path): _shared(spec, path) for path in AGREE}
     fields = {path: value for path, value in values.items() if value is not _ABSENT}
-    return {**fields, **_kv_settings(spec)}
+    # Pods of earlier operators have no transfer keys, and move no KV with those that have.
+    keys = {"transferKeys": True} if fields.get("engine.type") == "torch" else {}
+    return {**fields, **_kv_settings(spec), **keys}
 
 
 def replicated_heads_note(prefill: int, decode: int) -> str | None:

@@ -5,19 +5,27 @@ Secrets are not watched: the permission to watch or list them cannot be limited 
 
 import os
 from collections.abc import Iterable
+from typing import Final
 
 from tandem_contract import labels
 from tandem_kube.client import Api
-from tandem_kube.errors import NotFound
+from tandem_kube.errors import ApiError, Conflict, NotFound
 from tandem_kube.resources import SECRETS, Object, Resource
 
-from ..observed import Body, EndpointKey, Observed, PoolKey
+from ..observed import Body, EndpointKey, Failure, Observed, PoolKey
 from ..planning.api_objects import FIELD_MANAGER
 from ..planning.key_rotation import SECRET_BYTES, plan_transfer_keys
 from ..pods.connectors import transfer_key_secret
 from ..pods.manifests import plan_key_secret
 from .cache import ClusterCache, WorkKey
 from .watches import POOL_RESOURCES
+from .write_errors import TRANSIENT_ERRORS, failure_from_error
+
+_KEYS_REFUSED: Final = (
+    "the engines wait for the Secret {name} with the set's transfer keys, which the operator may"
+    " not write: {message}. Allow it, or create a Secret of that name whose values are keys of 16"
+    " bytes or more"
+)
 
 
 async def get_by_name(api: Api, resource: Resource, body: Body) -> Object | None:
@@ -60,21 +68,33 @@ async def read_plan_keys(api: Api, cache: ClusterCache, key: EndpointKey) -> Non
     cache.set_plan_keys(key, secret if object_labels.get(labels.ENDPOINT) == key.name else None)
 
 
-async def keep_transfer_keys(api: Api, observed: Observed, period: float) -> float | None:
-    """Bring a set's Secret of transfer keys up to date; the seconds until it changes next.
+async def keep_transfer_keys(
+    api: Api, observed: Observed, period: float
+) -> tuple[float | None, Failure | None]:
+    """Bring a set's Secret of transfer keys up to date; the seconds until it changes next, and why
+    the API server refuses it.
 
     `period` as in `rotate`.
     """
-    key = observed.key
-    live = await _secret(api, key.namespace, transfer_key_secret(key.name))
-    keys = plan_transfer_keys(observed, live, os.urandom(SECRET_BYTES), period)
-    if keys is None:
-        return None
-    if keys.body is not None:
-        # Without force for a new one: a Secret that someone creates right now is theirs.
-        is_known = live is not None
-        await api.apply(SECRETS, dict(keys.body), manager=FIELD_MANAGER, force=is_known)
-    return keys.requeue_after
+    name = transfer_key_secret(observed.key.name)
+    try:
+        live = await _secret(api, observed.key.namespace, name)
+        keys = plan_transfer_keys(observed, live, os.urandom(SECRET_BYTES), period)
+        if keys is None:
+            return None, None
+        if keys.body is not None:
+            # Without force for a new one: a Secret that someone creates right now is theirs.
+            is_known = live is not None
+            await api.apply(SECRETS, dict(keys.body), manager=FIELD_MANAGER, force=is_known)
+    except TRANSIENT_ERRORS:
+        raise
+    except ApiError as err:
+        if type(err) is Conflict:
+            raise
+        failure = failure_from_error(err)
+        message = _KEYS_REFUSED.format(name=name, message=failure.message)
+        return None, Failure(failure.reason, message)
+    return keys.requeue_after, None
 
 
 async def _secret(api: Api, namespace: str, name: str) -> Object | None:

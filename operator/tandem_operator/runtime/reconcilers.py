@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..observed import EndpointKey, SetKey
-from ..planning.key_rotation import needs_transfer_keys
+from ..planning.key_rotation import pools_with_transfer_keys
 from ..planning.plan import plan_set
 from ..planning.status import statuses
 from ..resources.resolve import Defaults
@@ -50,16 +50,17 @@ class Reconcilers:
             self.enqueue(await cluster.read_pools(plan.owners))
             plan = plan_set(cluster.observe(key), self.defaults)
         refused = await cluster.dry_run_revisions(plan)
+        # Before the pods: the kubelet starts none without the Secret that it mounts.
+        keys_due = None
+        if keyed := pools_with_transfer_keys(plan.pools.values()):
+            keys_due, failure = await keep_transfer_keys(
+                cluster.api, cluster.observe(key), self.router.key_period
+            )
+            refused |= dict.fromkeys(keyed, failure) if failure else {}
         # The cache may lag behind the API server. Before pods are created or deleted, plan again
         # from a live list of them, so that no pod is created twice or deleted in vain.
         if plan.touches_pods or refused:
             plan = plan_set(await cluster.observe_live(key), self.defaults, refused)
-        # Before the pods: the kubelet starts none without the Secret that it mounts.
-        keys_due = None
-        if needs_transfer_keys(plan.pools.values()):
-            keys_due = await keep_transfer_keys(
-                cluster.api, cluster.observe(key), self.router.key_period
-            )
         done = await cluster.apply(plan)
         # Observed once more: by now the cache has the answers to the writes, and the failures. The
         # status is written even when a write was refused, because it tells the user which.

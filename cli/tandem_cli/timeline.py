@@ -7,14 +7,14 @@ with the same id. A sidecar's record belongs to the latest decision before it th
 sidecar's pod; if there is none (the EPP did not answer), the record stands alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import msgspec
 
-from tandem_contract.timing import Timing
+from tandem_contract.timing import UNKNOWN, Timing
 from tandem_contract.trace import CandidateTrace, DecisionTrace, LegTrace, SidecarTrace
 
 from .cost_lines import cost_lines, first_token, seconds
@@ -214,6 +214,8 @@ def _sidecar_events(
     yield at, f"received   by {record.pod}: {trace.kind} {trace.target}"
     for leg in trace.legs:
         yield at + leg.started, _leg(leg)
+        if line := _transfer_bound(leg, trace.legs):
+            yield at + leg.started, line
     if trace.first_byte is not None:
         yield at + trace.first_byte, "first byte to the client"
     if trace.ended is not None:
@@ -240,6 +242,24 @@ def _leg(leg: LegTrace) -> str:
     if leg.detail:
         parts.append(leg.detail)
     return f"{leg.phase:10} on {leg.backend}: {', '.join(parts)}{_timing(leg.timing)}"
+
+
+def _transfer_bound(leg: LegTrace, legs: Sequence[LegTrace]) -> str:
+    """What is known of a KV transfer of which the engine reports no time: vLLM counts its transfers
+    together. Empty if there was none, or its time is known."""
+    timing = leg.timing or UNKNOWN
+    reports_times = any(t is not None for t in (timing.queue, timing.compute, timing.transfer))
+    prefill = any(
+        other.phase == "prefill" and other.result == "answered" and other.engine_id == leg.engine_id
+        for other in legs
+    )
+    if leg.phase != "decode" or not prefill or leg.first_byte is None or reports_times:
+        return ""
+    most = seconds(leg.first_byte - leg.started)
+    return (
+        f"  KV transfer, not reported by the engine: at most {most}, from the hand-off to the first"
+        " byte of the answer"
+    )
 
 
 def _timing(timing: Timing | None) -> str:

@@ -1,5 +1,8 @@
 """Joining the records of EPPs and sidecars to the history of a request."""
 
+from typing import Any
+
+import pytest
 from msgspec.structs import replace
 
 from tandem_cli.reasons import REASONS
@@ -89,6 +92,33 @@ def test_a_leg_that_pulled_its_whole_prompt_computed_the_last_token() -> None:
     records = Records((), (SidecarRecord("d-0", replace(SIDECAR_TRACE, legs=(leg,))),))
     shown = next(line for line in lines("r", records) if " on d-0: " in line)
     assert shown.endswith("[prompt tokens 500, tokens computed 1, tokens cached 500]")
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "is_shown"),
+    [
+        # vLLM's streams tell nothing at the first token, and its usage no times.
+        ({"timing": None}, {}, True),
+        ({"timing": Timing(cached=480, computed=20, prompt=500)}, {}, True),
+        ({}, {}, False),
+        ({"timing": Timing(queue=0.1, compute=0.2)}, {}, False),
+        ({"timing": None, "engine_id": "r-3"}, {}, False),
+        ({"timing": None}, {"result": "busy"}, False),
+        ({"timing": None, "first_byte": None}, {}, False),
+    ],
+)
+def test_a_transfer_that_the_engine_does_not_report_has_a_bound(
+    decode: dict[str, Any], prefill: dict[str, Any], is_shown: bool
+) -> None:
+    _, second, last = SIDECAR_TRACE.legs
+    legs = (replace(second, **prefill), replace(last, **decode))
+    records = Records((), (SidecarRecord("d-0", replace(SIDECAR_TRACE, legs=legs)),))
+    shown = [line for line in lines("r", records) if "not reported" in line]
+    line = (
+        "    1001.0 ms    KV transfer, not reported by the engine: at most 199.0 ms, from the"
+        " hand-off to the first byte of the answer"
+    )
+    assert shown == ([line] if is_shown else [])
 
 
 def test_events_of_one_request_are_in_order() -> None:

@@ -96,6 +96,7 @@ async def test_your_own_vllm_hands_off_stores_kv_and_passes_doctor(
         code, story = await tandem("trace", ident, "--run-dir", tmp_path / "run")
         assert code == 0
         assert "prefill_then_decode" in story
+        assert "KV transfer, not reported by the engine: at most" in story
 
         code, output = await tandem("doctor", "--json", "--run-dir", tmp_path / "run")
         findings = json.loads(output)["findings"]

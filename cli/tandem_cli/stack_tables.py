@@ -1,6 +1,8 @@
 """The stack of this machine as tables and as JSON: pods, their load, requests by routing path."""
 
+from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 import msgspec
 from rich.console import Group
@@ -16,7 +18,12 @@ def to_json(stack: StackMetrics) -> dict[str, object]:
         fields = asdict(load)
         fields.pop("pod")
         pods.append({**msgspec.to_builtins(load.pod), **fields})
-    return {"endpoint": stack.endpoint, "pods": pods, "paths": stack.paths}
+    return {
+        "endpoint": stack.endpoint,
+        "pods": pods,
+        "paths": stack.paths,
+        "refused": stack.refused,
+    }
 
 
 def tables(stack: StackMetrics) -> Group:
@@ -30,9 +37,20 @@ def tables(stack: StackMetrics) -> Group:
     paths.add_column("REQUESTS", justify="right")
     for path, count in sorted(stack.paths.items()):
         paths.add_row(path, str(count))
+    if stack.refused:
+        paths.add_row("refused", str(stack.refused))
     if not stack.paths:
         paths.add_row("none yet", "0")
-    return Group(f"Endpoint: {stack.endpoint}", "", pods, "", paths)
+    return Group(f"Endpoint: {stack.endpoint}", "", pods, "", paths, *_since(stack))
+
+
+def _since(stack: StackMetrics) -> Iterator[str]:
+    """From when on all requests are counted: a sidecar that starts again begins at 0."""
+    starts = [(p.counts_since, p.pod.name) for p in stack.pods if p.counts_since is not None]
+    if starts:
+        last, pod = max(starts)
+        when = datetime.fromtimestamp(last, UTC).isoformat(" ", "seconds")
+        yield f"Sidecars count from their start; the last one, of {pod}, started at {when}."
 
 
 def _row(load: PodLoad) -> tuple[str, ...]:

@@ -14,9 +14,15 @@ KV_TRANSFER_SECONDS: Final = "disaggregated_kv_transfer_duration_seconds"
 FALLBACKS: Final = "disaggregated_fallback_total"
 ERRORS: Final = "disaggregated_errors_total"
 
+UNSERVED: Final = "tandem_sidecar_unserved_total"
+"""Those of REQUESTS that no engine answered, with the same label. Sidecar → `tandem status`."""
+
 # Their labels.
 STREAMED_HANDOFFS: Final = "tandem_sidecar_streamed_handoffs_total"
 """Hand-offs whose KV moved while the prefill computed it. Sidecar → `tandem doctor`."""
+LOOPBACK_SIDE_CHANNELS: Final = "tandem_sidecar_loopback_side_channels"
+"""1 for a prefill backend, by its address, that names an address such as localhost for its KV.
+Sidecar and router → `tandem doctor`."""
 ROUTING_PATH_LABEL: Final = "routing_path"
 """Label of REQUESTS: a `RoutingPath` value."""
 PHASE_LABEL: Final = "phase"
@@ -44,7 +50,8 @@ ENGINE_XFER_FAILED: Final = "vllm:nixl_num_failed_transfers_total"
 ENGINE_HANDSHAKES_FAILED: Final = "vllm:nixl_num_failed_handshakes_total"
 ENGINE_KV_EXPIRED: Final = "vllm:nixl_num_kv_expired_reqs_total"
 PROCESS_START_TIME: Final = "process_start_time_seconds"
-"""Unix seconds. A new value means that the process restarted and its caches are empty."""
+"""Unix seconds. A new value means that the process restarted: its caches are empty, its counters 0.
+Engine → EPP; sidecar → `tandem status`."""
 ENGINE_WAITING_BY_REASON: Final = "vllm:num_requests_waiting_by_reason"
 """Label `reason`: `capacity`, or `deferred` for those waiting for remote KV."""
 ENGINE_PROMPT_BY_SOURCE: Final = "vllm:prompt_tokens_by_source_total"
@@ -90,6 +97,11 @@ ENGINE_STORAGE_FAILURE: Final = "tandem_engine_kv_storage_failure"
 
 # Exported by the EPP, read by `tandem demo` and `tandem up`.
 EPP_HEALTHY: Final = "tandem_epp_backend_healthy"
+EPP_DECISIONS: Final = "tandem_epp_decisions_total"
+"""EPP → `tandem status`."""
+EPP_PATH_LABEL: Final = "path"
+"""Label of EPP_DECISIONS: a `RoutingPath` value, EPP_REFUSED, or `answered`."""
+EPP_REFUSED: Final = "refused"
 EPP_PEERS: Final = "tandem_epp_peers"
 """Other replicas of the EPP by the state of the connection to them; read by an alert."""
 EPP_EJECTED: Final = "tandem_epp_ejected"

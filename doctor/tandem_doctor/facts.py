@@ -120,7 +120,8 @@ class Sidecar:
     has_plan_keys: bool | None = None
     """Whether it follows signed plans only; None if its flags are not visible from here."""
     counters: Mapping[str, float] = field(default_factory=dict)
-    """Metric name → sum of its samples; errors as `name{phase}`, requests as `name{path}`."""
+    """Metric name → sum of its samples; errors as `name{phase}`, requests as `name{path}`, loopback
+    side channels as `name{address}`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ _BOOTSTRAP_PORT: Final = "VLLM_MOONCAKE_BOOTSTRAP_PORT"
 _SPLIT_BY_LABEL: Final = {
     metrics.ERRORS: metrics.PHASE_LABEL,
     metrics.REQUESTS: metrics.ROUTING_PATH_LABEL,
+    metrics.LOOPBACK_SIDE_CHANNELS: metrics.BACKEND_LABEL,
 }
 """Metrics of a sidecar that are summed for each value of a label."""
 

@@ -6,7 +6,7 @@ from fnmatch import filter as filter_names
 from statistics import median
 from typing import Final
 
-from tandem_contract import environment
+from tandem_contract import environment, metrics
 from tandem_contract.commandline import is_loopback
 from tandem_contract.paths import Role
 from tandem_contract.pod_reports import (
@@ -48,7 +48,7 @@ def check_network(facts: Facts) -> Iterator[Finding]:
             yield from _check_devices(engine, facts.network_devices)
             yield from _check_transport(engine, facts.network_devices, has_gpu=has_gpu)
             yield from _check_buffer(engine, has_gpu=has_gpu)
-            yield from _check_side_channel_host(engine, facts.engines)
+        yield from _check_side_channel_host(engine, facts)
 
 
 def _check_transfers(report: EppReport, fp8: Collection[str]) -> Iterator[Finding]:
@@ -147,22 +147,31 @@ def _check_transport(
         yield Finding(Severity.WARNING, "transport", engine.pod, detail, fix)
 
 
-def _check_side_channel_host(engine: Engine, engines: Sequence[Engine]) -> Iterator[Finding]:
+def _check_side_channel_host(engine: Engine, facts: Facts) -> Iterator[Finding]:
     """A prefill engine that tells readers on other machines to connect to themselves."""
-    command = engine.command
-    if command is None or engine.role is not Role.PREFILL or not command.uses("Nixl"):
-        return
-    host = command.environment.get(environment.SIDE_CHANNEL_HOST) or _DEFAULT_HOST
-    readers = [e for e in engines if e.role is Role.DECODE and e.group == engine.group]
+    host = _side_channel_host(engine, facts)
+    readers = [e for e in facts.engines if e.role.serves(Role.DECODE) and e.group == engine.group]
     own = _host(engine)
     is_remote = any(_host(reader) != own for reader in readers)
-    if is_loopback(host) and not is_loopback(own) and is_remote:
+    if host and is_loopback(host) and not is_loopback(own) and is_remote:
         detail = (
             f"{environment.SIDE_CHANNEL_HOST} is {host}: decode engines on other machines look for "
             "the KV on their own"
         )
         fix = f"set {environment.SIDE_CHANNEL_HOST} to an address that the decode engines reach"
         yield Finding(Severity.BROKEN, "side channel", engine.pod, detail, fix)
+
+
+def _side_channel_host(engine: Engine, facts: Facts) -> str | None:
+    """Where readers begin the handshake of NIXL; None: it is not known, or not NIXL's."""
+    if engine.command is not None:
+        is_asked = engine.role is Role.PREFILL and engine.command.uses("Nixl")
+        name = engine.command.environment.get(environment.SIDE_CHANNEL_HOST) or _DEFAULT_HOST
+        return name if is_asked else None
+    # A sidecar or router knows it from its hand-offs.
+    figure = f"{metrics.LOOPBACK_SIDE_CHANNELS}{{{engine.address}}}"
+    is_local = any(sidecar.counters.get(figure) for sidecar in facts.sidecars)
+    return _DEFAULT_HOST if is_local else None
 
 
 def _host(engine: Engine) -> str:

@@ -44,10 +44,10 @@ class Metrics:
         """The metrics of requests under llm-d's names."""
         self.registry.register(self.requests)
         self.decisions = CounterVec(
-            "tandem_epp_decisions_total",
+            names.EPP_DECISIONS,
             "Requests by routing path and reason. Path refused: the EPP answered with an error; "
             "answered: the EPP answered a list of models. Reasons are a fixed set.",
-            ("path", "reason"),
+            (names.EPP_PATH_LABEL, "reason"),
             registry=self.registry,
         )
         self.fallbacks = CounterVec(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tandem_contract import endpoints, metrics
 from tandem_contract.paths import Role
 from tandem_contract.pod_reports import (
     KV_BYTES,
@@ -19,6 +20,7 @@ from tandem_contract.pod_reports import (
 from tandem_doctor import processes
 from tandem_doctor.facts import Engine, EngineCommand, EppReport, Facts, Gpu
 from tandem_doctor.findings import Finding, Severity
+from tandem_doctor.gather import gather_sidecar
 from tandem_doctor.network import check_network
 from tandem_planner.fabrics import Fabric
 
@@ -177,3 +179,21 @@ def test_a_loopback_side_channel_is_broken_for_readers_on_other_machines(host: s
     assert [(f.severity, f.check) for f in result] == expected
     together = replace(engine(), address="10.0.0.1:8200")
     assert findings(prefill, together) == [], "on one machine"
+
+
+@pytest.mark.parametrize("decode_host", ["10.0.0.1", "10.0.0.2"])
+async def test_a_router_knows_a_loopback_side_channel_from_its_hand_offs(decode_host: str) -> None:
+    """The engines' variables are not visible."""
+    page = f'{metrics.LOOPBACK_SIDE_CHANNELS}{{backend="10.0.0.1:8000"}} 1.0\n'
+
+    async def get(path: str) -> bytes:
+        return page.encode() if path == endpoints.METRICS else b"ready"
+
+    router = await gather_sidecar("router", get)
+    backends = [
+        replace(engine(role=Role.PREFILL), pod="p-0", command=None, address="10.0.0.1:8000"),
+        replace(engine(), command=None, address=f"{decode_host}:8000"),
+    ]
+    result = check_network(Facts(tuple(backends), sidecars=(router,)))
+    named = [(f.severity, f.subject) for f in result if f.check == "side channel"]
+    assert named == ([(Severity.BROKEN, "p-0")] if decode_host != "10.0.0.1" else [])

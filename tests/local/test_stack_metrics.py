@@ -5,6 +5,7 @@ from aiohttp import web
 
 from tandem_contract import metrics
 from tandem_contract.paths import Role
+from tandem_local import stack_metrics
 from tandem_local.stack_metrics import scrape_stack
 from tandem_local.state import PodState, State
 
@@ -23,13 +24,21 @@ SIDECAR = f"""
 # TYPE disaggregated_requests counter
 {metrics.REQUESTS}{{routing_path="unified"}} 3.0
 {metrics.REQUESTS}{{routing_path="prefill_then_decode"}} 5.0
+# TYPE {metrics.UNSERVED.removesuffix("_total")} counter
+{metrics.UNSERVED}{{routing_path="unified"}} 2.0
+# TYPE {metrics.PROCESS_START_TIME} gauge
+{metrics.PROCESS_START_TIME} 1700000000.0
+"""
+DECISIONS = f"""
+{metrics.EPP_DECISIONS}{{path="unified",reason="short"}} 7.0
+{metrics.EPP_DECISIONS}{{path="refused",reason="no_backend"}} 4.0
 """
 
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     app = web.Application()
-    for path, text in (("/engine", ENGINE), ("/sidecar", SIDECAR)):
+    for path, text in (("/engine", ENGINE), ("/sidecar", SIDECAR), ("/epp", DECISIONS)):
 
         async def page(_request: web.Request, text: str = text) -> web.Response:
             return web.Response(text=text)
@@ -49,7 +58,9 @@ def pod(name: str, engine: str | None, sidecar: str | None = None) -> PodState:
 async def test_load_and_paths(url: str) -> None:
     pods = (pod("d0", f"{url}/engine", f"{url}/sidecar"), pod("d1", None, f"{url}/sidecar"))
     stack = await scrape_stack(State(1, "http://x", pods))
-    assert stack.paths == {"unified": 6, "prefill_then_decode": 10}
+    # Those that no engine served, since it was still starting for example, are no unified ones.
+    assert (stack.paths, stack.refused) == ({"unified": 2, "prefill_then_decode": 10}, 4)
+    assert [load.counts_since for load in stack.pods] == [1_700_000_000.0] * 2
     assert (stack.pods[0].running, stack.pods[0].waiting, stack.pods[0].kv_usage) == (3, 4, 0.25)
     assert stack.pods[1].running is None
 
@@ -58,3 +69,10 @@ async def test_a_pod_that_does_not_answer_has_no_figures(url: str) -> None:
     pods = (pod("gone", "http://127.0.0.1:1/metrics"), pod("odd", f"{url}/nothing-here"))
     stack = await scrape_stack(State(1, "http://x", pods))
     assert [load.running for load in stack.pods] == [None, None]
+
+
+async def test_what_the_epp_refused_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    # The port of an EPP may be in use on the machine of a test.
+    monkeypatch.setattr(stack_metrics, "_EPP_METRICS", f"{url}/epp?{{}}")
+    stack = await scrape_stack(State(1, "http://x", (pod("epp", None),)))
+    assert (stack.paths, stack.refused) == ({}, 4)

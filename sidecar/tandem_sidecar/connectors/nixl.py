@@ -74,8 +74,8 @@ class Nixl:
     def __init__(self, options: ConnectorOptions | None = None) -> None:
         self._options = options or ConnectorOptions()
         self._sources: dict[HostPort, StreamSource] = {}
-        self._local: set[HostPort] = set()
-        """Prefill pods that were warned of because they name an address such as localhost."""
+        self.loopback_sources: set[HostPort] = set()
+        """Prefill pods that name an address such as localhost for their KV."""
 
     def prefill_body(self, kind: RequestKind, body: Body, attempt: HandoffAttempt) -> bytes:
         members = self._prefill_members(kind, body)
@@ -143,7 +143,7 @@ class Nixl:
 
     def _check(self, params: TransferParams, prefill: HostPort) -> None:
         """Raise ParamsUnusable if the decode engine could not read the KV these name."""
-        if is_loopback(params.remote_host) and prefill not in self._local:
+        if is_loopback(params.remote_host) and prefill not in self.loopback_sources:
             self._warn_of_loopback(params.remote_host, prefill)
         if params.transfer_mode not in (None, self.transfer_mode):
             raise ParamsUnusable(
@@ -153,9 +153,9 @@ class Nixl:
 
     def _warn_of_loopback(self, host: str, prefill: HostPort) -> None:
         """Once per pod: the decode engine may run on the same machine, then it finds the KV."""
-        if is_loopback(prefill.host) or len(self._local) >= _MAX_SOURCES:
+        if is_loopback(prefill.host) or len(self.loopback_sources) >= _MAX_SOURCES:
             return
-        self._local.add(prefill)
+        self.loopback_sources.add(prefill)
         log.warning(
             "the prefill engine %s names %s as the address of its KV, which decode engines on other"
             " machines look for on their own: set VLLM_NIXL_SIDE_CHANNEL_HOST of that engine",

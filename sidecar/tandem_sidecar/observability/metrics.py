@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from importlib.metadata import version
+from time import time
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -77,6 +78,13 @@ class Metrics:
             [names.ROUTING_PATH_LABEL],
             registry=registry,
         )
+        unserved = CounterVec(
+            names.UNSERVED,
+            "Those of disaggregated_requests_total that were answered with an error of the sidecar,"
+            " because no engine answered; by the path that was tried.",
+            [names.ROUTING_PATH_LABEL],
+            registry=registry,
+        )
         errors = CounterVec(
             names.ERRORS,
             "Failures by phase; one request may count several and still be answered.",
@@ -86,6 +94,7 @@ class Metrics:
         # All enumerated label values exist from the start: rate() misses the first increment of a
         # series that appears with it.
         self.requests = {path: requests.child(path.value) for path in RoutingPath}
+        self.unserved = {path: unserved.child(path.value) for path in RoutingPath}
         self.errors = {phase: errors.child(phase.value) for phase in ErrorPhase}
         self.prefill = HistogramVec(
             names.PREFILL_SECONDS,
@@ -133,6 +142,10 @@ class Metrics:
             "The version that runs; always 1.",
             lambda: build,
             ["version"],
+        )
+        started = [((), time())]
+        self.add_gauge(
+            names.PROCESS_START_TIME, "Start of the process, in Unix seconds.", lambda: started
         )
         self.add_gauge(
             REPORTS_TIMES,

@@ -160,6 +160,8 @@ class RequestObserver:
     def _count_generation(self, record: Record, path: RoutingPath) -> None:
         metrics = self._metrics
         metrics.requests[path].inc()
+        if record.outcome == Outcome.FAILED:
+            metrics.unserved[path].inc()
         if path is RoutingPath.UNIFIED:
             metrics.count_unified(record.reason)
         elif path is RoutingPath.FALLBACK:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from tandem_contract import metrics
+
 CUMULATIVE: Final = ("counter", "histogram", "summary")
 """Types of metric families whose values only grow."""
 
@@ -33,7 +35,7 @@ def parse_page(page: str) -> Families:
 
 
 def sum_pages(pages: Iterable[Families]) -> Families:
-    """The sum of each sample over all pages; an `_info` sample stays 1."""
+    """The sum of each sample over all pages; `_info` samples stay 1, the first start counts."""
     total: Families = {}
     for page in pages:
         for header, samples in page.items():
@@ -41,9 +43,10 @@ def sum_pages(pages: Iterable[Families]) -> Families:
             for sample, value in samples.items():
                 if sample not in sums:
                     sums[sample] = value
-                # An info sample is 1 in every worker: its labels are the information.
-                elif sample.partition("{")[0].endswith("_info"):
-                    sums[sample] = max(sums[sample], value)
+                # An info sample is 1 in every worker: its labels are the information. Counts are
+                # those since the supervisor's start, whichever workers were replaced.
+                elif sample.partition("{")[0].endswith(("_info", metrics.PROCESS_START_TIME)):
+                    sums[sample] = min(sums[sample], value)
                 else:
                     sums[sample] += value
     return total

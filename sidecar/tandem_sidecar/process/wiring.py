@@ -17,6 +17,7 @@ from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.server_tls import ServerTls
 
 from ..connectors import ConnectorOptions, make_connector
+from ..connectors.nixl import Nixl
 from ..handoff.breaker import Breakers, BreakerState
 from ..handoff.context import Lifecycle, SidecarContext
 from ..handoff.liveness import LivenessMonitor
@@ -67,10 +68,19 @@ class DataPath:
         self.observer = RequestObserver(self.metrics, self.history, tracer)
         # After the tracer was pushed, so that it runs first: the last requests get their spans.
         stack.callback(self.observer.catch_up)
+        connector = make_connector(settings.connector, self._connector_options)
+        if isinstance(nixl := connector.core, Nixl):
+            self.metrics.add_gauge(
+                names.LOOPBACK_SIDE_CHANNELS,
+                "1 for a prefill backend that names an address such as localhost for its KV: set"
+                " its VLLM_NIXL_SIDE_CHANNEL_HOST where decode engines run on other machines.",
+                lambda: [((str(source),), 1.0) for source in nixl.loopback_sources],
+                [names.BACKEND_LABEL],
+            )
         self.context = SidecarContext(
             settings,
             pool,
-            make_connector(settings.connector, self._connector_options),
+            connector,
             self.observer,
             self.lifecycle,
             self.breakers,

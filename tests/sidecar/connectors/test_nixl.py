@@ -84,6 +84,7 @@ def test_an_address_that_only_the_prefill_pod_itself_reaches_is_named_once(
     (record,) = caplog.records
     assert "10.0.0.1:8000 names localhost" in record.getMessage()
     assert "VLLM_NIXL_SIDE_CHANNEL_HOST" in record.getMessage()
+    assert connector.loopback_sources == {ATTEMPT.prefill}
 
 
 USAGE = b',"usage":{"prompt_tokens":9,"prompt_tokens_details":%b}'

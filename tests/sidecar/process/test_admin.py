@@ -6,9 +6,10 @@ import json
 import pytest
 from yarl import URL
 
+from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Breaker
 
-from ..conftest import Harness
+from ..conftest import LOOPBACK, Harness
 from ..peers import Turn
 from ..wire import wire
 
@@ -57,6 +58,29 @@ async def test_every_path_and_phase_is_exported_from_the_start(harness: Harness)
         assert f'disaggregated_errors_total{{phase="{phase}"}} 0.0' in page
     assert "disaggregated_fallback_total 0.0" in page
     assert "disaggregated_kv_transfer_duration_seconds_count 0.0" in page
+
+
+async def test_a_request_that_no_engine_served_is_told_from_the_unified_ones(
+    harness: Harness,
+) -> None:
+    await harness.start(engine=LOOPBACK._replace(port=1))
+    async with harness.http.post(harness.url(), data=BODY) as answer:
+        assert answer.status == 502
+    for name in ("disaggregated_requests_total", "tandem_sidecar_unserved_total"):
+        assert await harness.metric(f'{name}{{routing_path="unified"}}') == 1
+
+
+async def test_a_prefill_pod_with_a_loopback_side_channel_is_named(harness: Harness) -> None:
+    prefill = await harness.prefill()
+    # The kernel connects to this machine, by an address that is no loopback address.
+    address = prefill.address._replace(host="0.0.0.0")
+    await harness.start(allow=AllowList(addresses=frozenset({address})))
+    sample = f'tandem_sidecar_loopback_side_channels{{backend="{address}"}}'
+    assert await harness.metric(sample) == 0
+    headers = {"x-prefiller-host-port": str(address)}
+    async with harness.http.post(harness.url(), data=BODY, headers=headers) as answer:
+        assert answer.headers["x-continuum-routing-path"] == "prefill_then_decode"
+    assert await harness.metric(sample) == 1
 
 
 async def test_state_lists_running_requests_without_their_content(harness: Harness) -> None:

@@ -42,6 +42,18 @@ def test_samples_are_summed() -> None:
     assert (summed["took_count",], summed["took_sum",]) == (2, 7)
 
 
+def test_the_start_of_several_processes_is_the_first() -> None:
+    pages = [
+        aggregate.parse_page(
+            f"# HELP process_start_time_seconds S.\n# TYPE process_start_time_seconds gauge\n"
+            f"process_start_time_seconds {started}\n"
+        )
+        for started in (30.0, 10.0, 20.0)
+    ]
+    summed = samples(aggregate.format_page(aggregate.sum_pages(pages)))
+    assert summed["process_start_time_seconds",] == 10
+
+
 def test_counters_of_an_exited_worker_are_kept_and_its_gauges_are_not() -> None:
     summed = samples(
         aggregate.format_page(aggregate.cumulative_families(aggregate.parse_page(page(3, "a"))))

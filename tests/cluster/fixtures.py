@@ -4,6 +4,8 @@ A test run builds and installs nothing. A test that needs a program which is not
 and a section in capitals at the end of the run says what was left out and which command gets it.
 """
 
+import json
+import subprocess
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -91,6 +93,15 @@ def control_plane_programs() -> None:
 def go_program() -> Path:
     """Go, for tests that fetch a module: they are skipped where it is not installed."""
     return tools.path("go")
+
+
+def fetched_module(go: Path, module: str) -> Path:
+    """The folder of a Go module, `PATH@VERSION`; the test is skipped if it cannot be fetched."""
+    command = [str(go), "mod", "download", "-json", module]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"{LEFT_OUT}{module} cannot be fetched: {done.stdout}{done.stderr}")
+    return Path(json.loads(done.stdout)["Dir"])
 
 
 @pytest.fixture(scope="session")

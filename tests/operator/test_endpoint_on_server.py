@@ -1,7 +1,6 @@
 """The objects of an endpoint on a real API server: accepted, and read back as written."""
 
 import json
-import subprocess
 import sys
 from base64 import b64decode
 from collections.abc import AsyncIterator, Iterable
@@ -32,7 +31,7 @@ from tandem_operator.routing.endpoint.settings import RouterSettings
 from tandem_operator.runtime.write_errors import failure_from_error
 
 from ..cluster.control_plane import ControlPlane
-from ..cluster.fixtures import LEFT_OUT
+from ..cluster.fixtures import fetched_module
 from ..epp.real import process, until
 from .endpoints import NOW, SECRET, decode
 from .pool_yaml import decode_pool
@@ -190,15 +189,7 @@ async def test_the_epp_starts_with_its_rendered_flags_and_may_list_its_pods(
 def gateway_crds(crds: ControlPlane, go_program: Path) -> ControlPlane:
     """With the definitions of Gateway API and its Inference Extension, from Go's module proxy."""
     for module, file in GATEWAY_CRDS:
-        done = subprocess.run(
-            [go_program, "mod", "download", "-json", module],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            pytest.skip(f"{LEFT_OUT}{module} cannot be fetched: {done.stdout}{done.stderr}")
-        path = Path(json.loads(done.stdout)["Dir"]) / "config/crd" / file
+        path = fetched_module(go_program, module) / "config/crd" / file
         crds.kubectl("apply", "--server-side", f"--filename={path}")
         crds.wait_until_established(f"--filename={path}")
     return crds

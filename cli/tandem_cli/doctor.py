@@ -24,7 +24,7 @@ from tandem_kvstore.location import StoreLocation
 from tandem_local.state import State
 
 from .options import command
-from .storage_options import storage_from, storage_options
+from .storage_options import storage_options, stores_from
 from .target import Target, target_options
 
 _COLOURS: Final = {
@@ -68,21 +68,21 @@ def doctor(
     the cluster it connects to pods directly: that takes the right to list pods only, and side
     channels are checked too.
 
-    With --storage, also writes, reads and deletes an object in an external store for KV; without
-    -n, --kubeconfig, --context and --run-dir, nothing else is checked then.
+    With --storage or --router-file, also writes, reads and deletes an object in an external store
+    for KV; without -n, --kubeconfig, --context and --run-dir, nothing else is checked then.
 
     With --router, checks the backends of a tandem-router, and what it reports itself.
 
     Exit status: 0 if nothing is broken, 1 if something is broken or cannot be asked, 2 for wrong
     usage.
     """
-    location = storage_from(options)
-    findings = _storage(location) if location is not None else ()
+    stores = stores_from(options)
+    findings = _storage(stores) if stores else ()
     if router is not None and any(options.values()):
         raise click.UsageError("--router names another target than -n, --context or --run-dir")
     if router is not None:
         findings += _router(router)
-    elif location is None or any(options.values()):
+    elif not stores or any(options.values()):
         findings += _engines(Target(**options))
     if as_json:
         click.echo(msgspec.json.encode({"findings": findings}))
@@ -91,11 +91,14 @@ def doctor(
     sys.exit(1 if worst(findings) is Severity.BROKEN else 0)
 
 
-def _storage(location: StoreLocation) -> tuple[Finding, ...]:
+def _storage(stores: Sequence[StoreLocation]) -> tuple[Finding, ...]:
     # Imported here, because the S3 library takes a tenth of a second.
     from tandem_doctor.storage import storage_finding  # noqa: PLC0415
 
-    return (asyncio.run(storage_finding(location)),)
+    async def probe() -> list[Finding]:
+        return await asyncio.gather(*map(storage_finding, stores))
+
+    return tuple(asyncio.run(probe()))
 
 
 def _engines(target: Target) -> tuple[Finding, ...]:

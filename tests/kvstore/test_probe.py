@@ -1,6 +1,8 @@
 """The probe of `tandem doctor`: each fault is named, and no text has a key."""
 
 import asyncio
+import json
+import os
 import socket
 import subprocess
 import sys
@@ -200,12 +202,44 @@ async def test_tandem_doctor_checks_a_store_and_shows_no_key(
     assert ACCESS_KEY not in right[1] + wrong[1]
 
 
-async def doctor(*flags: str) -> tuple[int | None, str]:
+async def test_tandem_doctor_checks_the_stores_of_a_routers_file_with_its_credentials(
+    tmp_path: Path, versitygw_program: None
+) -> None:
+    def storage(endpoint: str, variable: str) -> dict[str, object]:
+        credentials = {"access_key": "${STORE_KEY}", "secret_key": f"${{{variable}}}"}
+        return {"endpoint": endpoint, "kv_namespace": NAMESPACE, "credentials": credentials}
+
+    keys = {"STORE_KEY": ACCESS_KEY, "STORE_SECRET": SECRET_KEY, "WRONG_SECRET": "another-key"}
+    async with versitygw(tmp_path / "objects") as server:
+        endpoint = server.location.endpoint
+        default, own = storage(endpoint, "STORE_SECRET"), storage(endpoint, "WRONG_SECRET")
+        backends = [
+            {"name": "p", "url": "http://10.0.0.1", "external_storage": default},
+            {"name": "d", "url": "http://10.0.0.2", "external_storage": own},
+        ]
+        serving = {"default_external_storage": default}
+        file = tmp_path / "router.yaml"
+        file.write_text(json.dumps({"disaggregated_serving": serving, "backends": backends}))
+        status, output = await doctor("--router-file", str(file), "--all", **keys)
+    # A store that the file names twice is checked once.
+    assert (status, output.count("reads, writes and lists")) == (1, 1)
+    assert output.count("refused the credentials") == 1
+    assert not any(key in output for key in keys.values())
+
+
+async def test_a_routers_file_without_a_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "router.yaml").write_text("{backends: []}")
+    status, output = await doctor("--router-file", str(tmp_path / "router.yaml"))
+    assert (status, "names no external_storage" in output) == (2, True)
+
+
+async def doctor(*flags: str, **environment: str) -> tuple[int | None, str]:
     """Exit status and output of `tandem doctor`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tandem_cli", "doctor", *flags),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        env=os.environ | environment,
     )
     output, _ = await process.communicate()
     return process.returncode, output.decode()

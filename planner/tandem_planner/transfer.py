@@ -3,7 +3,8 @@
     seconds = latency + bytes ÷ rate            bytes = uncached tokens × KV bytes per token
 
 The rate is learned per decode engine from its transfers. KV bytes per token come from the model's
-config.json (`kv_size`) where one is at hand, else from the bytes of the transfers.
+config.json (`kv_size`) where one is at hand, else from the bytes of the transfers. Before there are
+any, `assumed_kv_bytes` holds.
 """
 
 from typing import Final, NamedTuple
@@ -12,10 +13,13 @@ from tandem_contract.fabric_classes import FabricClass
 
 from .fabrics import CLASS_RATES, FABRICS, Fabric
 from .learned_cost import LearnedCost
+from .prefill_fit import PREFILL_PRIOR, PrefillCost
 
 KV_BYTES_PRIOR: Final = 131_072.0
 """KV bytes per token before anything is known: 32 layers of 8 heads of 128, 2 bytes each, for keys
 and values (Llama 3 8B)."""
+_TYPICAL: Final = 1000
+"""Tokens of the prompt by which an engine's speed is compared with the assumed one."""
 _WEIGHT: Final = 0.1
 """Weight of the newest transfer in the moving average of bytes per token."""
 
@@ -36,6 +40,18 @@ class TransferCost(NamedTuple):
 TRANSFER_PRIOR: Final = TransferCost(0.002, 1.0 / FABRICS[Fabric.RDMA].assumed)
 """Assumed before anything is measured: RDMA. The first transfers correct an assumption that is too
 low; one that is too high would prevent them."""
+
+
+def assumed_kv_bytes(prefill: PrefillCost) -> float:
+    """KV bytes per token of an engine with this prefill, before a transfer to it is measured:
+    KV_BYTES_PRIOR, or less in proportion if it computes prompts faster than PREFILL_PRIOR.
+
+    A smaller model has less KV. A faster machine has not, but its first transfers correct the
+    assumption. The KV of a large model would rule out every split of a small one, so that nothing
+    were ever measured.
+    """
+    return KV_BYTES_PRIOR * min(1.0, prefill.seconds(_TYPICAL) / PREFILL_PRIOR.seconds(_TYPICAL))
+
 
 Transfers = tuple[TransferCost, TransferCost, TransferCost]
 """The figures of one decode engine for each `FabricClass`."""

@@ -28,7 +28,7 @@ from tandem_epp.metrics import Metrics
 from tandem_epp.picker import EndpointPicker
 from tandem_epp.placement import Placement
 from tandem_epp.scheduling.config import Routing, load_scheduling
-from tandem_planner.prefill_fit import PREFILL_PRIOR
+from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost
 
 KEYS = {"k": b"0123456789abcdef"}
 LONG = "word " * 400
@@ -185,6 +185,22 @@ def test_a_short_prompt_a_batch_and_a_disabled_split_are_unified() -> None:
     assert off.place()[1].reason == "split_off"
     assert PickerSetup(enabled=False, u="unified").place()[1].reason == "not_disaggregated"
     assert PickerSetup(u="unified", v="unified").place()[1].path is RoutingPath.UNIFIED
+
+
+def test_a_small_model_is_split_before_a_transfer_is_measured() -> None:
+    """The KV assumed of a large one would take longer than half of the small one's prefill."""
+    setup = PickerSetup(d="decode", p="prefill")
+    small = PrefillCost(0.004, 2.5e-5, 0.0)
+    for length in (64, 80, 96):
+        placement, plan = setup.place([length] * length)
+        assert plan.path is RoutingPath.UNIFIED, "too short"
+        timing = Timing(queue=0.0, compute=small.seconds(length), cached=0, computed=length)
+        placement.on_response_headers(ResponseHeaders(timing.encode(), 200), NOW)
+        placement.end(NOW)
+    # As with each scrape: the prefill pod is assumed to be as fast.
+    setup.fleet.figures.share()
+    assert setup.place_alone([1] * 300).path is RoutingPath.UNIFIED, "cheaper alone"
+    assert setup.place_alone([1] * 2400).path is RoutingPath.PREFILL_THEN_DECODE
 
 
 def test_a_unified_backend_prefills_for_others_and_not_for_itself() -> None:

@@ -22,7 +22,7 @@ from tandem_planner.cost import (
 from tandem_planner.decode_fit import DecodeCost, DecodeFit
 from tandem_planner.kv_size import KvSize
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
-from tandem_planner.transfer import KV_BYTES_PRIOR, TransferFit, Transfers
+from tandem_planner.transfer import TransferFit, Transfers, assumed_kv_bytes
 
 from .answer_lengths import AnswerLengths
 from .busy_period import BusyPeriod
@@ -214,8 +214,9 @@ class PodEstimates:
         self.answers.add(samples.generated, samples.answers)
 
     def _make_rates(self) -> "_Rates":
-        kv = self.kv or KvSize(self.transfer.bytes_per_token or KV_BYTES_PRIOR)
-        return _Rates(self.prefill.best, self.best_decode, self.fabrics.costs, kv)
+        prefill = self.prefill.best
+        kv = self.kv or KvSize(self.transfer.bytes_per_token or assumed_kv_bytes(prefill))
+        return _Rates(prefill, self.best_decode, self.fabrics.costs, kv)
 
     def _make_figures(self) -> PodFigures:
         queue = self.queue

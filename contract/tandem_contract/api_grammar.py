@@ -21,9 +21,8 @@ token, or the error that comes instead:
 A reasoning text, a refusal, the name of a called tool and its arguments are tokens as well. An
 event that this module cannot read counts as a token, so that nothing waits for one.
 
-Who asks: the sidecar and the router (first token, errors, cap of the prefill leg), the EPP (errors)
-and the load client (first token, last event). A row also says where a usage is and which fields
-make a request depend on state of one engine.
+Who asks: sidecar and router (all of it), EPP (errors), load client (first token, last event).
+A row also says where a usage is and which fields make a request depend on state of one engine.
 """
 
 from collections.abc import Mapping
@@ -77,6 +76,8 @@ class Grammar:
     """Where an answer, or an event of a stream, may have its usage: paths of members."""
     cap: Cap
     """How the prefill leg is limited to one token."""
+    precedes_computing: bool = False
+    """Whether the first events come before the engine computes; else they are its first output."""
     stored: frozenset[str] = frozenset()
     """Fields that read or keep an answer in one engine. The cap turns those off that keep it;
     `single_engine` never splits a request that reads one."""
@@ -115,6 +116,7 @@ GRAMMARS: Final[Mapping[RequestKind, Grammar]] = {
             # Each attempt gets an id of its own: connectors match legs by it.
             _STOPS | {"stream_options", REQUEST_ID},
         ),
+        precedes_computing=True,
         stored=frozenset({"previous_response_id", "background", "store"}),
     ),
     RequestKind.MESSAGES: Grammar(

@@ -40,12 +40,12 @@ class Timing(Struct, frozen=True):
     leg: float | None = None
     """Seconds of the leg that computed the prompt, as the sidecar measured it: from sending the
     prefill request to its complete answer; without a prefill pod, from receiving the request to the
-    first token of the engine's answer, which for an answer that is no stream is its end."""
+    engine's first output, which for an answer that is no stream is its end."""
     prompt: int | None = None
     """Prompt tokens by the answer's `usage`."""
     generated: int | None = None
-    """Tokens generated within `leg` by the answer's `usage`; left out for a prefill leg, which
-    generates one."""
+    """Tokens generated within `leg` by the answer's `usage`; left out for a prefill leg and for a
+    stream, whose leg ends with the first one."""
     inflight: int | None = None
     """Other prompts that this sidecar had under way at the same engine (the same data-parallel
     rank, where the plan names one) at some time during `leg`: from sending the request to the end

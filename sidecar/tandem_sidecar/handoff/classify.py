@@ -6,7 +6,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from tandem_contract import headers
-from tandem_contract.api_grammar import MAX_PREAMBLE, Meaning, StreamStart
+from tandem_contract.api_grammar import GRAMMARS, MAX_PREAMBLE, Meaning, StreamStart
 from tandem_contract.commandline import HostPort
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import ParamsUnusable
@@ -86,15 +86,18 @@ class AnswerStart:
     before the engine computes anything. Any other answer begins with its first bytes.
     """
 
-    __slots__ = ("_kind", "_stream", "data", "is_error")
+    __slots__ = ("_computed", "_kind", "_precedes_computing", "_stream", "data", "is_error")
 
     def __init__(self, kind: RequestKind | None, head: ResponseHead) -> None:
         """`kind`: None for a request that generates nothing."""
         self.data = b""
         """All bytes so far."""
+        self._computed: float | None = None
+        """When the prompt was computed; None: no bytes have told that it is."""
         self.is_error = False
         """Whether it is a stream whose first event that means something is an error."""
         self._kind = kind
+        self._precedes_computing = kind is not None and GRAMMARS[kind].precedes_computing
         is_readable = head.event_stream and head.value(b"content-encoding") in (b"", b"identity")
         self._stream = StreamStart(kind or RequestKind.CHAT) if is_readable else None
 
@@ -103,14 +106,23 @@ class AnswerStart:
         """HTTP status and message of the error that begins the stream."""
         return (500, "") if self._stream is None else self._stream.error()
 
-    def take(self, data: bytes, *, last: bool) -> bool:
-        """Add the newest bytes. Whether the answer has begun, so that they may be sent."""
+    def seconds_since(self, start: float) -> float | None:
+        """From `start` until the prompt was computed. A stream may tell it before its first token,
+        whose text a stop string or a parser of tools holds back. None: it is not told."""
+        return None if self._computed is None else self._computed - start
+
+    def take(self, data: bytes, now: float, *, last: bool) -> bool:
+        """Add the newest bytes, which came `now`. Whether the answer has begun, so that they may be
+        sent."""
         self.data = self.data + data if self.data else data
         meaning = Meaning.TOKEN if self._stream is None else self._stream.take(data)
         self.is_error = meaning is Meaning.ERROR
         # The stream of an API without a row is looked at once: what its tokens are is not known.
         may_wait = self._kind is not None and not last and len(self.data) < MAX_PREAMBLE
-        return meaning is not Meaning.NOTHING or not may_wait
+        has_begun = meaning is not Meaning.NOTHING or not may_wait
+        if self._computed is None and (has_begun or not self._precedes_computing):
+            self._computed = now
+        return has_begun
 
 
 def result_of(status: int) -> Result:

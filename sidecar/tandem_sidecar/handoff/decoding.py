@@ -176,9 +176,11 @@ class DecodeLeg:
         """The timing of a leg that computed the prompt itself; called when the answer begins."""
         status = self._leg.status or 0
         failed = status >= 400 or self._leg.result is Result.ERROR
-        seconds = None if failed else self._loop.time() - self._leg.started
+        seconds = None if failed else self._start.seconds_since(self._leg.started)
         inflight = None if self._overlap is None else self._overlap.others
-        return measure_leg(self.timing, seconds, self._start.data, inflight=inflight)
+        whole = self._chunks is None
+        data = self._start.data
+        return measure_leg(self.timing, seconds, data, inflight=inflight, whole=whole)
 
     def merge(self, prefill: Timing) -> Timing:
         """The timing of a hand-off whose prefill leg reported `prefill`."""
@@ -295,7 +297,7 @@ class DecodeLeg:
         """Hold the bytes back until the answer begins, then report it; within the call the listener
         forwards, waits or aborts."""
         start = self._start
-        if not start.take(data, last=last):
+        if not start.take(data, self._loop.time(), last=last):
             return
         self._has_begun = True
         self._stop_waiting_for_kv()

@@ -162,7 +162,7 @@ class Forward(ABC):
         if not (data or last):
             return
         if not self._relay.written:
-            if not self._start.take(data, last=last):
+            if not self._start.take(data, self._loop.time(), last=last):
                 return
             data, self._start.data = self._start.data, b""
             if self._is_failure() and self._take_over(result_of(self.leg.status or 0)):
@@ -316,9 +316,10 @@ class SingleEngineGeneration(Forward):
         self.leg.timing = engine = read_timing(head)
         begins_with_error = self._start.is_error
         failed = head.status >= 400 or begins_with_error
-        seconds = None if failed else self._loop.time() - self.leg.started
+        seconds = None if failed else self._start.seconds_since(self.leg.started)
         others = None if self._overlap is None else self._overlap.others
-        self.record.timing = measure_leg(engine, seconds, data, inflight=others)
+        whole = not head.event_stream
+        self.record.timing = measure_leg(engine, seconds, data, inflight=others, whole=whole)
         self._end_overlap()
         if head.status >= 500:
             self._count_error(

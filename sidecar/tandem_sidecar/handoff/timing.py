@@ -37,14 +37,14 @@ def measure_leg(
     answer: bytes,
     *,
     inflight: int | None = None,
-    prefill: bool = False,
+    whole: bool = False,
 ) -> Timing:
     """The timing of a leg that computed the prompt.
 
     `engine`: what the engine reports itself. `seconds`: the leg's duration; None if the leg failed,
     because a failure takes no time that says anything of the engine. `answer`: the body, or its
-    first bytes. `inflight`: prompts that were under way beside it. `prefill`: a prefill leg, of
-    which `generated` is left out.
+    first bytes. `inflight`: prompts that were under way beside it. `whole`: the leg lasted until
+    the last token, so that `generated` tells how much of it is no prefill.
     """
     if seconds is None:
         return engine
@@ -58,7 +58,7 @@ def measure_leg(
         bytes=engine.bytes,
         leg=seconds,
         prompt=_prompt(engine, counts),
-        generated=None if prefill else counts.generated,
+        generated=counts.generated if whole else None,
         inflight=inflight,
     )
 
@@ -67,7 +67,7 @@ def measure_prefill(leg: Leg, engine: Timing, answer: Answer, inflight: int | No
     """The timing of a prefill leg, by its record, which has ended, and its complete answer."""
     is_answered = leg.result is Result.ANSWERED and leg.ended is not None
     seconds = leg.ended - leg.started if is_answered and leg.ended is not None else None
-    return measure_leg(engine, seconds, answer.body, inflight=inflight, prefill=True)
+    return measure_leg(engine, seconds, answer.body, inflight=inflight)
 
 
 def complete_timing(timing: Timing, end: bytes) -> Timing:

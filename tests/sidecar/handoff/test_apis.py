@@ -246,11 +246,11 @@ async def send_request(harness: Harness, url: str, body: bytes, headers: Mapping
         return answer.headers["x-tandem-timing"]
 
 
-@pytest.mark.parametrize("kind", LATE)
-async def test_the_time_of_a_leg_ends_with_the_first_token(
-    harness: Harness, keys: PlanKeys, kind: RequestKind
+async def test_the_time_of_a_leg_of_responses_ends_with_the_first_token(
+    harness: Harness, keys: PlanKeys
 ) -> None:
-    """What the EPP learns a pod's rate from."""
+    """What the EPP learns a pod's rate from: vLLM sends the events before it computes anything."""
+    kind = RequestKind.RESPONSES
 
     async def script(turn: Turn) -> None:
         begin(turn, tokens=False)

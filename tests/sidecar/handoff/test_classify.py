@@ -75,17 +75,17 @@ ERROR = b'data: {"error": {}}\n\n'
 @pytest.mark.parametrize(("event", "is_error"), [(TOKEN, False), (ERROR, True)])
 def test_a_stream_begins_with_its_first_token_or_an_error(event: bytes, is_error: bool) -> None:
     start = AnswerStart(RequestKind.CHAT, STREAM)
-    assert not start.take(ROLE, last=False)
-    assert not start.take(event[:9], last=False)
-    assert start.take(event[9:], last=False)
+    assert not start.take(ROLE, 1.0, last=False)
+    assert not start.take(event[:9], 1.0, last=False)
+    assert start.take(event[9:], 1.0, last=False)
     assert (start.data, start.is_error) == (ROLE + event, is_error)
 
 
 def test_what_is_held_back_is_bounded_and_ends_with_the_answer() -> None:
     start = AnswerStart(RequestKind.CHAT, STREAM)
-    assert not start.take(b":" * (MAX_PREAMBLE - 1), last=False)
-    assert start.take(b"\n", last=False)
-    assert AnswerStart(RequestKind.CHAT, STREAM).take(ROLE, last=True)
+    assert not start.take(b":" * (MAX_PREAMBLE - 1), 1.0, last=False)
+    assert start.take(b"\n", 1.0, last=False)
+    assert AnswerStart(RequestKind.CHAT, STREAM).take(ROLE, 1.0, last=True)
 
 
 @pytest.mark.parametrize(
@@ -100,5 +100,31 @@ def test_every_other_answer_begins_with_its_first_bytes(
     kind: RequestKind | None, answer: ResponseHead
 ) -> None:
     start = AnswerStart(kind, answer)
-    assert start.take(ROLE, last=False)
+    assert start.take(ROLE, 1.0, last=False)
     assert (start.data, start.is_error) == (ROLE, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "token", "computed"),
+    [
+        # vLLM sends them with the first output of the engine, of which the text may be held back.
+        (RequestKind.CHAT, ROLE, TOKEN, 1.0),
+        (RequestKind.COMPLETIONS, b'data: {"choices":[{"text":""}]}\n\n', TOKEN, 1.0),
+        # And this one before the engine computes.
+        (
+            RequestKind.RESPONSES,
+            b'data: {"type":"response.created"}\n\n',
+            b'data: {"type":"response.output_text.delta","delta":"a"}\n\n',
+            3.0,
+        ),
+    ],
+)
+def test_a_leg_lasts_until_the_engines_first_output(
+    kind: RequestKind, first: bytes, token: bytes, computed: float
+) -> None:
+    start = AnswerStart(kind, STREAM)
+    assert start.seconds_since(0.0) is None
+    assert not start.take(first, 1.0, last=False)
+    assert not start.take(first, 2.0, last=False)
+    assert start.take(token, 3.0, last=False)
+    assert start.seconds_since(0.0) == computed

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem_contract import endpoints
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, sign
 from tandem_contract.plan_keys import PlanKeys
@@ -107,6 +108,53 @@ async def test_every_routed_generation_gets_a_timing(
     assert timing.generated == (3 if is_known and not is_split else None)
 
 
+@pytest.mark.parametrize("path", [RoutingPath.FALLBACK, RoutingPath.UNIFIED])
+async def test_a_leg_ends_with_the_first_output_although_its_text_is_held_back(
+    harness: Harness, keys: PlanKeys, path: RoutingPath
+) -> None:
+    """As vLLM does for a stop string or a parser of tools."""
+    loop, sent, release = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    asked = 0.0
+
+    async def script(turn: Turn) -> None:
+        nonlocal asked
+        if turn.request.target == endpoints.MODELS:
+            turn.answer(200, b"{}")
+            return
+        asked = loop.time()
+        turn.stream()
+        turn.event('{"choices":[{"delta":{"role":"assistant","content":""}}]}')
+        sent.set()
+        await release.wait()
+        turn.event('{"choices":[{"delta":{"content":"hello"}}]}')
+        turn.event("[DONE]")
+        turn.end()
+
+    await harness.prefill()
+    harness.prefills[0].close_port()
+    await harness.start(script, keys=keys)
+    is_split = path is RoutingPath.FALLBACK
+    chosen = planned(harness, keys, RoutingPath.PREFILL_THEN_DECODE if is_split else path)
+    start = loop.time()
+    answer = asyncio.create_task(ask(harness, chosen, finish=asyncio.Event()))
+    await sent.wait()
+    # What was sent before a later request was answered has arrived.
+    await _list_models(harness)
+    arrived = loop.time()
+    while loop.time() - arrived <= asked - start:
+        await _list_models(harness)
+    later = loop.time() - asked
+    release.set()
+    timing = parse_timing(await answer or "")
+    assert timing.leg is not None
+    assert timing.leg < later, "it ends before the token, whatever the machine's speed"
+
+
+async def _list_models(harness: Harness) -> None:
+    async with harness.http.get(harness.url(endpoints.MODELS)) as answer:
+        await answer.read()
+
+
 async def test_a_request_without_a_router_gets_none(harness: Harness) -> None:
     await harness.start(FakeVllm())
     assert await ask(harness, {}) is None
@@ -172,7 +220,7 @@ async def test_a_lost_engine_is_nothing_known(harness: Harness, keys: PlanKeys) 
 
 
 def test_the_engines_figures_outweigh_the_usage() -> None:
-    measured = measure_leg(ENGINE, 2.0, b'{"usage":{"prompt_tokens":99}}', prefill=True)
+    measured = measure_leg(ENGINE, 2.0, b'{"usage":{"prompt_tokens":99}}')
     assert measured == Timing(queue=0.5, compute=1.25, cached=7, computed=9, leg=2.0, prompt=99)
     assert measure_leg(ENGINE, 2.0, b"{}").prompt == 16
     assert measure_leg(UNKNOWN, None, b"") is UNKNOWN

@@ -8,6 +8,7 @@ import msgspec
 
 TYPES: Final = {
     400: "BadRequestError",
+    401: "AuthenticationError",
     404: "NotFoundError",
     408: "RequestTimeoutError",
     413: "RequestEntityTooLargeError",

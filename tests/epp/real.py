@@ -72,7 +72,8 @@ class Backend:
             return web.Response(status=500, text="out of memory")
         if request.path == "/v1/responses/hang":
             await self.release.wait()
-        if request.path == "/v1/responses/die" and request.transport is not None:
+        dies = request.path == "/v1/responses/die" or b'"die"' in body
+        if dies and request.transport is not None:
             request.transport.abort()
         timing = Timing(queue=0.0, compute=0.5, cached=16, computed=48)
         response = web.StreamResponse(

@@ -236,6 +236,24 @@ async def test_envoys_own_errors_have_openais_format(stack: Stack) -> None:
     assert error["message"]
 
 
+async def test_errors_of_the_messages_api_have_anthropics_format(stack: Stack) -> None:
+    large = {"model": "m", "messages": [], "user": "x" * (5 << 20)}
+    for body, status, kind in (
+        ({"model": "m", "messages": [], "user": "die"}, 503, "overloaded_error"),
+        # The EPP's own where Envoy does not buffer.
+        (large, 413, "request_too_large"),
+    ):
+        data = io.BytesIO(json.dumps(body).encode())
+        headers = {"content-type": "application/json"}
+        async with stack.session.post(
+            stack.url + "/v1/messages", data=data, headers=headers
+        ) as response:
+            assert (response.status, response.content_type) == (status, "application/json")
+            answer = await response.json()
+        assert (answer["type"], answer["error"]["type"]) == ("error", kind)
+        assert answer["error"]["message"]
+
+
 async def test_no_header_of_a_client_makes_envoy_retry(stack: Stack) -> None:
     retry_headers = {
         "x-envoy-retry-on": "5xx,reset,gateway-error,retriable-4xx",

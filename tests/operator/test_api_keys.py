@@ -112,6 +112,18 @@ async def test_only_clients_with_a_key_are_served(clients: Clients) -> None:
     assert len(clients.backend.received) == 2
 
 
+async def test_a_refusal_has_the_form_of_its_api(clients: Clients) -> None:
+    for path, kind in (
+        ("/v1/completions", "AuthenticationError"),
+        ("/v1/messages", "authentication_error"),
+    ):
+        async with clients.session.post(clients.url + path, data=b"{}") as answer:
+            assert (answer.status, answer.content_type) == (401, "application/json")
+            error = (await answer.json())["error"]
+        assert error["type"] == kind
+        assert error["message"]
+
+
 async def test_the_engine_does_not_see_the_key(clients: Clients) -> None:
     await clients.status(authorization="Bearer key-a")
     await clients.status(x_api_key="key-b")

@@ -8,8 +8,10 @@ from pathlib import PurePosixPath
 from typing import Final, Literal
 
 from tandem_contract import headers as wire
+from tandem_contract.api_grammar import error_body
 from tandem_contract.api_paths import NOT_SERVED, ApiPaths
-from tandem_contract.openai_errors import TYPES, error_body
+from tandem_contract.openai_errors import TYPES
+from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.stalls import STALL_SECONDS
 
 from .clusters import EPP, FALLBACK, PICKED, TYPE, Json
@@ -22,7 +24,8 @@ _PICK_TIMEOUT: Final = "5s"
 any decode pod."""
 _LOG_FLUSH: Final = "0.2s"
 """How late the EPP learns that an answer ended too early."""
-_CONTENT_TOO_LARGE: Final = 413
+_ERROR_FORMS: Final = (PATHS[RequestKind.MESSAGES], "/")
+"""Prefixes of paths whose errors have a form of their own, and of all others."""
 EXT_PROC: Final = "http.ext_proc"
 """Name of the filter that asks the EPP, without its prefix."""
 API_KEY_AUTH: Final = "http.api_key_auth"
@@ -84,28 +87,33 @@ def drop_timing() -> Json:
 
 
 def error_replies(*, buffered: bool) -> list[Json]:
-    """Mappers that give Envoy's own error responses the shape of OpenAI's, as the EPP's have.
+    """Mappers that give Envoy's own error responses the form of their API, as the EPP's have.
 
     `buffered`: whether Envoy buffers request bodies, and so rejects large ones itself.
     """
-    # Envoy sets a response flag on the errors it makes; those of the EPP and of pods have none and
-    # must pass unchanged.
-    flagged: Json = {"response_flag_filter": {}}
-    replies = [_error_reply(status, [flagged]) for status in sorted(TYPES)]
-    if buffered:
-        # Envoy sets no flag on this one. When it buffers, the EPP sees no body that is too large,
-        # so a 413 can only be Envoy's.
-        replies.append(_error_reply(_CONTENT_TOO_LARGE, []))
-    return replies
+    # Envoy sets a response flag on the errors it makes; those of the EPP have none and must pass
+    # unchanged. It sets none on these two. The EPP asks for no key, and sees no body that is too
+    # large for Envoy's buffer.
+    unflagged = {401, 413} if buffered else {401}
+    # The first that matches is used: the prefix of all paths comes last.
+    return [
+        _error_reply(prefix, status, is_flagged=status not in unflagged)
+        for prefix in _ERROR_FORMS
+        for status in sorted(TYPES)
+    ]
 
 
-def _error_reply(status: int, filters: list[Json]) -> Json:
+def _error_reply(prefix: str, status: int, *, is_flagged: bool) -> Json:
     code = {"comparison": {"op": "EQ", "value": {"default_value": status, "runtime_key": "none"}}}
-    conditions = [{"status_code_filter": code}, *filters]
-    body = json.loads(error_body(status, "%LOCAL_REPLY_BODY%"))
+    path = {"name": ":path", "string_match": {"prefix": prefix}}
+    conditions: list[Json] = [{"status_code_filter": code}, {"header_filter": {"header": path}}]
+    if is_flagged:
+        conditions.append({"response_flag_filter": {}})
     return {
-        "filter": {"and_filter": {"filters": conditions}} if filters else conditions[0],
-        "body_format_override": {"json_format": body},
+        "filter": {"and_filter": {"filters": conditions}},
+        "body_format_override": {
+            "json_format": json.loads(error_body(prefix, status, "%LOCAL_REPLY_BODY%"))
+        },
     }
 
 
@@ -184,7 +192,10 @@ def routes(body_limit: int, api: ApiPaths) -> Json:
                 "name": "all",
                 "domains": ["*"],
                 "request_body_buffer_limit": body_limit,
-                "routes": [*(route for match in matches for route in _pod_routes(match)), _REFUSAL],
+                "routes": [
+                    *(route for match in matches for route in _pod_routes(match)),
+                    *map(_refusal, _ERROR_FORMS),
+                ],
             }
         ],
     }
@@ -198,26 +209,29 @@ def _pod_routes(match: Json) -> list[Json]:
     ]
 
 
-_REFUSAL: Final[Json] = {
-    "match": {"prefix": "/"},
-    "direct_response": {
-        "status": 404,
-        "body": {"inline_string": error_body(404, NOT_SERVED).decode()},
-    },
-    "response_headers_to_add": [
-        {
-            "header": {"key": "content-type", "value": "application/json"},
-            "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
-        }
-    ],
-    # The EPP need not decide on it.
-    "typed_per_filter_config": {
-        full_filter_name(EXT_PROC): {
-            "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
-            "disabled": True,
-        }
-    },
-}
+def _refusal(prefix: str) -> Json:
+    return {
+        "match": {"prefix": prefix},
+        "direct_response": {
+            "status": 404,
+            "body": {"inline_string": error_body(prefix, 404, NOT_SERVED).decode()},
+        },
+        "response_headers_to_add": [
+            {
+                "header": {"key": "content-type", "value": "application/json"},
+                "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+            }
+        ],
+        # The EPP need not decide on it.
+        "typed_per_filter_config": {
+            full_filter_name(EXT_PROC): {
+                "@type": TYPE + "extensions.filters.http.ext_proc.v3.ExtProcPerRoute",
+                "disabled": True,
+            }
+        },
+    }
+
+
 _RETRY_UNSENT: Final[Json] = {
     # Retries the same address, and only when the pod cannot have read any of the request. The
     # client gets a 503 of the picked pod as it is; the EPP avoids that pod in its next picks.

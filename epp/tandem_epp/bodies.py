@@ -1,6 +1,6 @@
 """Which body of a request is read, and how: JSON of a known kind, other JSON, or a form.
 
-    kind_of(request)            what the body holds, by path and content type
+    kind_of(request)            what the body holds, by the path
     parse_body(kind, body)      all that a pick reads of it
     named_model(request, body)  the model alone, of a body of no known kind
 
@@ -30,17 +30,19 @@ _JSON: Final = "application/json"
 
 def kind_of(request: HttpRequest) -> BodyKind | None:
     """The kind of request in the body; None for one of which at most the model is read."""
-    if not is_json(request):
+    if request.method != "POST":
         return None
+    # Whatever the content type says: some engines, and the sidecar, read these bodies as JSON in
+    # any case. vLLM refuses other types itself.
     return kind_of_path(request.path) or pooled_kind_of_path(request.path)
 
 
 def is_json(request: HttpRequest) -> bool:
-    """Whether `request` is a POST of JSON; a POST without a content type counts as one."""
+    """Whether the body is read as JSON: for a path of a known kind, and of any other POST if its
+    content type says so or is left out."""
     if request.method != "POST":
         return False
-    # What nearly all requests have, without a look at its parts.
-    if request.headers.get(CONTENT_TYPE, _JSON) == _JSON:
+    if request.headers.get(CONTENT_TYPE, _JSON) == _JSON or kind_of(request) is not None:
         return True
     return _media_type(request, "").endswith(("/json", "+json"))
 

@@ -374,7 +374,7 @@ def test_a_coded_body_is_refused_before_it_is_read(path: str) -> None:
     [
         HttpRequest("GET", "/v1/models", {}),
         HttpRequest("POST", "/v1/messages/count_tokens", {}),
-        HttpRequest("POST", "/v1/completions", {"content-type": "text/plain"}),
+        HttpRequest("POST", "/v1/chat/completions/batch", {"content-type": "text/plain"}),
     ],
 )
 def test_a_request_that_is_not_read_passes_through_with_an_id(request_head: HttpRequest) -> None:

@@ -149,16 +149,17 @@ def prefill_outcomes(
     prefill: str | None,
     status: int,
     *,
-    can_fall_back: bool,
+    has_failed: bool,
 ) -> Sequence[Outcome]:
     """The outcome at each prefill candidate of a split plan, in order; UNKNOWN where the sidecar's
     headers tell nothing.
 
     `candidates` are the names of the candidates as the sidecar would write them in `prefill`, the
-    header that names the one which ran the prefill, or was asked last.
+    header that names the one which ran the prefill, or was asked last. `has_failed`: whether the
+    response is the sidecar's error, because no prefill succeeded.
 
-    - path `prefill_then_decode`: the named candidate answered, and those before it failed. With an
-      error and no fallback (`can_fall_back` false) the named one failed, too.
+    - path `prefill_then_decode`: the named candidate answered or `has_failed`, and those before it
+      failed.
     - path `fallback`: the first candidate failed. Later ones may not have been asked.
     - any other path, or 429 or 503: the plan was not followed, or not to its end.
     """
@@ -170,8 +171,7 @@ def prefill_outcomes(
     elif path == RoutingPath.PREFILL_THEN_DECODE and prefill in candidates:
         named = candidates.index(prefill)
         outcomes[:named] = [Outcome.HANDOFF] * named
-        failed = status >= 500 and not can_fall_back
-        outcomes[named] = Outcome.HANDOFF if failed else Outcome.ANSWERED
+        outcomes[named] = Outcome.HANDOFF if has_failed else Outcome.ANSWERED
     return outcomes
 
 

@@ -14,6 +14,10 @@ judged at the end, if its metrics tell whether tokens flowed.
 """
 
 from collections.abc import Sequence
+from typing import Final
+
+from tandem_contract.paths import RoutingPath
+from tandem_contract.timing import parse_timing
 
 from .backends.fleet import Fleet
 from .backends.pods import Pod
@@ -28,6 +32,8 @@ from .outcomes import (
     ended_unproved,
     prefill_outcomes,
 )
+
+_SPLIT: Final = RoutingPath.PREFILL_THEN_DECODE
 
 
 class PlacedPods:
@@ -74,9 +80,10 @@ class PlacedPods:
         if not self.prefill:
             self._record(fleet, self.decode, outcome, now, _seconds(response.retry_after))
             return outcome
-        handoffs = self._handoff_outcomes(response)
-        if outcome.is_failure and Outcome.HANDOFF in handoffs and not self.can_fall_back:
-            # The sidecar's own error, for a prefill pod that failed.
+        has_failed = self._has_prefill_failed(response)
+        handoffs = self._handoff_outcomes(response, has_failed=has_failed)
+        if has_failed:
+            # The sidecar's own error, which says nothing about the decode pod.
             outcome = Outcome.UNKNOWN
         retry_after = _seconds(response.retry_after)
         self._record(fleet, self.decode, outcome, now, retry_after)
@@ -153,7 +160,16 @@ class PlacedPods:
             is_prefill=pod is not self.decode,
         )
 
-    def _handoff_outcomes(self, response: ResponseHeaders) -> Sequence[Outcome]:
+    def _has_prefill_failed(self, response: ResponseHeaders) -> bool:
+        """Whether the response is the sidecar's error, because no prefill succeeded."""
+        if self.can_fall_back or response.status < 500 or response.path != _SPLIT:
+            return False
+        # With the times of a prefill it is an error of the decode engine.
+        return parse_timing(response.timing or "").leg is None
+
+    def _handoff_outcomes(
+        self, response: ResponseHeaders, *, has_failed: bool
+    ) -> Sequence[Outcome]:
         named = response.prefill or ""
         names = [named if pod.is_named(named) else pod.name for pod in self.prefill]
         return prefill_outcomes(
@@ -161,7 +177,7 @@ class PlacedPods:
             response.path,
             response.prefill,
             response.status,
-            can_fall_back=self.can_fall_back,
+            has_failed=has_failed,
         )
 
 

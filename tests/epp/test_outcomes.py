@@ -57,37 +57,36 @@ def test_busy_and_unknown_are_no_failures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "prefill", "status", "can_fall_back", "outcomes"),
+    ("path", "prefill", "status", "has_failed", "outcomes"),
     [
-        (SPLIT, "p1", 200, True, [A, U, U]),
-        (SPLIT, "p2", 200, True, [F, A, U]),
-        (SPLIT, "p3", 200, True, [F, F, A]),
-        (SPLIT, "p2", 502, True, [F, A, U]),
-        (SPLIT, "p2", 502, False, [F, F, U]),
-        (SPLIT, "p1", 503, True, [U, U, U]),
-        (SPLIT, None, 200, True, [U, U, U]),
-        (SPLIT, "other", 200, True, [U, U, U]),
-        (FALLBACK, None, 200, True, [F, U, U]),
-        (RoutingPath.UNIFIED, None, 200, True, [U, U, U]),
-        (None, None, 200, True, [U, U, U]),
+        (SPLIT, "p1", 200, False, [A, U, U]),
+        (SPLIT, "p2", 200, False, [F, A, U]),
+        (SPLIT, "p3", 200, False, [F, F, A]),
+        (SPLIT, "p2", 502, False, [F, A, U]),
+        (SPLIT, "p2", 502, True, [F, F, U]),
+        (SPLIT, "p1", 503, False, [U, U, U]),
+        (SPLIT, None, 200, False, [U, U, U]),
+        (SPLIT, "other", 200, False, [U, U, U]),
+        (FALLBACK, None, 200, False, [F, U, U]),
+        (RoutingPath.UNIFIED, None, 200, False, [U, U, U]),
+        (None, None, 200, False, [U, U, U]),
     ],
 )
 def test_the_sidecars_headers_name_the_prefill_pod(
     path: str | None,
     prefill: str | None,
     status: int,
-    can_fall_back: bool,
+    has_failed: bool,
     outcomes: list[Outcome],
 ) -> None:
     candidates = ("p1", "p2", "p3")
     assert (
-        list(prefill_outcomes(candidates, path, prefill, status, can_fall_back=can_fall_back))
-        == outcomes
+        list(prefill_outcomes(candidates, path, prefill, status, has_failed=has_failed)) == outcomes
     )
 
 
 def test_without_prefill_candidates_a_fallback_blames_no_pod() -> None:
-    assert list(prefill_outcomes((), FALLBACK, None, 200, can_fall_back=True)) == []
+    assert list(prefill_outcomes((), FALLBACK, None, 200, has_failed=False)) == []
 
 
 def test_a_client_that_leaves_accuses_only_a_silent_pod() -> None:

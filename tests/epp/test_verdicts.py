@@ -72,6 +72,28 @@ def test_without_fallback_the_sidecars_error_is_the_prefill_pods() -> None:
     assert outcomes(setup) == {"d": {Outcome.UNKNOWN: 1}, "p": {Outcome.HANDOFF: 1}}
 
 
+@pytest.mark.parametrize(
+    ("status", "timing", "expected"),
+    [
+        (503, "-", {"d": {Outcome.UNKNOWN: 1}, "p": {Outcome.UNKNOWN: 1}}),
+        (503, "leg=0.1", {"d": {Outcome.BUSY: 1}, "p": {Outcome.UNKNOWN: 1}}),
+        (502, "-", {"d": {Outcome.UNKNOWN: 1}, "p": {Outcome.HANDOFF: 1}}),
+        (502, "leg=0.1", {"d": {Outcome.ERROR: 1}, "p": {Outcome.ANSWERED: 1}}),
+    ],
+    ids=["prefill busy", "decode busy", "prefill failed", "decode failed"],
+)
+def test_without_fallback_the_times_of_a_prefill_tell_which_pod_failed(
+    status: int, timing: str, expected: dict[str, dict[Outcome, int]]
+) -> None:
+    setup = PickerSetup(strict="", d="decode", p="prefill")
+    placement, _ = setup.place()
+    response = replace(SPLIT, status=status, prefill="p", timing=timing, retry_after="1")
+    placement.on_response_headers(response, NOW)
+    assert outcomes(setup) == expected
+    is_busy = setup["d"].health.state is HealthState.PAUSED
+    assert is_busy is (expected["d"] == {Outcome.BUSY: 1})
+
+
 def test_failing_prefill_pods_are_not_named_again() -> None:
     setup = PickerSetup(WEIGHTED, d="decode", p="prefill", q="prefill")
     for i in range(2 * EJECT_IN_A_ROW):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tandem_epp.backends.health import HealthState
 from tandem_sidecar.settings import Breaker, Settings
 
 from ..sidecar.peers import Peer, Turn, hangs
@@ -80,6 +81,23 @@ async def test_without_the_fallback_such_requests_are_refused(harness: Harness, 
     assert response.headers["retry-after"] == "1"
     assert "backend" in json.loads(answer)["error"]["message"]
     assert not prefill.requests + decode.requests
+
+
+@pytest.mark.parametrize("busy", ["prefill", "decode"])
+async def test_without_the_fallback_only_the_busy_backend_is_busy(
+    harness: Harness, busy: str
+) -> None:
+    async def is_busy(turn: Turn) -> None:
+        turn.answer(503, b"{}", "Retry-After: 9")
+
+    await harness.prefill("p", is_busy if busy == "prefill" else None)
+    await harness.decode("d", is_busy if busy == "decode" else None)
+    await harness.start({"fallback_to_unified": False})
+    response, _ = await harness.ask()
+    assert (response.status, response.headers["retry-after"]) == (503, "9")
+    fleet = harness.router.components.decisions.fleet
+    paused = [pod.name for pod in fleet if pod.health.state is HealthState.PAUSED]
+    assert paused == (["d"] if busy == "decode" else [])
 
 
 async def test_without_any_healthy_backend_requests_are_refused(harness: Harness) -> None:

@@ -286,13 +286,15 @@ class HandoffDriver:
     def _send_error(self, error: events_actions.SendError) -> None:
         if error.decode_failed and not self._has_exhausted_engine() and self._take_over():
             return
+        # With the times of a prefill the router knows that the decode engine failed.
+        timing = self._record.timing = self._attempts.timing
         self._record_response(error.status)
         send_error(
             self._client,
             self._generation.request,
             error.status,
             error.message,
-            self._served_by().encode(),
+            self._served_by(timing or UNKNOWN).encode(),
             close=self._closing,
             retry_after=error.retry_after,
         )

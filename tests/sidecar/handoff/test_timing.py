@@ -15,6 +15,7 @@ from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.timing import UNKNOWN, Timing, parse_timing
 from tandem_sidecar.handoff.timing import complete_timing, measure_leg, merge_timing
+from tandem_sidecar.settings import Policy
 
 from ..conftest import Harness
 from ..peers import PARAMS, Turn
@@ -153,6 +154,22 @@ async def test_a_leg_ends_with_the_first_output_although_its_text_is_held_back(
 async def _list_models(harness: Harness) -> None:
     async with harness.http.get(harness.url(endpoints.MODELS)) as answer:
         await answer.read()
+
+
+@pytest.mark.parametrize("fails", ["prefill", "decode"])
+async def test_an_error_has_the_times_of_a_prefill_that_succeeded(
+    harness: Harness, keys: PlanKeys, fails: str
+) -> None:
+    async def busy(turn: Turn) -> None:
+        turn.answer(503, b"{}")
+
+    async def dies(turn: Turn) -> None:
+        turn.die()
+
+    await harness.prefill(busy if fails == "prefill" else vllm_prefill)
+    await harness.start(dies, keys=keys, policy=Policy(fallback_to_unified=False))
+    value = await ask(harness, planned(harness, keys, RoutingPath.PREFILL_THEN_DECODE))
+    assert (parse_timing(value or "").leg is None) is (fails == "prefill")
 
 
 async def test_a_request_without_a_router_gets_none(harness: Harness) -> None:

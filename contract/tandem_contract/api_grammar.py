@@ -33,7 +33,7 @@ from typing import Any, Final
 import msgspec
 
 from . import openai_errors
-from .request_kinds import PATHS, RequestKind
+from .request_kinds import RequestKind, api_of_path
 from .transfer_params import REQUEST_ID
 
 MAX_PREAMBLE: Final = 1024 * 1024
@@ -143,7 +143,6 @@ GRAMMARS: Final[Mapping[RequestKind, Grammar]] = {
 
 # Errors.
 
-_MESSAGES_PATH: Final = PATHS[RequestKind.MESSAGES]
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
@@ -161,7 +160,7 @@ def error_body(path: str, status: int, message: str, *, param: str | None = None
 
     Anthropic's form for the messages API and what is below it, OpenAI's for every other path.
     """
-    if path.startswith(_MESSAGES_PATH) and path[len(_MESSAGES_PATH) :][:1] in ("", "/", "?"):
+    if api_of_path(path) is RequestKind.MESSAGES:
         return msgspec.json.encode(_anthropic_error(status, message))
     return openai_errors.error_body(status, message, param=param)
 
@@ -200,6 +199,8 @@ def _named_error(body: dict[str, Any]) -> bytes:
 class _Choice(msgspec.Struct, gc=False):
     text: Any = None
     token_ids: Any = None
+    logprobs: Any = None
+    """A token that a parser keeps back may have these and an empty delta."""
     delta: dict[str, Any] = {}
     finish_reason: Any = None
 
@@ -266,7 +267,7 @@ class StreamStart:
     The pieces may have their chunked coding: its lines are none of an event's.
     """
 
-    def __init__(self, kind: RequestKind) -> None:
+    def __init__(self, kind: RequestKind | None) -> None:
         self._kind = kind
         self._line = b""
         """The newest line, without its end."""
@@ -297,8 +298,8 @@ class StreamStart:
         return openai_errors.read_error(self._data)
 
 
-def read_event(kind: RequestKind, name: bytes, data: bytes) -> Meaning:
-    """What one event means. `name`: its `event` field; `data`: its data."""
+def read_event(kind: RequestKind | None, name: bytes, data: bytes) -> Meaning:
+    """What one event means. `kind`: None for an API without a row. `name`: its `event` field."""
     if name == b"error":
         return Meaning.ERROR
     if data == b"[DONE]":
@@ -306,18 +307,20 @@ def read_event(kind: RequestKind, name: bytes, data: bytes) -> Meaning:
     try:
         if kind is RequestKind.RESPONSES or kind is RequestKind.MESSAGES:
             return _read_typed_event(kind, _typed_event.decode(data))
-        return _read_chunk(_chunk.decode(data))
+        return _read_chunk(kind, _chunk.decode(data))
     except _UNREADABLE:
         return Meaning.TOKEN
 
 
-def _read_chunk(chunk: _Chunk) -> Meaning:
-    # The second form is that of older vLLM: the members of the error at the top.
-    if chunk.error is not None or (chunk.message is not None and not chunk.choices):
+def _read_chunk(kind: RequestKind | None, chunk: _Chunk) -> Meaning:
+    # Older vLLM writes the members of an error at the top; other APIs may mean anything by them.
+    is_older = kind is not None and chunk.message is not None and not chunk.choices
+    if chunk.error is not None or is_older:
         return Meaning.ERROR
     meaning = Meaning.NOTHING
     for choice in chunk.choices or ():
-        if choice.text or choice.token_ids or any(map(choice.delta.get, _TOKEN_FIELDS)):
+        has_token = choice.text or choice.token_ids or choice.logprobs
+        if has_token or any(map(choice.delta.get, _TOKEN_FIELDS)):
             return Meaning.TOKEN
         if choice.finish_reason == _FAILED:
             return Meaning.ERROR

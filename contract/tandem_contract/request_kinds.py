@@ -81,6 +81,12 @@ def kind_of_path(path: str) -> RequestKind | None:
     return _KINDS.get(path.partition("?")[0])
 
 
+def api_of_path(path: str) -> RequestKind | None:
+    """The kind that `path` (a query string may follow) serves, or is below; None: another API."""
+    path = path.partition("?")[0]
+    return next((kind for kind, own in PATHS.items() if f"{path}/".startswith(f"{own}/")), None)
+
+
 def pooled_kind_of_path(path: str) -> PooledKind | None:
     """The kind without generated tokens that `path` serves."""
     pooled = POOLED_PATHS.get(path.partition("?")[0])

@@ -36,6 +36,7 @@ class LegTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Request id of this attempt, as it appears in the engine's log."""
     started: float
     first_byte: float | None = None
+    """When the engine's answer began; a stream begins with a token."""
     ended: float | None = None
     result: str | None = None
     """How the leg ended, one word; None while it runs."""

@@ -44,6 +44,7 @@ TOKENS = [
     (CHAT, {"choices": [{"delta": {"reasoning": "hm"}}]}),
     (CHAT, {"choices": [{"delta": {"reasoning_content": "hm"}}]}),
     (CHAT, {"choices": [{"delta": {"refusal": "no"}}]}),
+    (CHAT, {"choices": [{"delta": {}, "logprobs": {"content": [{"token": "<think>"}]}}]}),
     (CHAT, {"choices": [{"delta": {"tool_calls": [{"function": {"name": "f"}}]}}]}),
     (GENERATE, {"choices": [{"token_ids": [1]}]}),
     (RESPONSES, {"type": "response.output_text.delta", "delta": "a"}),
@@ -92,6 +93,21 @@ def test_an_event_has_its_meaning(
     kind: RequestKind, event: dict[str, object], meaning: Meaning
 ) -> None:
     assert read_event(kind, b"", json.dumps(event).encode()) is meaning
+
+
+@pytest.mark.parametrize(
+    ("event", "meaning"),
+    [
+        ({"error": {"message": "lost"}}, Meaning.ERROR),
+        ({"message": "hello"}, Meaning.NOTHING),
+        ({"type": "response.failed"}, Meaning.NOTHING),
+    ],
+)
+def test_of_an_api_without_a_row_errors_of_openais_form_are_known(
+    event: dict[str, object], meaning: Meaning
+) -> None:
+    assert read_event(None, b"", json.dumps(event).encode()) is meaning
+    assert read_event(None, b"error", b"{}") is Meaning.ERROR
 
 
 @pytest.mark.parametrize("kind", RequestKind)

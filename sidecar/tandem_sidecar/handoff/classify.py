@@ -99,7 +99,7 @@ class AnswerStart:
         self._kind = kind
         self._precedes_computing = kind is not None and GRAMMARS[kind].precedes_computing
         is_readable = head.event_stream and head.value(b"content-encoding") in (b"", b"identity")
-        self._stream = StreamStart(kind or RequestKind.CHAT) if is_readable else None
+        self._stream = StreamStart(kind) if is_readable else None
 
     @property
     def error(self) -> tuple[int, str]:

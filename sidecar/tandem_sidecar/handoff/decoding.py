@@ -219,7 +219,7 @@ class DecodeLeg:
             (readers.add if head.value(_READS_STREAMS) else readers.discard)(self._engine)
         self.timing = read_timing(head)
         leg = self._leg
-        leg.first_byte, leg.status, leg.timing = self._loop.time(), head.status, self.timing
+        leg.status, leg.timing = head.status, self.timing
         if head.event_stream:
             self._chunks = EventChunks(head, wire=not self.payload_only)
         self._start = AnswerStart(self._kind, head)
@@ -309,6 +309,7 @@ class DecodeLeg:
             error = SendError(status, message, decode_failed=status >= 500)
             self._listener.on_decode_event(DecodeErrored(error=error))
         else:
+            self._leg.first_byte = self._loop.time()
             self._listener.on_decode_event(DecodeStarted())
         data, start.data = start.data, b""
         if self._aborted:

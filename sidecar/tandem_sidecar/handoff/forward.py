@@ -147,8 +147,7 @@ class Forward(ABC):
     # Receiver of the engine's answer.
 
     def head(self, head: ResponseHead) -> None:
-        leg = self.leg
-        leg.status, leg.first_byte = head.status, self._loop.time()
+        self.leg.status = head.status
         self._head = head
         self._start = AnswerStart(self.kind, head)
         self._liveness.alive = True
@@ -210,6 +209,7 @@ class Forward(ABC):
     def _begin(self, data: bytes) -> None:
         record, head = self.record, self._head
         record.status, record.first_byte = head.status, self._loop.time()
+        self.leg.first_byte = record.first_byte
         self.inspect_first_bytes(head, data)
         self.context.observer.on_answer(record, head)
         closing = self.context.lifecycle.draining

@@ -77,7 +77,8 @@ class Passthrough(Forward):
 
     def _switch(self, head: ResponseHead, call: Call) -> None:
         """Hand both connections to a tunnel; a silent engine is normal from here on."""
-        self.record.status, self.record.first_byte = head.status, self.leg.first_byte
+        self.record.status = head.status
+        self.record.first_byte = self.leg.first_byte = self._loop.time()
         self.context.observer.on_answer(self.record, head)
         self._liveness.unwatch(self)
         upgrade = b"connection: upgrade\r\nupgrade: %b\r\n" % head.value(b"upgrade")

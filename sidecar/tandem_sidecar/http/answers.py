@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import msgspec
 
 from tandem_contract.api_grammar import error_event
-from tandem_contract.request_kinds import kind_of_path
+from tandem_contract.request_kinds import api_of_path
 
 from .framing import LAST_CHUNK, Chunked, Sized, UntilClose, chunk
 from .messages import Request, ResponseHead
@@ -178,7 +178,7 @@ class Relay:
         if head is None or at is CutPoint.WITHIN_EVENT or not self._can_contain_event(head):
             self._client.abort()
             return
-        kind = kind_of_path(self._request.target.decode("latin-1"))
+        kind = api_of_path(self._request.target.decode("latin-1"))
         event = error_event(kind, status, message)
         # The head waits for the first bytes, which may have been held back until now.
         lines, self._head = self._head, b""

@@ -231,10 +231,12 @@ def left_at(record: Record) -> str:
     if record.first_byte is not None:
         return "answer"
     legs = [leg for leg in record.legs if leg.phase is not Phase.RELEASE]
-    if not legs or (legs[-1].phase is Phase.PREFILL and legs[-1].result is not Result.ANSWERED):
+    is_prefill = not legs or legs[-1].phase is Phase.PREFILL
+    if is_prefill and (not legs or legs[-1].result is not Result.ANSWERED):
         return "prefill"
+    is_admitted = not is_prefill and legs[-1].status is not None
     has_prefill = any(leg.phase is Phase.PREFILL for leg in legs)
-    return "handover" if has_prefill and legs[-1].first_byte is None else "decode"
+    return "handover" if has_prefill and not is_admitted else "decode"
 
 
 def to_trace(record: Record) -> SidecarTrace:

@@ -151,6 +151,7 @@ class Leg(msgspec.Struct, eq=False, gc=False):
     """The request id that the engine was given for this attempt; empty when none was sent."""
     started: float
     first_byte: float | None = None
+    """When the answer began; a stream begins with a token."""
     ended: float | None = None
     result: Result | None = None
     """None while the leg runs."""

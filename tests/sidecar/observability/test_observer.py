@@ -156,7 +156,7 @@ async def test_when_a_client_left(setup: Setup) -> None:
     assert left_at(request_record) == "handover"
     decode = request_record.leg(Phase.DECODE, "d-0", "a", RECEIVED + 1)
     assert left_at(request_record) == "handover"
-    decode.first_byte = RECEIVED + 2
+    decode.status = 200
     assert left_at(request_record) == "decode"
     request_record.first_byte = RECEIVED + 2
     assert left_at(request_record) == "answer"

@@ -7,9 +7,10 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tandem_contract.metrics import ENGINE_XFER_FAILED
-from tandem_contract.trace import SidecarTrace, trace_path
+from tandem_contract.trace import LegTrace, SidecarTrace, trace_path
 
 from ..conftest import Harness
+from ..fake_vllm import Answering, script
 from ..peers import Turn
 from ..wire import wire
 from .collector import Collector
@@ -41,6 +42,38 @@ async def test_an_ended_request_is_found_with_all_its_legs(harness: Harness) -> 
     assert 0 <= prefill.started <= (prefill.ended or 0) <= decode.started
     assert decode.started <= (decode.first_byte or 0) <= (trace.ended or 0)
     assert b"do not tell" not in page
+
+
+@pytest.mark.parametrize("split", [True, False])
+async def test_the_first_byte_of_a_leg_is_that_of_its_first_token(
+    harness: Harness, split: bool
+) -> None:
+    async def answers(turn: Answering) -> None:
+        turn.stream()
+        turn.write(*turn.events.preamble)
+        await harness.go.wait()
+        turn.write(*turn.events.tokens, *turn.events.end)
+        turn.end()
+
+    async def find_leg() -> LegTrace:
+        _, page = await find_traces(harness, "r1")
+        [trace] = msgspec.json.decode(page, type=list[SidecarTrace])
+        return trace.legs[-1]
+
+    await harness.prefill()
+    await harness.start(script(answers))
+    headers = {"x-request-id": "r1"} | (harness.candidates if split else {})
+    url, body = harness.url("/v1/responses"), b'{"input": "a", "stream": true}'
+    request = asyncio.create_task(harness.http.post(url, data=body, headers=headers))
+    await harness.decode.received(1)
+    async with asyncio.timeout(10):
+        while (leg := await find_leg()).status is None:
+            await asyncio.sleep(0.01)
+    assert leg.first_byte is None
+    harness.go.set()
+    async with await request as answer:
+        await answer.read()
+    assert (await find_leg()).first_byte is not None
 
 
 async def test_an_unknown_request_id_is_answered_with_404(harness: Harness) -> None:

@@ -1,17 +1,15 @@
 """Every API, whole and streamed, with every failure of a hand-off, behind the router."""
 
-import asyncio
-
 import pytest
 
 from tandem_contract.request_kinds import RequestKind
 from tandem_sidecar.settings import Settings
 
-from ..sidecar.cells import CELLS, FAILURES, Cell, Who, check
+from ..sidecar.cells import CELLS, FAILURES, Cell, Who, by_title, check, check_all, check_contents
 from ..sidecar.fake_vllm import Act, Answering, complete, script
 from ..sidecar.peers import hangs
 from ..sidecar.sdks import Server
-from .conftest import LOOPBACK, Harness, until
+from .conftest import LOOPBACK, Harness
 
 pytestmark = pytest.mark.component
 
@@ -23,28 +21,34 @@ ROUTED = [
     # Another backend serves a request whose engine hangs before its first byte: `real` has these.
     and (cell.stream or not cell.failure.hangs)
 ]
+BY_TITLE = by_title(ROUTED)
 
 
-@pytest.mark.parametrize("cell", ROUTED, ids=str)
-async def test_the_client_gets_the_answer_or_its_own_error(harness: Harness, cell: Cell) -> None:
-    failure = cell.failure
+@pytest.mark.parametrize("cells", BY_TITLE.values(), ids=BY_TITLE)
+async def test_clients_get_the_answer_or_an_error_of_their_own(
+    harness: Harness, cells: list[Cell]
+) -> None:
+    """All of them ask one router at the same time."""
+    failure = cells[0].failure
     prefill = await harness.prefill("p", failure.prefill and script(failure.prefill))
     decode = await harness.decode("d", script(failure.decode))
-    settings = Settings(listen=LOOPBACK, admin=LOOPBACK, **failure.settings)
+    settings = Settings(listen=LOOPBACK, admin=LOOPBACK, **cells[0].settings)
     timeout = f"{1000 * settings.prefill_timeout:.0f}ms"
-    await harness.start({"prefill_timeout": timeout}, settings=settings)
+    serving = {"prefill_timeout": timeout, "fallback_to_unified": cells[0].falls_back}
+    await harness.start(serving, settings=settings)
     if failure.refuses:
         prefill.close_port()
     if failure.hangs:
         decode.health = hangs
-    server = Server(harness.url(""))
-    checked = asyncio.create_task(check(cell, server))
-    lifecycle = harness.router.components.lifecycle
-    if failure.drains:
-        phase = "answering" if cell.stream else "decoding"
-        await until(lambda: phase in [work.describe()["phase"] for work in lifecycle.work])
-        lifecycle.drain()
-    await checked
+    await check_all(cells, Server(harness.url("")), harness.router.components.lifecycle)
+
+
+@pytest.mark.parametrize("name", ["nothing fails", "KV load fails"])
+async def test_choices_tool_calls_reasoning_and_usage(harness: Harness, name: str) -> None:
+    await harness.prefill("p")
+    await harness.decode("d", script(FAILURES[name].decode))
+    await harness.start()
+    await check_contents(name, Server(harness.url("")))
 
 
 BEFORE_A_TOKEN = ["decode dies before the first byte", "decode dies after its preamble"]

@@ -9,6 +9,7 @@ and their order are those of vLLM's `serving.py` in `entrypoints/openai/completi
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
 from tandem_contract import transfer_params
@@ -18,6 +19,9 @@ from .peers import Script, Turn
 
 WORDS: Final = ("one", " two", " three")
 """The text of every answer, a token each."""
+ARGUMENTS: Final = ('{"far"', ": ", "true}")
+"""The same of a called tool."""
+TOOL: Final = "look"
 TOKEN_IDS: Final = (11, 12, 13)
 MODEL: Final = "tiny"
 DONE: Final = "data: [DONE]\n\n"
@@ -36,6 +40,15 @@ _ITEMS_USAGE: Final = {
     "total_tokens": 43,
 }
 _MESSAGE_USAGE: Final = {"input_tokens": 40, "output_tokens": 3}
+
+
+class Content(StrEnum):
+    """What an answer consists of."""
+
+    TEXT = "text"
+    CHOICES = "two choices"
+    CALL = "tool call"
+    REASONING = "reasoning"
 
 
 @dataclass(frozen=True)
@@ -66,33 +79,49 @@ def _completions_event(choices: list[dict[str, Any]], **more: object) -> str:
     return _data({**head, "choices": choices, **more})
 
 
-def _completions() -> EventStream:
+def _completions(content: Content) -> EventStream:
     def token(text: str, finish: str | None) -> str:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
-        return _completions_event([{**choice, "stop_reason": None, "prompt_token_ids": None}])
+        choice = {"text": text, "logprobs": None, "finish_reason": finish}
+        more = {**choice, "stop_reason": None, "prompt_token_ids": None}
+        return "".join(_completions_event([{"index": i, **more}]) for i in _choices(content))
 
     usage = _completions_event([], usage=_USAGE)
-    return EventStream((), _with_finish(token), (usage, DONE), _openai_error())
+    tokens = tuple(map(token, WORDS, _FINISHES))
+    return EventStream((), tokens, (usage, DONE), _openai_error())
 
 
-def _chat() -> EventStream:
+def _choices(content: Content) -> range:
+    return range(2 if content is Content.CHOICES else 1)
+
+
+def _chat_deltas(content: Content) -> list[dict[str, Any]]:
+    """One for each token."""
+    if content is Content.REASONING:
+        return [{"reasoning": word} for word in WORDS]
+    if content is not Content.CALL:
+        return [{"content": word} for word in WORDS]
+    named = {"id": "call_1", "type": "function"}
+    first, *rest = ({"index": 0, "function": {"arguments": part}} for part in ARGUMENTS)
+    first = {**first, **named, "function": {"name": TOOL, "arguments": ARGUMENTS[0]}}
+    return [{"tool_calls": [call]} for call in (first, *rest)]
+
+
+def _chat(content: Content) -> EventStream:
     def chunk(choices: list[dict[str, Any]], **more: object) -> str:
         head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1}
         return _data({**head, "model": MODEL, "choices": choices, **more})
 
-    def choice(delta: dict[str, str], finish: str | None = None) -> dict[str, Any]:
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def all_choices(delta: dict[str, Any], finish: str | None = None) -> str:
+        choice = {"delta": delta, "logprobs": None, "finish_reason": finish}
+        return "".join(chunk([{"index": i, **choice}]) for i in _choices(content))
 
-    def token(text: str, finish: str | None) -> str:
-        return chunk([choice({"content": text}, finish)])
-
-    role = chunk([choice({"role": "assistant", "content": ""})])
-    return EventStream(
-        (role,), _with_finish(token), (chunk([], usage=_USAGE), DONE), _openai_error()
-    )
+    finishes = (None, None, "tool_calls" if content is Content.CALL else "length")
+    tokens = map(all_choices, _chat_deltas(content), finishes)
+    role = all_choices({"role": "assistant", "content": ""})
+    return EventStream((role,), tuple(tokens), (chunk([], usage=_USAGE), DONE), _openai_error())
 
 
-def _generate() -> EventStream:
+def _generate(_: Content) -> EventStream:
     def chunk(choices: list[dict[str, Any]], usage: object = None) -> str:
         head = {"request_id": "generate-1", "usage": usage, "output_mode": "tokens"}
         return _data({**head, "choices": choices})
@@ -107,62 +136,80 @@ def _generate() -> EventStream:
     return EventStream((), tokens, (chunk([], _USAGE), DONE), _openai_error())
 
 
-def _responses() -> EventStream:
+_RESPONSES_EVENTS: Final[Mapping[Content, tuple[str, str, str]]] = {
+    Content.TEXT: ("response.output_text", "text", "output_text"),
+    Content.REASONING: ("response.reasoning_text", "text", "reasoning_text"),
+    Content.CALL: ("response.function_call_arguments", "arguments", ""),
+}
+"""The name of the events with a token, the member that has them all, and the type of their part."""
+
+
+def _responses(content: Content) -> EventStream:
     numbers = iter(range(100))
 
-    def event(name: str, **members: object) -> str:
+    def event(name: str, /, **members: object) -> str:
         return _data({"type": name, "sequence_number": next(numbers), **members}, name)
 
-    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
-    empty = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-    message = {"id": "msg_1", "type": "message", "role": "assistant"}
-    begun, done = {**_RESPONSE, "status": "in_progress"}, whole(RequestKind.RESPONSES)
+    name, member, part_type = _RESPONSES_EVENTS[content]
+    begun, done = {**_RESPONSE, "status": "in_progress"}, whole(RequestKind.RESPONSES, content)
     (item,) = done["output"]
-    part: dict[str, Any] = item["content"][0]
+    place: dict[str, Any] = {"item_id": item["id"], "output_index": 0}
+    empty = {"arguments": ""} if content is Content.CALL else {"content": []}
     preamble = (
         event("response.created", response=begun),
         event("response.in_progress", response=begun),
     )
-    opened = (
-        event(
-            "response.output_item.added",
-            output_index=0,
-            item={**message, "content": [], "status": "in_progress"},
-        ),
-        event("response.content_part.added", **place, part=empty),
-    )
-    first, *rest = (
-        event("response.output_text.delta", **place, delta=word, logprobs=[]) for word in WORDS
-    )
+    added = {**item, "status": "in_progress", **empty}
+    opened = event("response.output_item.added", output_index=0, item=added)
+    if part_type:
+        place["content_index"] = 0
+        part = {"type": part_type, "text": "", "annotations": [], "logprobs": []}
+        opened += event("response.content_part.added", **place, part=part)
+    words = ARGUMENTS if content is Content.CALL else WORDS
+    first, *rest = (event(f"{name}.delta", **place, delta=word, logprobs=[]) for word in words)
+    ended = event(f"{name}.done", **place, **{member: "".join(words)}, name=TOOL, logprobs=[])
+    if part_type:
+        ended += event("response.content_part.done", **place, part=item["content"][0])
     end = (
-        event("response.output_text.done", **place, text=part["text"], logprobs=[]),
-        event("response.content_part.done", **place, part=part),
+        ended,
         event("response.output_item.done", output_index=0, item=item),
         event("response.completed", response=done),
     )
     # vLLM opens the item only when the first token is there. An error it cannot write: it is none
     # of the events that it validates against.
-    return EventStream(preamble, ("".join((*opened, first)), *rest), end, ())
+    return EventStream(preamble, (opened + first, *rest), end, ())
 
 
-def _messages() -> EventStream:
+_BLOCKS: Final[Mapping[Content, tuple[dict[str, Any], str, str]]] = {
+    Content.TEXT: ({"type": "text", "text": ""}, "text_delta", "text"),
+    Content.REASONING: ({"type": "thinking", "thinking": ""}, "thinking_delta", "thinking"),
+    Content.CALL: (
+        {"type": "tool_use", "id": "call_1", "name": TOOL, "input": {}},
+        "input_json_delta",
+        "partial_json",
+    ),
+}
+"""How the block begins, and the type and the member of its deltas."""
+
+
+def _messages(content: Content) -> EventStream:
     def event(name: str, **members: object) -> str:
         return _data({"type": name, **members}, name)
 
-    def delta(text: str) -> str:
-        return event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+    block, delta_type, member = _BLOCKS[content]
 
-    empty = {**whole(RequestKind.MESSAGES), "content": [], "stop_reason": None}
+    def delta(word: str) -> str:
+        return event("content_block_delta", index=0, delta={"type": delta_type, member: word})
+
+    done = whole(RequestKind.MESSAGES, content)
+    empty = {**done, "content": [], "stop_reason": None}
     usage = {"input_tokens": 40, "output_tokens": 0}
-    first, *rest = map(delta, WORDS)
-    opened = event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    first, *rest = map(delta, ARGUMENTS if content is Content.CALL else WORDS)
+    opened = event("content_block_start", index=0, content_block=block)
+    ended = {"stop_reason": done["stop_reason"], "stop_sequence": None}
     end = (
         event("content_block_stop", index=0),
-        event(
-            "message_delta",
-            delta={"stop_reason": "max_tokens", "stop_sequence": None},
-            usage=_MESSAGE_USAGE,
-        ),
+        event("message_delta", delta=ended, usage=_MESSAGE_USAGE),
         event("message_stop"),
     )
     error = event("error", error={"type": "internal_error", "message": "Internal server error"})
@@ -171,10 +218,6 @@ def _messages() -> EventStream:
 
 
 _FINISHES: Final = (None, None, "length")
-
-
-def _with_finish(token: Callable[[str, str | None], str]) -> tuple[str, ...]:
-    return tuple(map(token, WORDS, _FINISHES))
 
 
 def _openai_error() -> tuple[str, ...]:
@@ -200,39 +243,57 @@ _RESPONSE: Final[Mapping[str, Any]] = {
 }
 
 
-def whole(kind: RequestKind) -> Any:
+def whole(kind: RequestKind, content: Content = Content.TEXT) -> Any:
     """The answer that is not streamed: a JSON object."""
-    text = "".join(WORDS)
-    choice = {"index": 0, "logprobs": None, "finish_reason": "length", "stop_reason": None}
+    text, arguments = "".join(WORDS), "".join(ARGUMENTS)
+    is_call, is_reasoning = content is Content.CALL, content is Content.REASONING
+    finish = "tool_calls" if is_call else "length"
+    choice = {"logprobs": None, "finish_reason": finish, "stop_reason": None}
     match kind:
         case RequestKind.COMPLETIONS:
             head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": MODEL}
-            return {**head, "choices": [{**choice, "text": text}], "usage": _USAGE}
+            choices = [{"index": i, **choice, "text": text} for i in _choices(content)]
+            return {**head, "choices": choices, "usage": _USAGE}
         case RequestKind.CHAT:
             head = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": MODEL}
-            message = {"role": "assistant", "content": text}
-            return {**head, "choices": [{**choice, "message": message}], "usage": _USAGE}
+            message: dict[str, Any] = {"role": "assistant", "content": text}
+            if is_reasoning:
+                message |= {"content": None, "reasoning": text}
+            elif is_call:
+                function = {"name": TOOL, "arguments": arguments}
+                call = {"id": "call_1", "type": "function", "function": function}
+                message |= {"content": None, "tool_calls": [call]}
+            choices = [{"index": i, **choice, "message": message} for i in _choices(content)]
+            return {**head, "choices": choices, "usage": _USAGE}
         case RequestKind.GENERATE:
             head = {"request_id": "generate-1", "output_mode": "tokens", "usage": _USAGE}
-            return {**head, "choices": [{**choice, "token_ids": list(TOKEN_IDS)}]}
+            return {**head, "choices": [{"index": 0, **choice, "token_ids": list(TOKEN_IDS)}]}
         case RequestKind.RESPONSES:
-            part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
-            item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed"}
-            output = [{**item, "content": [{**part, "logprobs": None}]}]
-            return {**_RESPONSE, "status": "completed", "output": output, "usage": _ITEMS_USAGE}
+            item: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant"}
+            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
+            if is_reasoning:
+                item = {"id": "rs_1", "type": "reasoning", "summary": []}
+                part = {"type": "reasoning_text", "text": text}
+            item |= {"status": "completed", "content": [part]}
+            if is_call:
+                item = {"id": "fc_1", "type": "function_call", "status": "completed"}
+                item |= {"call_id": "call_1", "name": TOOL, "arguments": arguments}
+            return {**_RESPONSE, "status": "completed", "output": [item], "usage": _ITEMS_USAGE}
         case RequestKind.MESSAGES:
             head = {"id": "chatcmpl-1", "type": "message", "role": "assistant", "model": MODEL}
-            content = [{"type": "text", "text": text}]
-            end = {"stop_reason": "max_tokens", "stop_sequence": None, "usage": _MESSAGE_USAGE}
-            return {**head, "content": content, **end}
+            block, _, member = _BLOCKS[content]
+            full = {**block, "input": json.loads(arguments)} if is_call else {**block, member: text}
+            stop = "tool_use" if is_call else "max_tokens"
+            end = {"stop_reason": stop, "stop_sequence": None, "usage": _MESSAGE_USAGE}
+            return {**head, "content": [full], **end}
 
 
-STREAMS: Final[Mapping[RequestKind, EventStream]] = {
-    RequestKind.COMPLETIONS: _completions(),
-    RequestKind.CHAT: _chat(),
-    RequestKind.RESPONSES: _responses(),
-    RequestKind.MESSAGES: _messages(),
-    RequestKind.GENERATE: _generate(),
+_STREAMS: Final[Mapping[RequestKind, Callable[[Content], EventStream]]] = {
+    RequestKind.COMPLETIONS: _completions,
+    RequestKind.CHAT: _chat,
+    RequestKind.RESPONSES: _responses,
+    RequestKind.MESSAGES: _messages,
+    RequestKind.GENERATE: _generate,
 }
 
 
@@ -246,6 +307,17 @@ class Answering(Turn):
         return kind
 
     @property
+    def content(self) -> Content:
+        """What the request asks for."""
+        fields = self.request.json
+        if fields.get("n", 1) > 1:
+            return Content.CHOICES
+        if fields.get("tools"):
+            return Content.CALL
+        reasons = {"reasoning_effort", "reasoning", "thinking"} & fields.keys()
+        return Content.REASONING if reasons else Content.TEXT
+
+    @property
     def streams(self) -> bool:
         return self.request.json.get("stream") is True
 
@@ -256,7 +328,7 @@ class Answering(Turn):
 
     @property
     def events(self) -> EventStream:
-        return STREAMS[self.kind]
+        return _STREAMS[self.kind](self.content)
 
     def write(self, *events: str) -> None:
         """Send each event in a chunk of its own, as uvicorn does."""
@@ -266,7 +338,7 @@ class Answering(Turn):
     def complete(self) -> None:
         """Send the whole answer."""
         if not self.streams:
-            self.answer(200, json.dumps(whole(self.kind)).encode())
+            self.answer(200, json.dumps(whole(self.kind, self.content)).encode())
             return
         self.stream()
         self.write(*self.events.whole)

@@ -6,6 +6,7 @@ The text of the whole answer, or the error that the client raises; an SDK must r
 types (`SDK_ERRORS`).
 """
 
+import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -43,7 +44,7 @@ Ask = Callable[[Server, str, int, bool], Coroutine[Any, Any, str]]
 
 
 async def _completions(server: Server, prompt: str, tokens: int, stream: bool) -> str:
-    async with _openai(server) as client:
+    async with openai_client(server) as client:
         answer = await client.completions.create(
             model=MODEL,
             prompt=prompt,
@@ -58,7 +59,7 @@ async def _completions(server: Server, prompt: str, tokens: int, stream: bool) -
 
 
 async def _chat(server: Server, prompt: str, tokens: int, stream: bool) -> str:
-    async with _openai(server) as client:
+    async with openai_client(server) as client:
         answer = await client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": prompt}],
@@ -73,7 +74,7 @@ async def _chat(server: Server, prompt: str, tokens: int, stream: bool) -> str:
 
 
 async def _responses(server: Server, prompt: str, tokens: int, stream: bool) -> str:
-    async with _openai(server) as client:
+    async with openai_client(server) as client:
         answer = await client.responses.create(
             model=MODEL,
             input=prompt,
@@ -90,14 +91,7 @@ async def _responses(server: Server, prompt: str, tokens: int, stream: bool) -> 
 
 
 async def _messages(server: Server, prompt: str, tokens: int, stream: bool) -> str:
-    client = anthropic.AsyncAnthropic(
-        base_url=server.url,
-        api_key="none",
-        default_headers=server.headers,
-        max_retries=0,
-        timeout=SECONDS,
-    )
-    async with client:
+    async with anthropic_client(server) as client:
         answer = await client.messages.create(
             model=MODEL,
             messages=[{"role": "user", "content": prompt}],
@@ -117,15 +111,31 @@ async def _messages(server: Server, prompt: str, tokens: int, stream: bool) -> s
 
 
 _IGNORE_EOS: Final = {"ignore_eos": True}
+_TLS: Final = ssl.create_default_context()
+"""Unused. Each client would make one, which takes longer than its request."""
 
 
-def _openai(server: Server) -> openai.AsyncOpenAI:
+def anthropic_client(server: Server) -> anthropic.AsyncAnthropic:
+    """A client that asks once, and waits for SECONDS."""
+    return anthropic.AsyncAnthropic(
+        base_url=server.url,
+        api_key="none",
+        default_headers=server.headers,
+        max_retries=0,
+        timeout=SECONDS,
+        http_client=anthropic.DefaultAsyncHttpxClient(verify=_TLS),
+    )
+
+
+def openai_client(server: Server) -> openai.AsyncOpenAI:
+    """The same."""
     return openai.AsyncOpenAI(
         base_url=f"{server.url}/v1",
         api_key="none",
         default_headers=server.headers,
         max_retries=0,
         timeout=SECONDS,
+        http_client=openai.DefaultAsyncHttpxClient(verify=_TLS),
     )
 
 

@@ -245,8 +245,6 @@ _TOKEN_FIELDS: Final = (
     "function_call",
 )
 """What the delta of a chat may add."""
-_FAILED: Final = "error"
-"""The finish reason of an engine that gave up."""
 _WITHOUT_TOKENS: Final = frozenset(
     {
         "response.created",
@@ -262,10 +260,8 @@ _WITHOUT_TOKENS: Final = frozenset(
 
 
 class StreamStart:
-    """Reads a stream, piece by piece, until its first token, its end or an error.
-
-    The pieces may have their chunked coding: its lines are none of an event's.
-    """
+    """Reads a stream until its first token, its end or an error. The pieces may have their chunked
+    coding: its lines are none of an event's."""
 
     def __init__(self, kind: RequestKind | None) -> None:
         self._kind = kind
@@ -322,7 +318,7 @@ def _read_chunk(kind: RequestKind | None, chunk: _Chunk) -> Meaning:
         has_token = choice.text or choice.token_ids or choice.logprobs
         if has_token or any(map(choice.delta.get, _TOKEN_FIELDS)):
             return Meaning.TOKEN
-        if choice.finish_reason == _FAILED:
+        if choice.finish_reason == "error":
             return Meaning.ERROR
         if choice.finish_reason:
             meaning = Meaning.END

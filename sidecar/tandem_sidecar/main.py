@@ -153,7 +153,7 @@ def settings_from(flags: Flags) -> Settings:
     "--push-timeout",
     type=DURATION,
     default=duration_text(_DEFAULTS.push_timeout),
-    help="With nixl-push: a decode without a first token after this time is run without the KV.",
+    help="With nixl-push: a decode without output after this time is run without the KV.",
 )
 @click.option(
     "--fallback-to-unified/--no-fallback-to-unified",

@@ -97,7 +97,7 @@ class Settings:
     KV. A timeout in the signed plan takes precedence. Too low: prompts whose KV is on its way are
     computed again."""
     push_timeout: float = 300.0
-    """Seconds without a first token of the decode after which the KV of a pushed hand-off is given
+    """Seconds without output of the decode engine after which the KV of a pushed hand-off is given
     up and the decode engine computes the prompt. Too low: long answers that are not streamed are
     computed twice."""
     silence_timeout: float = 10.0

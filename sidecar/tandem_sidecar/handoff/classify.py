@@ -106,6 +106,11 @@ class AnswerStart:
         """HTTP status and message of the error that begins the stream."""
         return (500, "") if self._stream is None else self._stream.error()
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether the bytes tell that the prompt is computed, and its KV there."""
+        return self._computed is not None
+
     def seconds_since(self, start: float) -> float | None:
         """From `start` until the prompt was computed. A stream may tell it before its first token,
         whose text a stop string or a parser of tools holds back. None: it is not told."""

@@ -96,7 +96,7 @@ class DecodeLeg:
         self._early_bytes: tuple[bytes, bool] | None = None
         """First bytes of the answer that may not be sent yet, and whether they are the last."""
         self._call: Call | None = None
-        self._first_token_timer: asyncio.TimerHandle | None = None
+        self._output_timer: asyncio.TimerHandle | None = None
         self._liveness = context.liveness.watch(engine, self)
 
     def send(
@@ -106,22 +106,20 @@ class DecodeLeg:
         *,
         reads_kv: bool,
         rank: int | None,
-        first_token_timeout: float | None,
+        output_timeout: float | None,
         transfer_timeout: float | None,
     ) -> None:
         """Send the leg. One that reads KV is sent only once: a second read could come after the
         producer freed the blocks and gave them to another prompt.
 
-        `rank`: the data-parallel rank that `request` names. `first_token_timeout`: seconds, for an
+        `rank`: the data-parallel rank that `request` names. `output_timeout`: seconds, for an
         engine that might wait for KV without limit. `transfer_timeout`: seconds for its KV to
         arrive, where the engine tells that it has not.
         """
         if not reads_kv:
             self._overlap = self._context.overlaps.begin((self._engine, rank))
-        if first_token_timeout is not None:
-            self._first_token_timer = self._loop.call_later(
-                first_token_timeout, self._expire, first_token_timeout
-            )
+        if output_timeout is not None:
+            self._output_timer = self._loop.call_later(output_timeout, self._expire, output_timeout)
         if transfer_timeout is not None:
             self._context.transfers.watch(self._engine, self, transfer_timeout)
         self._reads_kv = reads_kv
@@ -272,7 +270,7 @@ class DecodeLeg:
         self._give_up(f"{self._engine}: the KV did not arrive within {seconds:.3g}s")
 
     def _expire(self, seconds: float) -> None:
-        self._give_up(f"{self._engine}: no first token within {seconds:.3g}s of a pushed hand-off")
+        self._give_up(f"{self._engine}: no output within {seconds:.3g}s of a pushed hand-off")
 
     def _give_up(self, detail: str) -> None:
         """The KV does not arrive, though the engine lives."""
@@ -289,15 +287,21 @@ class DecodeLeg:
 
     def _stop_waiting_for_kv(self) -> None:
         self._context.transfers.unwatch(self._engine, self)
-        if self._first_token_timer is not None:
-            self._first_token_timer.cancel()
-            self._first_token_timer = None
+        self._cancel_output_timer()
+
+    def _cancel_output_timer(self) -> None:
+        if self._output_timer is not None:
+            self._output_timer.cancel()
+            self._output_timer = None
 
     def _start_answer(self, data: bytes, last: bool) -> None:
         """Hold the bytes back until the answer begins, then report it; within the call the listener
         forwards, waits or aborts."""
         start = self._start
-        if not start.take(data, self._loop.time(), last=last):
+        has_begun = start.take(data, self._loop.time(), last=last)
+        if start.is_computed:
+            self._cancel_output_timer()
+        if not has_begun:
             return
         self._has_begun = True
         self._stop_waiting_for_kv()

@@ -231,7 +231,7 @@ class HandoffDriver:
             request,
             reads_kv=reads_kv,
             rank=rank,
-            first_token_timeout=timeout,
+            output_timeout=timeout,
             transfer_timeout=self._transfer_timeout if reads_kv else None,
         )
         if self._client_is_slow:

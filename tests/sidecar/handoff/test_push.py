@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tandem_sidecar.settings import Policy
 
 from ..conftest import Harness
@@ -37,7 +39,7 @@ async def test_kv_that_never_arrives_is_an_error_without_fallback(harness: Harne
     await harness.start(waits_for_kv, policy=Policy(fallback_to_unified=False), **CONNECTOR)
     async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as answer:
         assert answer.status == 502
-        assert b"no first token within 0.3s of a pushed hand-off" in await answer.read()
+        assert b"no output within 0.3s of a pushed hand-off" in await answer.read()
 
 
 async def given_up(harness: Harness) -> None:
@@ -46,13 +48,18 @@ async def given_up(harness: Harness) -> None:
         assert (answer.status, answer.headers[PATH]) == (200, "fallback")
 
 
-async def test_the_push_timeout_ends_with_the_first_byte(harness: Harness) -> None:
+@pytest.mark.parametrize(
+    "first", ["1", '{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}']
+)
+async def test_the_push_timeout_ends_with_the_first_output(harness: Harness, first: str) -> None:
+    """vLLM sends the role with its first output; a parser may hold back many tokens after it."""
+
     async def slow(turn: Turn) -> None:
         if b"stream" not in turn.request.body:
             await waits_for_kv(turn)
             return
         turn.stream()
-        turn.event("1")
+        turn.event(first)
         await harness.go.wait()
         turn.event("[DONE]")
         turn.end()
@@ -60,11 +67,14 @@ async def test_the_push_timeout_ends_with_the_first_byte(harness: Harness) -> No
     await harness.prefill()
     await harness.start(slow, **CONNECTOR)
     stream = BODY.replace(b"{", b'{"stream": true, ', 1)
-    async with harness.http.post(harness.url(), data=stream, headers=harness.candidates) as answer:
-        assert await answer.content.readline() == b"data: 1\n"
-        await given_up(harness)
-        harness.go.set()
-        assert (await answer.read()).endswith(b"data: [DONE]\n\n")
+    url, candidates = harness.url("/v1/chat/completions"), harness.candidates
+    asked = asyncio.create_task(harness.http.post(url, data=stream, headers=candidates))
+    await harness.decode.received(1)
+    await given_up(harness)
+    harness.go.set()
+    async with await asked as answer:
+        assert answer.headers[PATH] == "prefill_then_decode"
+        assert await answer.read() == f"data: {first}\n\ndata: [DONE]\n\n".encode()
 
 
 async def test_a_client_that_disconnects_first_cancels_the_push_timeout(harness: Harness) -> None:

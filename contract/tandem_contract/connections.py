@@ -3,7 +3,8 @@
 A server has a bound on its connections. When it is full, a newcomer gets the place of a client that
 the server waits for, not the other way round: first of the address that has the most connections,
 there first one between two requests, then one whose request is late, and of these the one that has
-been silent for longest. A connection whose request is being served is never closed for another.
+been without progress for longest. A connection whose request is being served is never closed for
+another, nor one whose bytes the server has yet to read.
 
 So one address can take all places only while no other one asks. No address has a bound of its own,
 because a gateway, or a node that translates addresses, may be a server's only client.
@@ -11,16 +12,19 @@ because a gateway, or a node that translates addresses, may be a server's only c
 
 import asyncio
 import fcntl
-import heapq
 import resource
+import socket
 import sys
 import termios
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from typing import Final, Protocol, TypeVar
 
 LATE_SECONDS: Final = 2.0
-"""Seconds without a byte of a client, after which a full server may close its connection. Longer:
+"""Seconds without progress of a client, after which a full server may close its connection. Longer:
 half-sent requests keep others waiting; shorter: new connections end before their first request."""
 _SHARE: Final = 64
 """One in so many connections is closed at once: the search costs time for each connection."""
@@ -33,9 +37,32 @@ class Connection(Protocol):
     def peer(self) -> str:
         """The client's address."""
 
-    def silence(self, now: float) -> tuple[bool, float] | None:
-        """Whether a request has begun, and the seconds since the client's last byte; None: the
-        server works for the client, which waits."""
+    @property
+    def sock(self) -> socket.socket | None:
+        """The connection's socket; None: it has no real one."""
+
+    def without_progress(self, now: float) -> tuple[bool, float] | None:
+        """Whether a request has begun, and the seconds since the client's last progress with it;
+        None: the server works for the client, which waits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Beginning:
+    """A connection whose first byte, or TLS handshake, a task waits for."""
+
+    task: asyncio.Task[None]
+    sock: socket.socket
+    peer: str
+    accepted: float
+    """The loop's time."""
+
+    def without_progress(self, now: float) -> tuple[bool, float]:
+        """See `Connection`."""
+        return True, now - self.accepted
+
+    def evict(self) -> None:
+        """Close it."""
+        self.task.cancel()
 
 
 AnyConnection = TypeVar("AnyConnection", bound=Connection)
@@ -46,14 +73,15 @@ def to_evict(connections: Collection[AnyConnection], now: float) -> list[AnyConn
     counts = Counter(connection.peer for connection in connections)
     waiting = []
     for connection in connections:
-        if (silence := connection.silence(now)) is not None:
-            in_request, seconds = silence
+        if (progress := connection.without_progress(now)) is not None:
+            in_request, seconds = progress
             if seconds >= LATE_SECONDS:
                 key = counts[connection.peer], not in_request, seconds
                 waiting.append((key, connection))
-    number = max(1, len(connections) // _SHARE)
-    most = heapq.nlargest(number, waiting, key=lambda each: each[0])
-    return [connection for _, connection in most]
+    waiting.sort(key=itemgetter(0), reverse=True)
+    # Asked last, because it is a system call for each.
+    late = (connection for _, connection in waiting if not has_unread(connection.sock))
+    return list(islice(late, max(1, len(connections) // _SHARE)))
 
 
 def address_of(peername: object) -> str:
@@ -67,12 +95,19 @@ def unsent_bytes(transport: asyncio.Transport) -> int:
     The transport's buffer alone is not enough: the kernel asks for more data only when a third of
     its buffer, which may hold megabytes, is free; until then a slow reader looks stalled.
     """
-    buffered = transport.get_write_buffer_size()
-    raw = transport.get_extra_info("socket")
-    if raw is None or raw.fileno() < 0:
-        return buffered
-    in_kernel = fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, bytes(4))
-    return buffered + int.from_bytes(in_kernel, sys.byteorder)
+    sock = transport.get_extra_info("socket")
+    return transport.get_write_buffer_size() + _bytes_in_kernel(sock, termios.TIOCOUTQ)
+
+
+def has_unread(sock: socket.socket | None) -> bool:
+    """Whether the kernel has bytes that were not read from `sock`, a transport's `socket`."""
+    return _bytes_in_kernel(sock, termios.FIONREAD) > 0
+
+
+def _bytes_in_kernel(sock: socket.socket | None, queue: int) -> int:
+    if sock is None or sock.fileno() < 0:
+        return 0
+    return int.from_bytes(fcntl.ioctl(sock.fileno(), queue, bytes(4)), sys.byteorder)
 
 
 def raise_descriptor_limit() -> int:

@@ -6,6 +6,7 @@ await loop.create_server(web, sock=listener)
 """
 
 import asyncio
+import socket
 from typing import Any, Final, cast
 
 from aiohttp import web
@@ -22,6 +23,8 @@ HANDSHAKE_SECONDS: Final = 10.0
 """Seconds for a TLS handshake."""
 _LINGER_SECONDS: Final = 1.0
 """Seconds for which the rest of a body is read that no handler has read."""
+_PIECE: Final = 256 * 1024
+"""Most bytes of a body that are read at once."""
 _HANDLER: Final[dict[str, Any]] = {"access_log": None, "auto_decompress": False}
 """Settings of aiohttp's connections. It takes None for no log, which its annotations do not say. No
 body is inflated: a few bytes can become millions."""
@@ -73,7 +76,7 @@ class WebConnections:
 class WebConnection(web.RequestHandler):
     """A connection that knows whether its client or its server is waited for."""
 
-    __slots__ = ("_connections", "_is_served", "_last_byte", "body_since", "peer")
+    __slots__ = ("_connections", "_is_served", "_last_byte", "body_since", "peer", "sock")
 
     def __init__(self, server: "web.Server", connections: WebConnections) -> None:
         super().__init__(
@@ -89,8 +92,9 @@ class WebConnection(web.RequestHandler):
         self.body_since: float | None = None
         """When a handler began to wait for more of the body; None: it waits for none."""
         self.peer = ""
+        self.sock: socket.socket | None = None
 
-    def silence(self, now: float) -> tuple[bool, float] | None:
+    def without_progress(self, now: float) -> tuple[bool, float] | None:
         """See `connections.Connection`."""
         if self._is_served:
             return None if self.body_since is None else (True, now - self.body_since)
@@ -102,6 +106,7 @@ class WebConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.peer = address_of(transport.get_extra_info("peername"))
+        self.sock = transport.get_extra_info("socket")
         self._last_byte = asyncio.get_running_loop().time()
         has_place = self._connections.add(self)
         super().connection_made(transport)
@@ -131,3 +136,17 @@ async def _begin(request: web.Request, handler: Handler) -> web.StreamResponse:
     if isinstance(request.protocol, WebConnection):
         request.protocol.serve()
     return await handler(request)
+
+
+async def read_piece(request: web.Request, seconds: float, ends: float) -> bytes:
+    """The next bytes of a body, empty at its end. Raises TimeoutError after `seconds`, and at
+    `ends`, the loop's time."""
+    now, connection = asyncio.get_running_loop().time(), request.protocol
+    if isinstance(connection, WebConnection):
+        connection.body_since = now
+    try:
+        async with asyncio.timeout(min(seconds, ends - now)):
+            return await request.content.read(_PIECE)
+    finally:
+        if isinstance(connection, WebConnection):
+            connection.body_since = None

@@ -12,6 +12,7 @@ from tandem_contract import endpoints
 from tandem_contract.metrics_text import metrics_text
 
 from .body import ApiError, convert, decode_json
+from .intake import BODY
 from .long_work import work_on
 from .protocol import check_token_ids
 from .served_model import ServedModel
@@ -55,7 +56,7 @@ class _Info:
         self._created = int(time.time())
 
     async def tokenize(self, http: web.Request) -> web.Response:
-        data = await http.read()
+        data = http[BODY]
         return await work_on(len(data), self._tokenize, data)
 
     def _tokenize(self, data: bytes) -> web.Response:
@@ -83,7 +84,7 @@ class _Info:
         )
 
     async def detokenize(self, http: web.Request) -> web.Response:
-        data = await http.read()
+        data = http[BODY]
         return await work_on(len(data), self._detokenize, data)
 
     def _detokenize(self, data: bytes) -> web.Response:

@@ -11,9 +11,10 @@ import signal
 import socket
 from typing import Final
 
-from aiohttp import web
-
 from tandem_contract.commandline import HostPort
+from tandem_contract.connections import raise_descriptor_limit
+from tandem_contract.held_bytes import HeldBytes
+from tandem_contract.memory_limit import default_held_bytes
 
 from .chat import ChatTemplate
 from .engine import Engine
@@ -26,6 +27,8 @@ from .text import Tokenizer
 from .types import EngineError
 
 _LOG: Final = logging.getLogger(__name__)
+_BACKLOG: Final = 1024
+"""Connections that the kernel queues until they are accepted."""
 
 
 class PortTaken(EngineError):
@@ -39,6 +42,7 @@ async def run_engine(
 
     Raises EngineError when the start fails.
     """
+    raise_descriptor_limit()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -62,6 +66,7 @@ async def run_engine(
                 model,
                 metrics,
                 body_limit=settings.body_limit,
+                held=HeldBytes(default_held_bytes(settings.body_limit)),
                 reads_streams=transfer is not None and transfer.role.consumes,
             )
             description = f"{', '.join(model.names)}, {blocks} KV blocks of {size} tokens"
@@ -98,13 +103,13 @@ async def _serve_http(
 
     Raises PortTaken.
     """
-    runner = server.runner()
-    await runner.setup()
+    connections = server.connections()
+    await connections.runner.setup()
     try:
-        site = web.SockSite(runner, listener)
         address = HostPort(*listener.getsockname()[:2])
+        loop = asyncio.get_running_loop()
         try:
-            await site.start()
+            listening = await loop.create_server(connections, sock=listener, backlog=_BACKLOG)
         except OSError as err:
             # SO_REUSEADDR lets two processes bind the port at once; only one of them may listen.
             raise PortTaken(f"cannot listen on {address}: {err.strerror}") from err
@@ -112,9 +117,9 @@ async def _serve_http(
         await stop.wait()
         _LOG.info("stopping: running requests and KV reads have %.0f s to finish", shutdown_timeout)
         # Closes the listening socket first, so that no connection comes in during the drain.
-        await site.stop()
+        listening.close()
         if not await server.drain(shutdown_timeout):
             _LOG.warning("shutdown timeout: running requests are aborted, unread KV is freed")
     finally:
         # After the drain, which needs the open connections to write the last answers.
-        await runner.cleanup()
+        await connections.runner.cleanup()

@@ -21,14 +21,17 @@ from typing import Any, Final
 from aiohttp import web
 
 from tandem_contract import endpoints, headers
+from tandem_contract.held_bytes import HeldBytes
 from tandem_contract.openai_errors import error_body, error_event
 from tandem_contract.request_ids import usable_request_id
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.transfer_params import TransferParams
+from tandem_contract.web_connections import WebConnections
 
 from .answers import DONE, Answer, ChatAnswer, Choice, CompletionAnswer, Head, Usage
 from .body import ApiError, check_coding, decode_json, parse_kv_transfer, rejection
 from .info import info_routes
+from .intake import BODY, CONNECTIONS, Intake
 from .long_work import work_on
 from .metrics import EngineMetrics
 from .output import OutputText
@@ -56,13 +59,15 @@ class EngineServer:
         metrics: EngineMetrics,
         *,
         body_limit: int = DEFAULT_BODY_LIMIT,
+        held: HeldBytes | None = None,
         reads_streams: bool = False,
     ) -> None:
-        """`reads_streams`: the engine can read KV while a prefill engine computes it."""
+        """`held` counts the bodies of all requests; None: without a limit. `reads_streams`: the
+        engine can read KV while a prefill engine computes it."""
         self._engine = engine
         self._model = model
         self._metrics = metrics
-        self._body_limit = body_limit
+        self._intake = Intake(body_limit, held or HeldBytes())
         self._reads_streams = reads_streams
         self._active: set[RunningSequence] = set()
         self._idle = asyncio.Event()
@@ -70,11 +75,10 @@ class EngineServer:
         self._draining = False
         self._releases: set[asyncio.Task[None]] = set()
 
-    def runner(self) -> web.AppRunner:
-        """The application. A client that disconnects cancels its handler."""
-        app = web.Application(
-            client_max_size=self._body_limit, middlewares=[self._error_middleware]
-        )
+    def connections(self, limit: int = CONNECTIONS) -> WebConnections:
+        """Serve the application on `limit` connections. A client that disconnects cancels its
+        handler."""
+        app = web.Application(middlewares=[self._error_middleware])
         app.add_routes(
             [
                 web.post(PATHS[RequestKind.COMPLETIONS], self._completions),
@@ -83,13 +87,8 @@ class EngineServer:
                 *info_routes(self._model, self._metrics.registry),
             ]
         )
-        return web.AppRunner(
-            app,
-            handler_cancellation=True,
-            access_log=None,
-            shutdown_timeout=_LAST_WRITES,
-            # A body is read as it is: `check_coding` refuses what has to be inflated.
-            auto_decompress=False,
+        return WebConnections(
+            app, limit=limit, shutdown_seconds=_LAST_WRITES, handler_cancellation=True
         )
 
     async def drain(self, timeout: float) -> bool:
@@ -122,14 +121,14 @@ class EngineServer:
     ) -> web.StreamResponse:
         """Turn errors into OpenAI's object, aiohttp's 404 and 405 included."""
         try:
-            if request.can_read_body:
-                check_coding(request.raw_headers)
-            return await handler(request)
+            request[BODY] = b""
+            if not request.can_read_body:
+                return await handler(request)
+            check_coding(request.raw_headers)
+            async with self._intake.body(request) as request[BODY]:
+                return await handler(request)
         except ApiError as err:
             return _error(err.status, err.message, param=err.param, extra=err.headers)
-        except web.HTTPRequestEntityTooLarge:
-            limit = self._body_limit
-            return _error(413, f"the request body is larger than {limit} bytes")
         except web.HTTPException as err:
             if err.status < 400:
                 raise
@@ -147,7 +146,7 @@ class EngineServer:
     async def _generate(
         self, http: web.Request, parse: Parse, kind: type[Answer]
     ) -> web.StreamResponse:
-        body = await http.read()
+        body = http[BODY]
         raw = await work_on(len(body), decode_json, body)
         kv = parse_kv_transfer(raw)
         request_id = _request_id(http)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
 from hypothesis import given, settings
 
 from tandem_engine.chat import ChatTemplate
@@ -20,6 +19,7 @@ from tandem_sidecar.bodies.parse import BadBody, clean_passthrough
 from tandem_sidecar.http.reader import RequestReader
 
 from ..engine.fake_engine import FakeEngine, answer_with, write_tokenizer
+from ..engine.serving import listening
 from .strategies import coded_requests
 
 _PATH = b"/tokenize"
@@ -33,20 +33,15 @@ class Engine:
         write_tokenizer(directory)
         model = ServedModel(("m",), "/m", 64, 300, Tokenizer(directory), ChatTemplate(directory))
         server = EngineServer(FakeEngine(answer_with("a")), model, EngineMetrics("m"))
-        self._runner, self._loop = server.runner(), loop
-        self._url = loop.run(self._start())
+        self._serving, self._loop = listening(server.connections()), loop
+        self._url = f"http://127.0.0.1:{loop.run(self._serving.__aenter__())}{_PATH.decode()}"
 
     def reads_a_prompt(self, headers: Headers, body: bytes) -> bool:
         """Whether the engine finds a prompt in the body."""
         return self._loop.run(self._ask(headers, body)) == 200
 
     def close(self) -> None:
-        self._loop.run(self._runner.cleanup())
-
-    async def _start(self) -> str:
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}{_PATH.decode()}"
+        self._loop.run(self._serving.__aexit__(None, None, None))
 
     async def _ask(self, headers: Headers, body: bytes) -> int:
         lines = [(name.decode(), value.decode()) for name, value in headers]

@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
-from aiohttp import web
 
 from tandem_contract import headers
 from tandem_contract.timing import parse_timing
@@ -29,6 +28,8 @@ from tandem_engine.server import EngineServer
 from tandem_engine.settings import Settings
 from tandem_engine.text import Tokenizer
 from tandem_engine.tiny import make_tiny_model
+
+from .serving import listening
 
 pytestmark = pytest.mark.component
 PROMPT = "The decode pod takes these blocks over the network and writes the answer."
@@ -84,11 +85,8 @@ async def start(model: Path) -> AsyncIterator[Start]:
                 ("tiny",), "tiny", limits.max_model_len, limits.vocab_size,
                 Tokenizer(model), ChatTemplate(model),
             )  # fmt: skip
-            runner = EngineServer(engine, served_model, metrics).runner()
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            port = runner.addresses[0][1]
+            connections = EngineServer(engine, served_model, metrics).connections()
+            port = await stack.enter_async_context(listening(connections))
             http = aiohttp.ClientSession(f"http://127.0.0.1:{port}")
             return RunningEngine(engine, await stack.enter_async_context(http), port)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from tandem_contract import headers
 from tandem_contract.timing import parse_timing
@@ -23,6 +22,7 @@ from tandem_engine.transfer.wire import MAX_ID
 from tandem_engine.types import Delta, RemoteDecode, Request, RequestRejected, TokenLogprobs
 
 from .fake_engine import TIMING, FakeEngine, answer_with, write_tokenizer
+from .serving import listening
 
 REMOTE = {
     "do_remote_prefill": True,
@@ -90,12 +90,7 @@ async def connect(model: ServedModel) -> AsyncIterator[Connect]:
 
         async def _connect(engine: FakeEngine, **options: Any) -> Client:
             server = EngineServer(engine, model, EngineMetrics("tiny"), **options)
-            runner = server.runner()
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            port = runner.addresses[0][1]
+            port = await stack.enter_async_context(listening(server.connections()))
             http = await stack.enter_async_context(
                 aiohttp.ClientSession(f"http://127.0.0.1:{port}")
             )

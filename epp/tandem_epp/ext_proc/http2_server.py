@@ -279,6 +279,7 @@ class _AccessLog:
 
     def __init__(self, server: Http2Server, call: Call) -> None:
         self._server, self._call = server, call
+        call.stream.is_lasting = True
         server.open.add(self)
 
     def on_message(self, message: bytes) -> None:

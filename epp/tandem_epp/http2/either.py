@@ -11,10 +11,9 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
-from tandem_contract.connections import address_of, to_evict
+from tandem_contract.connections import Beginning, address_of, to_evict
 
 _HANDSHAKE: Final = b"\x16"
 _PAUSE_SECONDS: Final = 1.0
@@ -22,19 +21,6 @@ _PAUSE_SECONDS: Final = 1.0
 _BACKLOG: Final = 1024
 
 log: Final = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class _Beginning:
-    """A connection that has not begun."""
-
-    task: asyncio.Task[None]
-    peer: str
-    accepted: float
-    """The loop's time."""
-
-    def silence(self, now: float) -> tuple[bool, float]:
-        return True, now - self.accepted
 
 
 class EitherListener:
@@ -53,7 +39,7 @@ class EitherListener:
         self._protocol, self._tls = protocol, tls
         self._limit, self._seconds = limit, seconds
         self._accepting: asyncio.Task[None] | None = None
-        self._beginning: dict[asyncio.Task[None], _Beginning] = {}
+        self._beginning: dict[asyncio.Task[None], Beginning] = {}
 
     def listen(self, host: str, port: int) -> int:
         """Accept connections; returns the port. Raises OSError."""
@@ -98,7 +84,7 @@ class EitherListener:
                 client.close()
 
         task = asyncio.create_task(self._begin(client))
-        self._beginning[task] = _Beginning(task, peer, asyncio.get_running_loop().time())
+        self._beginning[task] = Beginning(task, client, peer, asyncio.get_running_loop().time())
         task.add_done_callback(end)
 
     def _evict(self) -> bool:
@@ -106,7 +92,7 @@ class EitherListener:
         found = to_evict(self._beginning.values(), asyncio.get_running_loop().time())
         for beginning in found:
             del self._beginning[beginning.task]
-            beginning.task.cancel()
+            beginning.evict()
         return bool(found)
 
     async def _begin(self, client: socket.socket) -> None:

@@ -62,9 +62,9 @@ class Limits:
     """Seconds from a connection to its first SETTINGS frame, or to the end of a request by
     HTTP/1.1."""
     idle_seconds: float = 3660.0
-    """Seconds without a stream, after which a connection is ended. Above Envoy's idle timeout of an
-    hour, so that Envoy closes first."""
-    silent_seconds: float = 300.0
+    """Seconds without a byte, after which a connection is ended that has no request; it may have an
+    access log. Above Envoy's idle timeout of an hour, so that Envoy closes first."""
+    request_seconds: float = 300.0
     """Seconds without a byte, after which a connection is ended whose streams all wait for the rest
     of their requests. Above the time that a body has (`--body-timeout`)."""
     stall_seconds: float = 60.0

@@ -84,10 +84,9 @@ class Server:
         # Without reuse_port: a second process on the same port would take part of the connections.
         loop = asyncio.get_running_loop()
         seconds = self.limits.preface_seconds if tls else None
-        server = await loop.create_server(
+        self._listener = server = await loop.create_server(
             connection, host, port, ssl=tls, backlog=1024, ssl_handshake_timeout=seconds
         )
-        self._listener = server
         return bound_port(server)
 
     async def stop(self, grace: float) -> None:
@@ -152,6 +151,7 @@ class ServerConnection:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self.peer = ""
+        self.sock: socket.socket | None = None
         self._began = self._loop.time()
         self._session: GrpcSession | None = None
         """None until the first bytes show that it is HTTP/2."""
@@ -165,12 +165,13 @@ class ServerConnection:
         self._released = (0, 0.0)
         """Bytes of answers that had left the queues when more last did, and when."""
         self.deadline = self._began + server.limits.preface_seconds
-        """The loop's time at which the connection is cut; moves with what the peer does."""
+        """The loop's time at which the connection is cut."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast: the transports of uvloop are no subclass.
         self._transport = transport = cast(asyncio.Transport, transport)
         self.peer = address_of(transport.get_extra_info("peername"))
+        self.sock = transport.get_extra_info("socket")
         if not self._server.add(self):
             transport.abort()
             return
@@ -183,8 +184,7 @@ class ServerConnection:
             session = self._detect(data)
             if session is None:
                 return
-            data = self._begin
-            self._begin = b""
+            data, self._begin = self._begin, b""
         session.receive(data, self._loop.time())
         if not self._is_established and session.connection.is_established:
             self._is_established = True
@@ -211,35 +211,33 @@ class ServerConnection:
         self._count_buffer(self._transport.get_write_buffer_size())
         self._await_progress()
 
-    def silence(self, now: float) -> tuple[bool, float] | None:
+    def without_progress(self, now: float) -> tuple[bool, float] | None:
         """See `tandem_contract.connections.Connection`."""
         if self._session is None or not self._is_established:
             return True, now - self._began
         connection = self._session.connection
         streams, seconds = connection.streams.values(), now - connection.now
-        if not streams:
-            return False, seconds
+        if streams and seconds < LATE_SECONDS:
+            return None
+        requests = [stream for stream in streams if not stream.is_lasting]
         # An answer begins once the EPP has the request, or as much of it as it needs.
-        is_late = seconds >= LATE_SECONDS
-        has_all = not is_late or any(s.has_answer or not s.is_remote_open for s in streams)
-        return None if has_all else (True, seconds)
+        has_all = any(stream.has_answer or not stream.is_remote_open for stream in requests)
+        return None if has_all else (bool(requests), seconds)
 
     def evict(self) -> None:
         """Close the connection, with an error for streams whose request has not come."""
         if (session := self._session) is not None:
-            if session.connection.streams:
+            fault = ConnectionFault(ErrorCode.NO_ERROR, "idle")
+            if not all(stream.is_lasting for stream in session.connection.streams.values()):
                 fault = ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "requests came too slowly")
-                session.connection.fail(fault)
-                session.flush()
-            else:
-                # A stream that is under way is not served, which is safe to retry.
-                session.connection.drained()
-                self.flush()
+            # A stream that is under way is not served, which is safe to retry.
+            session.connection.fail(fault)
+            session.flush()
         if self._session is None or self._transport.get_write_buffer_size():
             self.abort()
 
     def check(self, now: float) -> None:
-        """Cut the connection if its peer is silent; `now`: the loop's."""
+        """Cut the connection if its peer makes no progress; `now`: the loop's."""
         if self.deadline < now:
             if self._transport.get_write_buffer_size() < self._unsent:
                 self._await_progress()
@@ -247,10 +245,10 @@ class ServerConnection:
                 self.abort()
         elif self._session is not None and self._session.connection.sender.is_waiting:
             self._check_windows(self._session.connection, now)
-        elif self._is_established and (silence := self.silence(now)) is not None:
-            in_request, seconds = silence
+        elif self._is_established and (progress := self.without_progress(now)) is not None:
+            in_request, seconds = progress
             limits = self._server.limits
-            if seconds > (limits.silent_seconds if in_request else limits.idle_seconds):
+            if seconds > (limits.request_seconds if in_request else limits.idle_seconds):
                 self.evict()
 
     def _check_windows(self, connection: Connection, now: float) -> None:
@@ -340,10 +338,9 @@ class ServerConnection:
         self._buffered = size
 
     def _keep_alive(self) -> None:
-        sock = self._transport.get_extra_info("socket")
         for level, name, value in _KEEPALIVE:
-            if (option := getattr(socket, name, None)) is not None:
-                sock.setsockopt(level, option, value)
+            if self.sock is not None and (option := getattr(socket, name, None)) is not None:
+                self.sock.setsockopt(level, option, value)
 
 
 def _log_error(err: Exception) -> None:

@@ -16,6 +16,7 @@ class Stream:
         "has_answer",
         "id",
         "is_ending",
+        "is_lasting",
         "is_local_open",
         "is_paused",
         "is_remote_open",
@@ -37,6 +38,8 @@ class Stream:
         """Whether this side may still send."""
         self.has_answer = False
         """Whether response headers were sent."""
+        self.is_lasting = False
+        """Whether it is no request, but lasts as long as its connection, as an access log does."""
         self.expected: int | None = None
         """Bytes of DATA still to come, if the client gave content-length."""
         self.queue: deque[bytes | memoryview] | None = None

@@ -29,7 +29,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from tandem_contract.body_coding import ACCEPTED, CONTENT_ENCODING, REFUSED_MESSAGE, is_coded
-from tandem_contract.web_connections import WebConnection
+from tandem_contract.web_connections import read_piece
 
 from ..errors import ObjectExists, ObjectMissing, StoreDenied, StoreError, StoreFull
 from ..stores.base import ObjectInfo
@@ -160,7 +160,7 @@ class StoreServer:
         try:
             with file.open("wb", buffering=0) as stream:
                 received = 0
-                while piece := await _piece(request, idle, ends):
+                while piece := await read_piece(request, idle, ends):
                     received += len(piece)
                     await asyncio.to_thread(write_all, stream, piece)
             if received != size:
@@ -234,19 +234,6 @@ class StoreServer:
                 text="a namespace has at most 16 segments of A-Z a-z 0-9 . _ -"
             )
         return self._settings.directory.joinpath(*segments)
-
-
-async def _piece(request: web.Request, idle: float, ends: float) -> bytes:
-    """The next bytes of a body, empty at its end. Raises TimeoutError after `idle` seconds, and at
-    `ends`."""
-    now, connection = asyncio.get_running_loop().time(), request.protocol
-    if isinstance(connection, WebConnection):
-        connection.body_since = now
-    try:
-        return await asyncio.wait_for(request.content.read(1 << 18), min(idle, ends - now))
-    finally:
-        if isinstance(connection, WebConnection):
-            connection.body_since = None
 
 
 class _Download(web.FileResponse):

@@ -65,6 +65,7 @@ class ClientConnection:
     def __init__(self, server: "Server") -> None:
         self.deadline = inf
         self.peer = ""
+        self.sock: socket.socket | None
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -117,9 +118,8 @@ class ClientConnection:
         self._end_request()
         self._upgraded = None
         self._closing = True
-        raw = self._transport.get_extra_info("socket")
-        if raw is not None and not self._transport.is_closing():
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        if self.sock is not None and not self._transport.is_closing():
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._transport.abort()
 
     def close(self) -> None:
@@ -161,8 +161,7 @@ class ClientConnection:
     @property
     def local_address(self) -> str:
         """`host:port` (`[v6]:port`) that the client connected to."""
-        host, port = self._transport.get_extra_info("sockname")[:2]
-        return str(HostPort(host, port))
+        return str(HostPort(*self._transport.get_extra_info("sockname")[:2]))
 
     def set_reading(self, on: bool) -> None:
         """Start or stop reading from the client."""
@@ -176,7 +175,7 @@ class ClientConnection:
 
     # Called by the server.
 
-    def silence(self, now: float) -> tuple[bool, float] | None:
+    def without_progress(self, now: float) -> tuple[bool, float] | None:
         """See `tandem_contract.connections`."""
         if self._busy or self._closing or self._upgraded is not None or self.deadline == inf:
             return None
@@ -220,6 +219,7 @@ class ClientConnection:
         self._is_tls = transport.get_extra_info("ssl_object") is not None
         self.write = self._transport.write
         self.peer = address_of(transport.get_extra_info("peername"))
+        self.sock = transport.get_extra_info("socket")
         self._server.add(self)
         self._await_request()
 

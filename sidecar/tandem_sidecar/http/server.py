@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
-from tandem_contract.connections import address_of, to_evict
+from tandem_contract.connections import Beginning, address_of, to_evict
 from tandem_contract.held_bytes import HeldBytes
 
 from .client import ActiveRequest, ClientConnection, UpgradedRequest
@@ -52,22 +52,6 @@ class Limits:
     clients that pause while reading are disconnected."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Beginning:
-    """A connection whose TLS handshake runs."""
-
-    task: asyncio.Task[None]
-    peer: str
-    accepted: float
-    """The loop's time."""
-
-    def silence(self, now: float) -> tuple[bool, float]:
-        return True, now - self.accepted
-
-    def evict(self) -> None:
-        self.task.cancel()
-
-
 class Handler(Protocol):
     """Serves requests."""
 
@@ -102,7 +86,7 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._sockets: tuple[socket.socket, ...] = ()
         self._accepting = False
-        self._adopting: dict[asyncio.Task[None], _Beginning] = {}
+        self._adopting: dict[asyncio.Task[None], Beginning] = {}
 
     def listen(self, sockets: Iterable[socket.socket]) -> None:
         """Accept clients on `sockets`, which are listening; the server owns them from here."""
@@ -170,7 +154,7 @@ class Server:
 
     def _evict(self) -> bool:
         """Close connections for a client that waits to be accepted; False: none can be."""
-        connections: list[ClientConnection | _Beginning] = [*self.clients]
+        connections: list[ClientConnection | Beginning] = [*self.clients]
         connections += self._adopting.values()
         found = to_evict(connections, asyncio.get_running_loop().time())
         for connection in found:
@@ -204,7 +188,7 @@ class Server:
             # A strong reference: the event loop keeps only a weak one. It also counts towards the
             # limit until the connection is made.
             task = loop.create_task(self._adopt(sock))
-            self._adopting[task] = _Beginning(task, address_of(address), loop.time())
+            self._adopting[task] = Beginning(task, sock, address_of(address), loop.time())
             task.add_done_callback(self._adopted)
 
     async def _adopt(self, sock: socket.socket) -> None:

@@ -16,9 +16,14 @@ from tandem_epp.ext_proc import access_log_pb2 as pb
 from tandem_epp.ext_proc.access_log import SERVICE, BrokenAnswer, broken_answers
 from tandem_epp.ext_proc.grpc_server import GrpcServer
 from tandem_epp.ext_proc.http2_server import Http2Server
+from tandem_epp.http2.errors import ErrorCode
+from tandem_epp.http2.frames import FrameType
+from tandem_epp.http2.grpc import framed
 from tandem_epp.outcomes import Ending
 from tandem_operator.routing.envoy.clusters import Json
 
+from ..http2.client import call_of, data, headers, ping
+from ..http2.test_server import connected
 from ..real import envoy, envoy_settings, serving_app
 from ..test_picker import PickerSetup
 
@@ -90,6 +95,25 @@ def test_envoys_idle_timeout_counts_after_the_headers() -> None:
     (answer,) = broken_answers(silent("stream_idle_timeout", body=9))
     assert answer.ending is Ending.IDLE
     assert not list(broken_answers(silent("stream_idle_timeout", headers=None)))
+
+
+async def test_a_connection_with_an_access_log_alone_is_idle() -> None:
+    """It is closed later than one whose request does not come, and without an error."""
+    server = Http2Server(PickerSetup(d="decode").picker, HostPort("127.0.0.1", 0), 1 << 20)
+    port = await server.start()
+    log = call_of(f"/{SERVICE}/StreamAccessLogs")
+    async with connected(port) as client:
+        client.send(headers(1, log), data(1, framed(logged(AFTER).SerializeToString())), ping())
+        await client.until(FrameType.PING)
+        (connection,) = server.server.connections
+        now, limits = asyncio.get_running_loop().time(), server.server.limits
+        connection.check(now + 2 * limits.request_seconds)
+        client.send(ping())
+        await client.until(FrameType.PING)
+        connection.check(now + 2 * limits.idle_seconds)
+        assert (await client.until(FrameType.GOAWAY)).code is ErrorCode.NO_ERROR
+        assert await client.ends()
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("kind", [GrpcServer, Http2Server])

@@ -15,16 +15,23 @@ from tandem_epp.http2.stream import Event
 
 START = frames.PREFACE + frames.settings({})
 PATH = "/test.Service/Method"
-BLOCK = encode(
-    (
-        (b":method", b"POST"),
-        (b":scheme", b"http"),
-        (b":path", PATH.encode()),
-        (b":authority", b"server"),
-        (b"te", b"trailers"),
-        (b"content-type", b"application/grpc"),
+
+
+def call_of(path: str) -> bytes:
+    """The header block of a call."""
+    return encode(
+        (
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", path.encode()),
+            (b":authority", b"server"),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+        )
     )
-)
+
+
+BLOCK = call_of(PATH)
 GET = encode(((b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/healthz")))
 
 

@@ -20,6 +20,7 @@ from tandem_sidecar.process.reload import Source
 from tandem_sidecar.process.supervisor import Supervisor
 from tandem_sidecar.settings import Settings
 
+from ...contract.full_servers import Server, serves_newcomers
 from ..peers import FakeDecode
 from ..processes import Sidecar, sidecar
 from ..workers import STREAM, StreamingWorkers
@@ -220,3 +221,9 @@ async def test_all_processes_read_changed_certificates_again(tmp_path: Path) -> 
         trustme.CA().cert_pem.write_to_path(authorities)
         for _ in range(3):
             await server.wait_for_log("certificates reloaded")
+
+
+async def test_a_newcomer_is_served_by_full_workers() -> None:
+    async with two_workers("--max-connections", "3") as workers:
+        # Three at each, and two that wait in the kernel before the newcomer.
+        assert await serves_newcomers(Server(workers.server.listen.port, 8))

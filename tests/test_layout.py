@@ -1,6 +1,7 @@
 """Names and files that must not shadow or overwrite each other."""
 
 import operator
+import re
 from collections import defaultdict
 from importlib.metadata import distributions
 from pathlib import Path
@@ -37,6 +38,18 @@ def test_component_folder_holds_no_package_and_nothing_collectable(component: st
 @pytest.mark.parametrize("folder", [p.parent for p in (ROOT / "tests").rglob("test_*.py")])
 def test_every_tests_folder_is_a_package(folder: Path) -> None:
     assert (folder / "__init__.py").exists()
+
+
+def test_make_e2e_names_all_folders_with_tests_on_the_node() -> None:
+    """Collecting the others takes half a minute."""
+    mark = re.compile(r"^(pytestmark = \[|@|    )pytest\.mark\.node\b", re.MULTILINE)
+    marked = {
+        path.relative_to(ROOT).parts[:2]
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if mark.search(path.read_text())
+    }
+    folders = " ".join(sorted("/".join(parts) for parts in marked))
+    assert f"-m node {folders} " in (ROOT / "Makefile").read_text()
 
 
 def test_no_two_libraries_bring_the_same_file() -> None:

@@ -249,11 +249,11 @@ def _transfer_bound(leg: LegTrace, legs: Sequence[LegTrace]) -> str:
     together. Empty if there was none, or its time is known."""
     timing = leg.timing or UNKNOWN
     reports_times = any(t is not None for t in (timing.queue, timing.compute, timing.transfer))
-    prefill = any(
+    has_kv = any(
         other.phase == "prefill" and other.result == "answered" and other.engine_id == leg.engine_id
         for other in legs
     )
-    if leg.phase != "decode" or not prefill or leg.first_byte is None or reports_times:
+    if leg.phase != "decode" or not has_kv or leg.first_byte is None or reports_times:
         return ""
     most = seconds(leg.first_byte - leg.started)
     return (

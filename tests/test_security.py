@@ -1,4 +1,4 @@
-"""docs/security.md: the table of ports has every port and every flag that opens one."""
+"""docs/security.md: its tables have every port, every flag that opens one, and the limits."""
 
 import re
 from collections.abc import Iterator
@@ -10,10 +10,22 @@ import pytest
 from tandem_cli.main import main as tandem
 from tandem_contract import ports
 from tandem_contract.commandline import HOST_PORT
+from tandem_contract.memory_limit import LARGEST_DEFAULT
+from tandem_contract.web_connections import CONNECTIONS, IDLE_SECONDS
+from tandem_engine import intake
+from tandem_engine.config import EngineConfig
 from tandem_engine.main import main as engine
+from tandem_engine.settings import Settings as EngineSettings
+from tandem_engine.transfer.wire import DEFAULT_LIMITS
+from tandem_epp.http2.limits import Limits as Http2Limits
 from tandem_epp.main import main as epp
+from tandem_epp.peers import listener as peers
+from tandem_epp.peers.messages import MAX_MESSAGE
+from tandem_epp.settings import Settings as EppSettings
+from tandem_kvstore.server.app import StoreSettings
 from tandem_operator.main import main as operator
 from tandem_router.main import main as router
+from tandem_sidecar.http.server import Limits as ProxyLimits
 from tandem_sidecar.main import main as sidecar
 
 PAGE = Path(__file__).parent.parent / "docs/security.md"
@@ -63,3 +75,46 @@ def test_every_flag_that_opens_a_port_is_in_the_table(name: str) -> None:
     if name == "tandem-engine":
         opened = {("tandem-engine --port", ports.ENGINE_PREFILL)}
     assert opened <= shown
+
+
+def mib(size: int) -> str:
+    return f"{size >> 20:,} MiB"
+
+
+PROXY, HTTP2, EPP = ProxyLimits(), Http2Limits(), EppSettings(config=Path())
+ENGINE = EngineSettings(EngineConfig(Path()), ())
+STORE = StoreSettings(Path())
+LIMITS = {
+    "sidecar and router, API": (
+        *(f"{PROXY.connections:,}", f"{PROXY.idle_seconds:,.0f} s", mib(PROXY.body)),
+        *(f"{PROXY.request_seconds:.0f} s", mib(LARGEST_DEFAULT), "`--max-connections`"),
+    ),
+    "EPP, ext_proc and health": (
+        *(f"{HTTP2.connections:,}", f"{HTTP2.idle_seconds:,.0f} s"),
+        *(mib(EPP.max_body), f"{EPP.body_timeout:.0f} s"),
+    ),
+    "reference engine, API": (
+        *(f"{intake.CONNECTIONS:,}", f"{intake.REQUESTS:,}", f"{IDLE_SECONDS:.0f} s"),
+        *(mib(ENGINE.body_limit), f"{intake.IDLE_SECONDS:.0f} s", f"{intake.BODY_SECONDS:.0f} s"),
+        mib(LARGEST_DEFAULT),
+    ),
+    "reference engine, KV transfer": (
+        *(f"{DEFAULT_LIMITS.connections}", f"{DEFAULT_LIMITS.idle:.0f} s"),
+        f"{DEFAULT_LIMITS.handshake:.0f} s",
+    ),
+    "`tandem store`": (
+        *(f"{STORE.max_connections:,}", f"{STORE.idle_timeout:.0f} s"),
+        *(f"{STORE.max_object >> 30} GiB", f"{STORE.body_timeout:.0f} s"),
+    ),
+    "metrics, health and admin pages": (f"{CONNECTIONS}", f"{IDLE_SECONDS:.0f} s"),
+    "EPP's peers": (
+        *(f"{peers.MAX_CONNECTIONS}", f"{peers.MAX_HANDSHAKES}", mib(MAX_MESSAGE)),
+        *(f"{peers.SILENCE_SECONDS:.0f} s", f"{peers.HANDSHAKE_SECONDS:.0f} s"),
+    ),
+}
+
+
+@pytest.mark.parametrize("server", LIMITS)
+def test_the_table_of_bounds_has_the_limits_of_the_code(server: str) -> None:
+    (row,) = (x for x in PAGE.read_text().splitlines() if x.startswith(f"| {server} |"))
+    assert [text for text in LIMITS[server] if text not in row] == []

@@ -32,7 +32,7 @@ def create(site: Site, ca: trustme.CA) -> None:
     }
     _apply(site, _pool("PrefillPool", PREFILL, spec), _pool("DecodePool", DECODE, decode))
     pools = (f"prefillpool/{PREFILL}", f"decodepool/{DECODE}")
-    site.kubectl("wait", "--for=condition=Ready", f"--timeout={SECONDS}s", *pools)
+    site.wait_until_ready(*pools)
 
 
 def renew(site: Site, ca: trustme.CA) -> None:

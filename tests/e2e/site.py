@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem_contract import labels
+from tests.cluster.kubectl import Failed
 from tests.cluster.node import Node
 
 from .client import Stream
@@ -54,10 +55,17 @@ class Site:
         self.node.kubectl("delete", "--ignore-not-found", f"--filename={ROOT / 'crds'}")
 
     def ready(self) -> None:
-        self.kubectl(
-            *("wait", "--for=condition=Ready", f"--timeout={SECONDS}s"),
-            *("prefillpool/quickstart-prefill", "decodepool/quickstart"),
-        )
+        self.wait_until_ready("prefillpool/quickstart-prefill", "decodepool/quickstart")
+
+    def wait_until_ready(self, *pools: str) -> None:
+        """Raises Failed with what the pools and their pods say."""
+        try:
+            self.kubectl("wait", "--for=condition=Ready", f"--timeout={SECONDS}s", *pools)
+        except Failed as err:
+            conditions = "--output=jsonpath={range .items[*]}{.status.conditions}{'\\n'}{end}"
+            err.add_note(self.kubectl("get", *pools, conditions))
+            err.add_note(self.kubectl("describe", "pods"))
+            raise
 
     def scale_operator(self, replicas: int) -> None:
         """Scale the operator's Deployment; returns once the pods are gone or available."""

@@ -59,7 +59,7 @@ def remove(site: Site) -> None:
 def ready_pods(site: Site) -> tuple[Any, Any]:
     """The prefill and the decode pod, once they are ready."""
     pools = (f"prefillpool/{PREFILL}", f"decodepool/{DECODE}")
-    site.kubectl("wait", "--for=condition=Ready", f"--timeout={SECONDS}s", *pools)
+    site.wait_until_ready(*pools)
     pods = {
         pod["metadata"]["labels"][labels.POOL]: pod
         for pod in site.get("pods", f"--selector={PODS}")["items"]

@@ -50,6 +50,10 @@ TRACEPARENT: Final = "traceparent"
 RETRY_AFTER: Final = "retry-after"
 """engine → sidecar → client: seconds to wait, or a date to wait for, before a retry (RFC 9110)."""
 
+SHOULD_RETRY: Final = "x-should-retry"
+"""sidecar → client, `false`: the request may have hung the engine that got it, and would hang the
+next. The SDKs of OpenAI and Anthropic, which retry other errors with a 5xx, obey it."""
+
 REQUEST_DROPPED_REASON: Final = "x-llm-d-request-dropped-reason"
 """EPP → client, on errors that are not the client's fault: why no pod got the request, in
 llm-d-router's words: `rejected-no-endpoints`, `rejected-saturated`, `rejected-internal`."""

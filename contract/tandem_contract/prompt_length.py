@@ -1,14 +1,15 @@
-"""The text of a prompt: how much of it a request has, and whether it cannot fit the model. Pure.
+"""Whether the text of a prompt can fit a model. Pure.
 
-    text = prompt_text(kind, members)
-    over_length(text.certain, max_model_len, LONGEST_TOKEN)     the error, or None
+    length = engine_length(models)                                  by an engine's /v1/models
+    problem = length_problem(kind, members, len(body), length)      the error, or None
 
 The rule is vLLM's own (`TokenizeParams._text_len_check`): a text of more characters than
-`max_model_len` of the longest tokens is refused without being tokenized. Who has a tokenizer knows
-its longest token; others assume `LONGEST_TOKEN`. Images and other media are no text.
+`max_model_len` of the longest tokens is refused without being tokenized. The EPP, the router and
+the sidecar apply it before an engine gets the request. Who has a tokenizer knows its longest token;
+others assume `LONGEST_TOKEN`. Images and other media are no text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -24,9 +25,14 @@ Too high: more prompts that cannot fit reach an engine, which refuses them itsel
 
 EXHAUSTING: Final = 1024 * 1024
 """Characters of a text, about 250,000 tokens, that may keep an engine's tokenizer busy until its
-health check fails. Only such texts are checked for their length before an engine gets them. Too
-low: long prompts get no second chance when a pod hangs for another reason. Too high: one request
-can hang a pod of each pool."""
+health check fails. Smaller bodies are not searched for their text. Too low: long prompts get no
+second chance when a pod hangs for another reason. Too high: one request can hang a pod of each
+pool."""
+
+
+LIST_SECONDS: Final = 60.0
+"""Seconds between two looks at the list of models of an engine that stays healthy. Too long: a text
+is not refused for that long after a list that did not come."""
 
 
 class PromptText(NamedTuple):
@@ -40,8 +46,9 @@ class PromptText(NamedTuple):
 
 
 class _Model(msgspec.Struct):
-    id: str
     max_model_len: int | None = None
+    parent: str | None = None
+    """The model of a LoRA adapter."""
 
 
 class _Models(msgspec.Struct):
@@ -63,7 +70,6 @@ _TURNS_IN: Final = {
     RequestKind.MESSAGES: ("system", "messages"),
 }
 """The members that hold a conversation, or a text that stands for one turn."""
-_name: Final = (msgspec.json.Decoder(str),)
 _models: Final = (msgspec.json.Decoder(_Models),)
 _RENDERED: Final = frozenset({"system", "developer", "user"})
 _prompt: Final = (msgspec.json.Decoder(str), msgspec.json.Decoder(list[str]))
@@ -99,13 +105,29 @@ def _text(kind: RequestKind, members: Mapping[str, Raw]) -> PromptText:
             return PromptText(total, certain)
 
 
-def over_length(characters: int, max_model_len: int, longest_token: int) -> str | None:
+def certain_text(kind: RequestKind, members: Mapping[str, Raw], size: int) -> int:
+    """`PromptText.certain` of a body of `size` bytes; 0 if it is too small to hold up an engine."""
+    return prompt_text(kind, members).certain if size > EXHAUSTING else 0
+
+
+def length_problem(
+    kind: RequestKind, members: Mapping[str, Raw], size: int, max_model_len: int | None
+) -> str | None:
+    """The error for a body of `size` bytes whose text cannot fit; None: it may. Only a body that is
+    itself longer than the longest text is searched for it."""
+    if over_length(size, max_model_len) is None:
+        return None
+    return over_length(certain_text(kind, members, size), max_model_len)
+
+
+def over_length(
+    characters: int, max_model_len: int | None, longest_token: int = LONGEST_TOKEN
+) -> str | None:
     """The error for a prompt with a text of so many characters; None: it may fit.
 
-    `max_model_len` is in tokens, `longest_token` in characters.
+    `max_model_len` is in tokens (None: not known), `longest_token` in characters.
     """
-    limit = max_model_len * longest_token
-    if characters <= limit:
+    if max_model_len is None or characters <= (limit := max_model_len * longest_token):
         return None
     return (
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt"
@@ -114,12 +136,23 @@ def over_length(characters: int, max_model_len: int, longest_token: int) -> str 
     )
 
 
-def listed_length(models: bytes, model: Raw | None) -> int | None:
-    """`max_model_len` of `model`, as a request names it, by an engine's list of models; None: not
-    known. The entry of a LoRA adapter has none."""
-    name, listed = _decode(_name, model), _decode(_models, Raw(models))
-    known = () if name is None or listed is None else listed.data
-    return next((each.max_model_len for each in known if each.id == name), None)
+def engine_length(models: bytes) -> int | None:
+    """Tokens of the longest prompt and answer that an engine takes, by its list of models; None:
+    not known, because a model has no `max_model_len`. LoRA adapters have that of their model."""
+    listed = _decode(_models, Raw(models))
+    if listed is None:
+        return None
+    return longest_length(model.max_model_len for model in listed.data if model.parent is None)
+
+
+def longest_length(lengths: Iterable[int | None]) -> int | None:
+    """The longest of the lengths; None: one is not known, or there is none."""
+    longest = 0
+    for length in lengths:
+        if length is None:
+            return None
+        longest = max(longest, length)
+    return longest or None
 
 
 def _decode(decoders: tuple[msgspec.json.Decoder[Any], ...], raw: Raw | None) -> Any:

@@ -52,6 +52,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     media_parts: int = 0
     previous_response: str = ""
     fingerprint: int = 0
+    certain_text: int = 0
     form_model: tuple[int, int] | None = None
     """Where the model stands in a form: `form.FormModel`; None: the body is no form."""
 
@@ -72,6 +73,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
             media_parts=self.media_parts,
             previous_response=self.previous_response,
             fingerprint=self.fingerprint,
+            certain_text=self.certain_text,
         )
 
 
@@ -99,6 +101,7 @@ def read(kind: BodyKind | None, body: bytes, form_type: str = "") -> Reading:
         media_parts=request.media_parts,
         previous_response=request.previous_response,
         fingerprint=request.fingerprint,
+        certain_text=request.certain_text,
     )
 
 

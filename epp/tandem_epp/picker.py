@@ -3,7 +3,7 @@
 `EndpointPicker` is the `RequestPicker` of `ext_proc.stream`. It holds the configuration, which a
 reload replaces, and the shared `Fleet`; it does no I/O. It replies with errors itself:
 
-    400  not JSON, or not a request of its kind
+    400  not JSON, not a request of its kind, or a text that cannot fit the model's length
     404  no backend lists the model, or the path is none of the API's
     413, 415  body too large, or with a Content-Encoding
     500  a bug, which tandem_epp_faults_total counts; only if no pod can be picked in spite of it
@@ -39,7 +39,7 @@ from .placement import Placement, PlacementObserver
 from .placement_headers import header_changes
 from .preparation import NO_PREPARATION, Preparation, preparation_of, read_body
 from .prompt_key import PromptForm
-from .refusals import Refusals, unknown_model
+from .refusals import Refusals, check_length, unknown_model
 from .request import InferenceRequest
 from .scheduling.config import Routing
 from .scheduling.decider import NoBackend, SplitImpossible
@@ -208,6 +208,7 @@ class EndpointPicker:
             if rewrite is not None:
                 decision.asked, decision.rewritten_by = rewrite.asked, rewrite.source
             self._check_model(request, decision.model, decision.decided_at)
+            check_length(parsed, self._fleet)
             if parsed is not None and parsed.form is not PromptForm.IDS:
                 parsed.token_scale = self._fleet.token_scales.prompt_scale(
                     parsed.model, parsed.text_tokens, parsed.media_parts

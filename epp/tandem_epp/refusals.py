@@ -7,10 +7,14 @@ from typing import Final
 from tandem_contract import body_coding
 from tandem_contract import headers as wire
 from tandem_contract.api_grammar import error_body
+from tandem_contract.prompt_length import longest_length, over_length
 
+from .backends.fleet import Fleet
+from .body_fields import BadBody
 from .ext_proc.messages import HttpRequest, ImmediateResponse
 from .ext_proc.stream import LocalReply
 from .metrics import Metrics
+from .request import InferenceRequest
 
 _DROPPED: Final = {
     "no_backend": "rejected-no-endpoints",
@@ -54,6 +58,15 @@ class Refusals:
         path = request.path if request is not None else ""
         body = error_body(path, status, message, param=param)
         return LocalReply(ImmediateResponse(status, body, tuple(headers)), reason)
+
+
+def check_length(request: InferenceRequest | None, fleet: Fleet) -> None:
+    """Raises BadBody for a text that is too long for every pod that may get it."""
+    if request is None or not request.certain_text:
+        return
+    longest = longest_length(pod.max_model_len for pod in fleet.ready_pods(request.model))
+    if (problem := over_length(request.certain_text, longest)) is not None:
+        raise BadBody(problem)
 
 
 def unknown_model(model: str, names: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from tandem_contract.prefix import (
     covered_tokens,
     text_chain,
 )
+from tandem_contract.prompt_length import certain_text
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind
 from tandem_contract.response_ids import PREVIOUS
 from tandem_contract.single_engine import single_engine_reason
@@ -44,6 +45,7 @@ class InferenceRequest:
         *(
             "_chain",
             "_fingerprint",
+            "certain_text",
             "exact_tokens",
             "form",
             "is_stream",
@@ -70,6 +72,7 @@ class InferenceRequest:
         media_parts: int = 0,
         previous_response: str = "",
         fingerprint: int | None = None,
+        certain_text: int = 0,
     ) -> None:
         self.model = model
         """None when the body names none: any backend may serve it."""
@@ -98,6 +101,8 @@ class InferenceRequest:
         """Images, sounds and other media of a conversation."""
         self.previous_response = previous_response
         """Id of the stored response that the request continues; empty: none."""
+        self.certain_text = certain_text
+        """Characters that the model has to take; 0 unless they are very many."""
 
     @property
     def assumed_tokens(self) -> int:
@@ -181,6 +186,7 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
             form=key.form,
             media_parts=key.media_parts,
             previous_response=_previous_response(kind, members),
+            certain_text=certain_text(kind, members, len(body)),
         )
     except UNREADABLE as err:
         raise unreadable_body(body, err) from err

@@ -98,10 +98,7 @@ class PlacedRequest:
             {},
             self,
         )
-        return start_generation(
-            *(context, self._client, generation, engine, decode.name),
-            drop=lambda: self._parts.placements.drop(record),
-        )
+        return start_generation(context, self._client, generation, engine, decode.name)
 
     def take_over(self) -> bool:
         """Whether another backend serves the request from now on."""

@@ -7,7 +7,15 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from tandem_contract.prompt_length import PromptText, listed_length, over_length, prompt_text
+from tandem_contract.prompt_length import (
+    EXHAUSTING,
+    LONGEST_TOKEN,
+    PromptText,
+    engine_length,
+    length_problem,
+    over_length,
+    prompt_text,
+)
 from tandem_contract.request_kinds import RequestKind
 
 COMPLETIONS, CHAT = RequestKind.COMPLETIONS, RequestKind.CHAT
@@ -59,31 +67,52 @@ def test_the_text_of_each_kind(
 
 def test_a_text_of_more_than_the_longest_tokens_cannot_fit() -> None:
     assert over_length(640, 64, 10) is None
+    assert over_length(641, None, 10) is None
     problem = over_length(641, 64, 10)
     assert problem is not None
     assert problem.startswith("This model's maximum context length is 64 tokens. However, your")
 
 
-LISTED = (
-    b'{"data": [{"id": "m", "max_model_len": 64}, {"id": "a", "max_model_len": null}, {"id": "b"}]}'
-)
+LENGTH = 8192
+LIMIT = LENGTH * LONGEST_TOKEN
+TEXT = "x" * (LIMIT + 1)
 
 
 @pytest.mark.parametrize(
-    ("models", "model", "length"),
+    ("kind", "body", "length", "is_refused"),
     [
-        (LISTED, b'"m"', 64),
-        (LISTED, b'"a"', None),
-        (LISTED, b'"b"', None),
-        (LISTED, b'"unknown"', None),
-        (LISTED, b"7", None),
-        (LISTED, None, None),
-        (b'{"data": [{"id": "m", "max_model_len": "64"}]}', b'"m"', None),
-        (b"{}", b'"m"', None),
-        (b"", b'"m"', None),
+        (COMPLETIONS, {"prompt": TEXT}, LENGTH, True),
+        (COMPLETIONS, {"prompt": TEXT[1:]}, LENGTH, False),
+        (COMPLETIONS, {"prompt": TEXT}, None, False),
+        (COMPLETIONS, {"prompt": TEXT, "truncate_prompt_tokens": 5}, LENGTH, False),
+        (COMPLETIONS, {"prompt": "x" * (EXHAUSTING // 2)}, 1, False),
+        (CHAT, {"messages": [user(TEXT)]}, LENGTH, True),
+        (CHAT, {"messages": [{"role": "assistant", "content": TEXT}]}, LENGTH, False),
+        (RESPONSES, {"input": [user(TEXT)]}, LENGTH, True),
+        (MESSAGES, {"messages": [user(TEXT)]}, LENGTH, True),
+        (CHAT, {"messages": [user("four")], "unread": TEXT}, LENGTH, False),
     ],
 )
-def test_the_length_that_an_engine_lists(
-    models: bytes, model: bytes | None, length: int | None
+def test_a_body_whose_text_cannot_fit(
+    kind: RequestKind, body: dict[str, Any], length: int | None, is_refused: bool
 ) -> None:
-    assert listed_length(models, None if model is None else Raw(model)) == length
+    data = json.dumps(body)
+    problem = length_problem(kind, _members.decode(data), len(data), length)
+    assert (problem is not None) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("models", "length"),
+    [
+        (b'{"data": [{"id": "m", "max_model_len": 64}]}', 64),
+        (b'{"data": [{"max_model_len": 64}, {"max_model_len": 128}]}', 128),
+        (b'{"data": [{"max_model_len": 64}, {"max_model_len": null, "parent": "m"}]}', 64),
+        (b'{"data": [{"max_model_len": 64}, {"id": "other"}]}', None),
+        (b'{"data": [{"max_model_len": "64"}]}', None),
+        (b'{"data": []}', None),
+        (b"{}", None),
+        (b"", None),
+    ],
+)
+def test_the_length_that_an_engine_lists(models: bytes, length: int | None) -> None:
+    assert engine_length(models) == length

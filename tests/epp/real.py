@@ -59,12 +59,17 @@ class Backend:
     release: asyncio.Event = field(default_factory=asyncio.Event)
     fails: bool = False
     """Whether it answers requests with 500; its metrics stay in order."""
+    max_model_len: int | None = None
+    """What its list of models says to the EPP; None: it has no list."""
     is_down: bool = False
     """Whether its metrics page is gone, for which the EPP does not choose it."""
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if request.path == "/metrics":
             return web.Response(status=503) if self.is_down else web.Response(text=self.page())
+        if request.path == "/v1/models" and wire.REQUEST_ID not in request.headers:
+            # A client's request has an id.
+            return self._models()
         body = await request.read()
         headers = {key.lower(): value for key, value in request.headers.items()}
         self.received.append(ReceivedRequest(request.path, headers, body))
@@ -91,6 +96,11 @@ class Backend:
             await self.release.wait()
         await response.write(b"last")
         return response
+
+    def _models(self) -> web.Response:
+        if self.max_model_len is None:
+            return web.Response(status=404)
+        return web.json_response({"data": [{"id": "m", "max_model_len": self.max_model_len}]})
 
     def page(self) -> str:
         return self.ranked_page or (

@@ -11,11 +11,13 @@ from subprocess import run
 import pytest
 
 from tandem_contract.headers import MODEL_REWRITES
+from tandem_contract.prompt_length import LONGEST_TOKEN
 from tandem_contract.request_kinds import RequestKind
 from tandem_epp import body_worker, form, large_bodies
 from tandem_epp.body_fields import BadBody
 from tandem_epp.body_worker import HEADER, KINDS, Reading
 from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.form import with_form_model
 from tandem_epp.large_bodies import LargeBodies, WorkerFault
 from tandem_epp.precise import PrecisePrefixes
@@ -32,7 +34,7 @@ CHAT = json.dumps(
         "stream": True,
         "max_tokens": 7,
         "n": 2,
-        "messages": [{"role": "user", "content": "word " * 200_000}],
+        "messages": [{"role": "user", "content": "word " * 220_000}],
     }
 ).encode()
 IDS = json.dumps({"model": "m", "prompt": list(range(200_000))}).encode()
@@ -69,6 +71,7 @@ def test_a_reading_is_what_the_picker_would_read(kind: RequestKind, body: bytes)
         "max_tokens",
         "form",
         "fingerprint",
+        "certain_text",
     ):
         assert getattr(there, name) == getattr(here, name)
 
@@ -260,3 +263,27 @@ def test_a_pick_uses_the_reading_instead_of_the_body() -> None:
     with pytest.raises(BadBody, match="why"):
         read_body(Preparation(Reading(refusal="why")), request, CHAT)
     assert read_body(Preparation(Reading(model="x")), request, CHAT) == (None, "x")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "is_refused"),
+    [([4096, 4000], True), ([4096, 5000], False), ([4096, None], False), ([None, None], False)],
+)
+def test_a_text_that_is_too_long_for_every_pod_is_refused(
+    lengths: list[int | None], is_refused: bool
+) -> None:
+    setup = PickerSetup(p="prefill", d="decode")
+    for pod, length in zip(setup.fleet, lengths, strict=True):
+        pod.max_model_len = length
+    reading = body_worker.read(RequestKind.CHAT, CHAT)
+    assert 4096 * LONGEST_TOKEN < reading.certain_text < 5000 * LONGEST_TOKEN
+    preparation = Preparation(reading, reading.request())
+    request = HttpRequest("POST", "/v1/chat/completions", {}, None, preparation)
+    if not is_refused:
+        assert setup.picker.place(request, b"not read", NOW)
+        return
+    with pytest.raises(LocalReply) as refused:
+        setup.picker.place(request, b"not read", NOW)
+    response = refused.value.response
+    assert (response.status, refused.value.reason) == (400, "bad_request")
+    assert b"maximum context length is 4096 tokens. However, your" in response.body

@@ -31,11 +31,11 @@ def tells(model: str, block_size: int) -> tuple[Script, Script]:
 
 async def start(harness: Harness, block_size: int, decode_block_size: int) -> None:
     models, metrics = tells("llama", block_size)
-    prefill = await harness.prefill("p", models)
-    prefill.metrics = metrics
+    prefill = await harness.prefill("p")
+    prefill.models, prefill.metrics = models, metrics
     models, metrics = tells("llama", decode_block_size)
-    decode = await harness.decode("d", models)
-    decode.metrics = metrics
+    decode = await harness.decode("d")
+    decode.models, decode.metrics = models, metrics
     await harness.start()
 
 

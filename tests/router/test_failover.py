@@ -123,9 +123,12 @@ async def test_a_fault_of_the_client_within_a_stream_is_asked_of_one_backend(
     )
 
 
-@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize(
+    ("split", "path"),
+    [(True, "/v1/completions"), (False, "/v1/completions"), (False, "/v1/embeddings")],
+)
 async def test_a_prompt_that_may_have_hung_an_engine_is_given_to_no_other(
-    harness: Harness, split: bool
+    harness: Harness, split: bool, path: str
 ) -> None:
     async def hangs_with_it(turn: Turn) -> None:
         if turn.request.body:
@@ -140,11 +143,13 @@ async def test_a_prompt_that_may_have_hung_an_engine_is_given_to_no_other(
         decode.health = hangs
     settings = Settings(listen=LOOPBACK, admin=LOOPBACK, silence_timeout=0.2)
     await harness.start(settings=settings)
-    body = json.dumps({"model": "m", "prompt": "x " * EXHAUSTING}).encode()
+    text = "x " * EXHAUSTING
+    body = json.dumps({"model": "m", "prompt": text, "input": text}).encode()
     sent = {"content-type": "application/json"}
-    async with harness.http.post(harness.url(), data=BytesIO(body), headers=sent) as response:
-        assert response.status == 502
-        assert response.headers[PATH] == ("prefill_then_decode" if split else "unified")
+    async with harness.http.post(harness.url(path), data=BytesIO(body), headers=sent) as response:
+        assert (response.status, response.headers["x-should-retry"]) == (502, "false")
+        if path == "/v1/completions":
+            assert response.headers[PATH] == ("prefill_then_decode" if split else "unified")
     asked = [[sent for sent in decode.requests if sent.body] for decode in decodes]
     assert sorted(map(len, asked)) == [0, 1]
 

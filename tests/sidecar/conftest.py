@@ -15,7 +15,7 @@ from tandem_sidecar.process.run import RunningSidecar, start
 from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
 
-from .peers import FakeDecode, FakePrefill, Script
+from .peers import FakeDecode, FakePrefill, Script, no_list
 
 LOOPBACK = HostPort("127.0.0.1", 0)
 
@@ -42,9 +42,15 @@ class Harness:
         return peer
 
     async def start(
-        self, decode: Script | None = None, *, keys: PlanKeys | None = None, **changes: Any
+        self,
+        decode: Script | None = None,
+        *,
+        keys: PlanKeys | None = None,
+        models: Script = no_list,
+        **changes: Any,
     ) -> None:
         self.decode = await self._stack.enter_async_context(FakeDecode(decode))
+        self.decode.models = models
         values: dict[str, Any] = {
             "listen": LOOPBACK,
             "admin": LOOPBACK,

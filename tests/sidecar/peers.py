@@ -84,6 +84,10 @@ async def hangs(turn: Turn) -> None:
     await turn.gone.wait()
 
 
+async def no_list(turn: Turn) -> None:
+    turn.answer(404, b"{}")
+
+
 class Peer:
     """A server on a free port whose answers come from `script`."""
 
@@ -98,6 +102,8 @@ class Peer:
         self.health: Script = healthy
         self.metrics: Script = healthy
         """Script of `/metrics`: an empty page by default."""
+        self.models: Script = no_list
+        """Script of the list of models for who asks on their own account, and not for a client."""
         self.arrived = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -150,6 +156,9 @@ class Peer:
     ) -> None:
         turn = Turn(request, writer)
         of_its_own = {"/health": self.health, "/metrics": self.metrics}
+        if "x-request-id" not in request.headers:
+            # What clients send gets an id on its way.
+            of_its_own["/v1/models"] = self.models
         script = of_its_own.get(request.target, self.script)
         if request.target not in of_its_own:
             async with self.arrived:

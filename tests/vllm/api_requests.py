@@ -7,6 +7,7 @@
 Decoding is greedy and deterministic: two engines of one model give the same text.
 """
 
+import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -137,7 +138,8 @@ async def ask(
     """POST `body` and read the whole response. Raises aiohttp.ClientError if it is cut."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     all_headers = {"content-type": "application/json", **(headers or {})}
-    async with http.post(url, data=data, headers=all_headers) as answer:
+    # A file: aiohttp warns of long bytes.
+    async with http.post(url, data=io.BytesIO(data), headers=all_headers) as answer:
         content = await answer.read()
     events: list[str] = []
     if answer.content_type == "text/event-stream":

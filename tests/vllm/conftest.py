@@ -18,7 +18,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not VENV.is_dir():
         pytest.fail("vLLM is not installed in .venv-vllm: run make vllm-setup")
     directory = tmp_path_factory.mktemp("model")
-    make_tiny_model(directory, layers=2)
+    make_tiny_model(directory, layers=2, max_position=32768)
     return directory
 
 

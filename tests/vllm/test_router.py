@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 TIMES = ("--silence-timeout", "30s")
 """An engine on a busy machine may send nothing for seconds."""
 SOON = ("--silence-timeout", "3s")
+REQUESTS = "http_requests_total"
+"""vLLM's count of the requests that reached it."""
 SDK = """
 import json, sys
 from openai import OpenAI
@@ -127,6 +129,29 @@ async def test_a_decode_backend_that_hangs_is_replaced(
             answer = await client
         assert answer.headers[headers.DECODE_BACKEND] == "prefill-0"
         assert kind.text(answer) == kind.text(await pair.alone(http, kind, body)) != ""
+
+
+async def test_a_chat_that_cannot_fit_reaches_no_engine(
+    pair: Pair, http: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """Router and sidecar refuse it by the engines' own lists of models, and serve others
+    meanwhile."""
+    kind = KINDS["chat"]
+    body = json.dumps(kind.body("how far is the harbour? " * 600_000)).encode()
+    async with routed(pair, http, tmp_path / "router.yaml") as process:
+        engines = (pair.prefill, pair.decode)
+        requests = [await Moved(http, each.url("/metrics")).begin() for each in engines]
+        for url in (process.url(kind.path), pair.url(kind.path)):
+            refused, *others = await asyncio.gather(
+                ask(http, url, body, pair.split),
+                *(ask(http, process.url(kind.path), kind.body(f"{n}?")) for n in range(4)),
+            )
+            message = refused.json["error"]["message"]
+            assert message.startswith("This model's maximum context length is 32768 tokens.")
+            assert [answer.status for answer in (refused, *others)] == [400, *[200] * 4]
+        chats = {"handler": kind.path}
+        assert [await each.by(REQUESTS, status="4xx", **chats) for each in requests] == [0, 0]
+        assert await requests[1].by(REQUESTS, status="2xx", **chats) == 8
 
 
 async def test_openais_sdk(pair: Pair, http: aiohttp.ClientSession, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ class Members:
         )
         for pod in self.pods:
             pod.serving, pod.address, pod.healthy = first.serving, first.address, first.healthy
+            pod.max_model_len = first.max_model_len
         return True
 
     def _create(self, backend: Backend, rank: int | None) -> Pod:

@@ -59,12 +59,17 @@ class PageClient:
         connector = aiohttp.TCPConnector(limit=0)
         self._session = aiohttp.ClientSession(connector=connector)
 
-    async def get(self, url: str, seconds: float, tls: SSLContext | None = None) -> bytes:
+    async def get(
+        self, url: str, seconds: float, tls: SSLContext | None = None, api_key: str = ""
+    ) -> bytes:
         """The page at `url`, which must come within `seconds`. `tls`: for https; None: the system's
-        authorities. Raises PageUnavailable, TimeoutError."""
+        authorities. `api_key`: what the backend asks for; empty: nothing. Raises PageUnavailable,
+        TimeoutError."""
         async with asyncio.timeout(seconds):
-            if (target := _target(url)) is None:
-                return await self._get_by_library(url, tls)
+            # aiohttp checks what a header may hold.
+            target = _target(url) if not api_key else None
+            if target is None:
+                return await self._get_by_library(url, tls, api_key)
             page = await self._request(*target)
             if page.status // 100 == 3:
                 return await self._get_by_library(url, tls)
@@ -133,9 +138,10 @@ class PageClient:
         if self._idle:
             self._sweep_later()
 
-    async def _get_by_library(self, url: str, tls: SSLContext | None) -> bytes:
+    async def _get_by_library(self, url: str, tls: SSLContext | None, api_key: str = "") -> bytes:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else None
         with _failures():
-            async with self._session.get(url, ssl=tls or True) as response:
+            async with self._session.get(url, ssl=tls or True, headers=headers) as response:
                 response.raise_for_status()
                 body = bytearray()
                 async for piece in response.content.iter_any():

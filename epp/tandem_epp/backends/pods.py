@@ -52,6 +52,8 @@ class Pod:
     """When a scrape last showed tokens that the one before did not; Unix seconds, 0: never."""
     store: str | None = None
     """What tells its external store from others; None: not known. Set by the fleet."""
+    max_model_len: int | None = None
+    """Tokens of the longest prompt that it takes; None: not known."""
     _passes = 0
     """Passed checks in a row."""
 
@@ -160,8 +162,9 @@ class Pod:
         # What is known before the first answer came from another replica, which scraped this
         # process.
         if previous is not None and previous != result.incarnation:
-            # Another process has an empty KV cache.
+            # Another process has an empty KV cache, and perhaps another model.
             self.prefixes.clear(self)
+            self.max_model_len = None
             self.adapters.clear()
             if self.health.is_ejected:
                 log_return(self, "another process answers")

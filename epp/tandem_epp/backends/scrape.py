@@ -17,8 +17,10 @@ from random import Random
 from time import monotonic, time
 from typing import Final
 
+from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 from tandem_contract.config import HealthChecks
+from tandem_contract.prompt_length import LIST_SECONDS, engine_length
 
 from ..supervised import SupervisedTask
 from .engine_page import EnginePage
@@ -62,6 +64,10 @@ class _Target:
     """Failed scrapes in a row."""
     checked_at: float = float("-inf")
     """When the path of health checks was last requested, in seconds of the monotonic clock."""
+    listed_at: float = float("-inf")
+    """When the list of models was last requested, likewise."""
+    listed_process: bytes | None = None
+    """Identity of the process that was asked for it."""
     resolved_at: float = float("-inf")
     processes: dict[str, bytes | None] = field(default_factory=dict)
     """Pod name → identity of the process that answered the last scrape; a pod that is unhealthy is
@@ -215,6 +221,7 @@ class Scraper:
         # A timeout is an OSError, too (TimeoutError).
         except OSError as err:
             target.failures += 1
+            target.listed_process = None
             changed = False
             for pod in members.pods:
                 if pod.record_failed_check(self.checks):
@@ -228,6 +235,7 @@ class Scraper:
         else:
             target.failures = 0
             changed = self._apply_page(members, target.reader.read(body))
+            await self._read_models(target, client)
         if readiness != _readiness(members):
             self._fleet.invalidate_views()
         elif changed:
@@ -246,12 +254,32 @@ class Scraper:
         is_due = is_doubtful or waited >= self.checks.interval
         return target.members.url.rstrip("/") + path if is_due else ""
 
-    async def _get(self, members: Members, url: str, client: PageClient) -> bytes:
+    async def _read_models(self, target: _Target, client: PageClient) -> None:
+        """Read the engine's list of models for the length of its prompts: once of each process, and
+        seldom again."""
+        members, now = target.members, monotonic()
+        process = members.pods[0].incarnation
+        if process == target.listed_process and now - target.listed_at < LIST_SECONDS:
+            return
+        target.listed_process, target.listed_at = process, now
+        credentials, length = members.pods[0].backend.credentials, None
+        api_key = "" if credentials is None else credentials.api_key
+        # An API key may hold what no header can.
+        with suppress(OSError, ValueError):
+            url = members.url.rstrip("/") + endpoints.MODELS
+            length = engine_length(await self._get(members, url, client, api_key))
+        for pod in members.pods:
+            pod.max_model_len = length
+
+    async def _get(
+        self, members: Members, url: str, client: PageClient, api_key: str = ""
+    ) -> bytes:
         """The body of a 2xx answer. Raises OSError."""
         backend = members.pods[0].backend
         if speaks_http2(backend, url):
             return await self._http2.get(url, self.checks.timeout)
-        return await client.get(url, self.checks.timeout, self.settings.tls_for(backend, url))
+        tls = self.settings.tls_for(backend, url)
+        return await client.get(url, self.checks.timeout, tls, api_key)
 
     def _apply_page(self, members: Members, page: EnginePage) -> bool:
         """Apply a page to the pods; returns whether anything changed that scorers see."""

@@ -181,14 +181,6 @@ class GenerationRequest(msgspec.Struct, frozen=True):
         data, members = self.body.data, self.body.members
         return len(data) > EXHAUSTING and prompt_text(self.kind, members).total > EXHAUSTING
 
-    def long_text(self) -> int:
-        """Characters that every chat template renders, if they may hang an engine; else 0. Reads
-        a long body."""
-        if len(self.body.data) <= EXHAUSTING:
-            return 0
-        certain = prompt_text(self.kind, self.body.members).certain
-        return certain if certain > EXHAUSTING else 0
-
     @property
     def prefill_timeout(self) -> float:
         """Seconds for all prefill attempts: those of the plan, else those of the settings."""

@@ -25,7 +25,7 @@ from .context import GenerationRequest, SidecarContext
 from .decoding import DecodeLeg
 from .outbound import engine_request, new_attempt_id, release_kv
 from .prefilling import PrefillAttempts
-from .reply import ANSWER_DROPPED, ServedBy, send_error
+from .reply import ANSWER_DROPPED, NO_RETRY, ServedBy, send_error
 
 log = logging.getLogger(__name__)
 
@@ -284,7 +284,10 @@ class HandoffDriver:
         return timing
 
     def _send_error(self, error: events_actions.SendError) -> None:
-        if error.decode_failed and not self._has_exhausted_engine() and self._take_over():
+        has_hung = error.decode_failed and self._decode is not None and self._decode.is_hung
+        # Another engine would hang as well.
+        may_exhaust = error.may_exhaust or (has_hung and self._generation.may_exhaust())
+        if error.decode_failed and not may_exhaust and self._take_over():
             return
         # With the times of a prefill the router knows that the decode engine failed.
         timing = self._record.timing = self._attempts.timing
@@ -294,7 +297,7 @@ class HandoffDriver:
             self._generation.request,
             error.status,
             error.message,
-            self._served_by(timing or UNKNOWN).encode(),
+            self._served_by(timing or UNKNOWN).encode() + (NO_RETRY if may_exhaust else b""),
             close=self._closing,
             retry_after=error.retry_after,
         )
@@ -326,11 +329,6 @@ class HandoffDriver:
         detail = failure_detail(event, self._engine, leg.answer if leg is not None else None)
         ids = {"request_id": self._generation.request_id, "engine_id": attempt_id}
         log.warning("%s", detail, extra=ids)
-
-    def _has_exhausted_engine(self) -> bool:
-        """Whether the request may have hung the decode engine, and would hang another one."""
-        leg = self._decode
-        return leg is not None and leg.is_hung and self._generation.may_exhaust()
 
     def _take_over(self) -> bool:
         """Whether another engine serves the request, and its record, from now on."""

@@ -242,6 +242,8 @@ class SendError(msgspec.Struct, frozen=True, gc=False):
     """Seconds, for the Retry-After header of a 503."""
     decode_failed: bool = False
     """As of `ForwardDecodeAnswer`."""
+    may_exhaust: bool = False
+    """As of `PrefillFailed`: the client is not to send it again."""
 
 
 class CutAnswer(msgspec.Struct, frozen=True, gc=False):

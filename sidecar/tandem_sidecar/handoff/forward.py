@@ -13,6 +13,7 @@ from collections.abc import Callable
 from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlap
 from tandem_contract.paths import ErrorPhase, RoutingPath
+from tandem_contract.prompt_length import EXHAUSTING
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
 
@@ -26,7 +27,7 @@ from .context import Failover, SidecarContext
 from .liveness import EngineLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
 from .outbound import engine_request, new_attempt_id
-from .reply import ANSWER_DROPPED, ServedBy, send_error
+from .reply import ANSWER_DROPPED, NO_RETRY, ServedBy, send_error
 from .timing import complete_timing, measure_leg, read_timing
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Forward(ABC):
     """The bytes that begin the answer."""
     _call: Call | None = None
     _overlap: Overlap | None = None
+    _has_exhausted = False  # Whether the request may have hung its engine, and would hang another.
     _liveness: EngineLiveness
 
     def __init__(
@@ -117,6 +119,10 @@ class Forward(ABC):
     @abstractmethod
     def report_loss(self, detail: str) -> str:
         """The answer is lost; return the error message for the client."""
+
+    def may_exhaust(self) -> bool:
+        """Whether the request is so long that it may hang an engine."""
+        return len(self._request.body) > EXHAUSTING
 
     # From the client's connection and the drain.
 
@@ -187,6 +193,7 @@ class Forward(ABC):
     def engine_hung(self, detail: str) -> None:
         if self._call is not None:
             self._call.abort()
+        self._has_exhausted = self.may_exhaust()
         self._fail(Result.SILENT, detail)
 
     # The end.
@@ -236,7 +243,7 @@ class Forward(ABC):
     def _take_over(self, result: Result) -> bool:
         """Whether another engine serves the request, and its record, from now on. The leg ended
         with `result`."""
-        if self._failover is None or not self._failover.take_over():
+        if self._failover is None or self._has_exhausted or not self._failover.take_over():
             return False
         self.end_leg(result if result is not Result.ANSWERED else Result.ERROR)
         if self._call is not None:
@@ -274,7 +281,7 @@ class Forward(ABC):
             self.context.observer.on_answer(self.record, None)
             self.end(Outcome.FAILED)
             closing = self.context.lifecycle.draining
-            lines = self.header_lines()
+            lines = self.header_lines() + (NO_RETRY if self._has_exhausted else b"")
             send_error(self._client, self._request, status, message, lines, close=closing)
 
 
@@ -302,10 +309,8 @@ class SingleEngineGeneration(Forward):
         self._routed = routed
         self._may_exhaust = may_exhaust
 
-    def engine_hung(self, detail: str) -> None:
-        if self._failover is not None and self._may_exhaust():
-            self._failover = None
-        super().engine_hung(detail)
+    def may_exhaust(self) -> bool:
+        return self._may_exhaust()
 
     def header_lines(self) -> bytes:
         leg, path = self.leg, self.record.path or RoutingPath.UNIFIED

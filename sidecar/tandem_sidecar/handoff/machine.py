@@ -163,7 +163,7 @@ def _after_failed_prefill(state: Prefilling, event: PrefillFailed) -> Step:
     if event.may_exhaust:
         # Another engine, or the decode engine, would hang as well, and with it other requests.
         ended = Ended(state.path, Outcome.FAILED)
-        return ended, (*failed, AbortPrefill(), SendError(504, event.detail))
+        return ended, (*failed, AbortPrefill(), SendError(504, event.detail, may_exhaust=True))
     if event.cause is Cause.DEADLINE:
         error = SendError(504, event.detail)
         return _prepend(

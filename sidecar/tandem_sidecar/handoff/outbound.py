@@ -50,13 +50,6 @@ def client_request_id(request: Request) -> str:
     return usable or secrets.token_hex(16)
 
 
-def authorization(context: SidecarContext, engine: HostPort, request: Request) -> Headers:
-    """The Authorization header of requests to `engine` for a client: the engine's, else the
-    client's."""
-    own = context.authorization(engine)
-    return own or [pair for pair in request.headers if pair[0] == _AUTHORIZATION]
-
-
 def new_attempt_id(base: str) -> str:
     """Make a request id for one attempt, unique because engines match legs by it.
 
@@ -161,7 +154,7 @@ class ReleaseCall:
             (b"content-type", b"application/json"),
             *leg_headers(self._leg),
             # An engine with an API key asks for it here, too.
-            *authorization(self._context, self._engine, self._generation.request),
+            *self._authorization(),
         ]
         request = request_bytes(b"POST", release.target, sent, release.body)
         timeout = generation.kv_transfer_timeout
@@ -169,6 +162,11 @@ class ReleaseCall:
         self._call = self._context.pool.send(
             self._engine, b"POST", request, Collector(self._take_answer)
         )
+
+    def _authorization(self) -> Headers:
+        if own := self._context.authorization(self._engine):
+            return own
+        return [pair for pair in self._generation.request.headers if pair[0] == _AUTHORIZATION]
 
     def drain_expired(self) -> None:
         """Stop waiting for the answer; also called when the release's own timeout passes."""

@@ -7,6 +7,7 @@ loop do the rest.
 import logging
 import random
 import time
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,6 +16,7 @@ from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
 from tandem_contract.plan import PlanRejected, Target
 from tandem_contract.plan_keys import PlanKeys
+from tandem_contract.prompt_length import length_problem
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.response_ids import has_tag_of, response_id_in
 
@@ -42,8 +44,15 @@ DRAINING_MESSAGE = "the pod is shutting down: send the request to another pod"
 class Proxy:
     """The handler of every client request."""
 
-    def __init__(self, context: SidecarContext, keys: PlanKeys) -> None:
+    def __init__(
+        self,
+        context: SidecarContext,
+        keys: PlanKeys,
+        max_model_len: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`max_model_len`: tokens of the longest prompt that the engine takes; None: not known."""
         self._context = context
+        self._max_model_len = max_model_len
         self._keys = keys
         self._used_plans = UsedPlans(context.settings.used_plans)
 
@@ -118,6 +127,9 @@ class Proxy:
             return self._prefill_for_another(request, client, engine, leg)
         try:
             body = parse_body(request.body)
+            length = self._max_model_len()
+            if problem := length_problem(kind, body.members, len(body.data), length):
+                raise BadBody(problem)
             # The rules overrule the route: another EPP than Tandem's, or none, may have chosen it.
             asked_for = self._route(request, request_id, client, engine)
             chosen = apply_single_engine_rules(asked_for, kind, body)

@@ -65,6 +65,10 @@ def encode_headers(pairs: dict[str, str]) -> bytes:
     return b"".join(b"%b: %b\r\n" % (k.encode(), v.encode()) for k, v in pairs.items() if v)
 
 
+NO_RETRY: Final = encode_headers({headers.SHOULD_RETRY: "false"})
+"""The header line of an error for a request that may hang any engine."""
+
+
 def new_record(request: Request, request_id: str, kind: str) -> Record:
     """The record of a request that was just read."""
     record = Record(request_id, kind, asyncio.get_running_loop().time(), time.time())

@@ -1,4 +1,4 @@
-"""Requests of the process's own to its decode engines: health checks and `/metrics`."""
+"""Requests of the process's own to its decode engines: health checks, models, and `/metrics`."""
 
 import asyncio
 from collections.abc import Iterable
@@ -6,6 +6,7 @@ from typing import Final
 
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
+from tandem_contract.prompt_length import LIST_SECONDS, engine_length
 
 from ..http.answers import Answer, Collector, NoAnswer
 from ..http.messages import request_bytes
@@ -23,6 +24,10 @@ class EngineHealth:
 
     def __init__(self, pool: Pool, engine: HostPort, checks: HealthChecks) -> None:
         self.healthy = False
+        self.max_model_len: int | None = None
+        """Tokens of the longest prompt that the engine takes, by its list of models; None: not
+        known."""
+        self._listed_at = -LIST_SECONDS
         self._pool = pool
         self._engine = engine
         self._checks = checks
@@ -33,7 +38,19 @@ class EngineHealth:
         while True:
             page = await _get(self._pool, self._engine, path, timeout=timeout)
             self.healthy = page is not None
+            await self._read_models(timeout)
             await asyncio.sleep(interval if self.healthy else min(interval, UNHEALTHY_SECONDS))
+
+    async def _read_models(self, timeout: float) -> None:
+        """Ask for the list of models: once the engine is healthy, and seldom again."""
+        now = asyncio.get_running_loop().time()
+        if not self.healthy:
+            # An engine with another length may start in its place.
+            self.max_model_len, self._listed_at = None, -LIST_SECONDS
+        elif now - self._listed_at >= LIST_SECONDS:
+            self._listed_at = now
+            models = await _get(self._pool, self._engine, endpoints.MODELS, timeout=timeout)
+            self.max_model_len = None if models is None else engine_length(models)
 
 
 async def fetch_metrics(

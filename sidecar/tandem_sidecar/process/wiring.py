@@ -139,8 +139,8 @@ class Components:
             settings, engine_tls.for_address, stack, watches_transfers=not is_worker
         )
         self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
-        self.server = path.serve(Proxy(path.context, keys), tls)
-        self.health = EngineHealth(path.pool, settings.engine, settings.health)
+        self.health = health = EngineHealth(path.pool, settings.engine, settings.health)
+        self.server = path.serve(Proxy(path.context, keys, lambda: health.max_model_len), tls)
 
         self._counters = None if is_worker else path.engine_counters(lambda: (settings.engine,))
         self.admin = ProcessAdmin(

@@ -69,6 +69,24 @@ async def test_the_ranks_of_a_page_become_pods(fleet: tuple[Fleet, Scraper]) -> 
     assert len(pods) == 2, "a page that is missing says nothing about the ranks"
 
 
+async def test_the_length_of_prompts_is_that_of_the_process_that_answers(
+    fleet: tuple[Fleet, Scraper],
+) -> None:
+    pods, scraper = fleet
+    page = VllmPage(engines=(0, 1))
+    backend = Backend("a", max_model_len=4096)
+    backend.ranked_page = page.body().decode()
+    async with serving(backend):
+        pods.apply([DiscoveredBackend(BackendConfig("a", f"http://127.0.0.1:{backend.port}"))])
+        scraper.sync()
+        await until(lambda: holds(scraper.is_complete))
+        assert [pod.max_model_len for pod in pods] == [4096, 4096]
+        backend.max_model_len, backend.ranked_page, backend.started = 512, "", 2.0
+        await until(lambda: holds([pod.max_model_len for pod in pods] == [512]))
+        backend.max_model_len, backend.started = None, 3.0
+        await until(lambda: holds([pod.max_model_len for pod in pods] == [None]))
+
+
 async def test_a_host_name_is_resolved(fleet: tuple[Fleet, Scraper]) -> None:
     pods, scraper = fleet
     backend = Backend("a")

@@ -89,7 +89,7 @@ def test_a_prompt_that_may_have_exhausted_a_pod_is_sent_to_no_other(
     cause: Cause, policy: Policy
 ) -> None:
     event = m.PrefillFailed(cause, "late", may_exhaust=True)
-    end = (PREFILL, m.AbortPrefill(), m.SendError(504, "late"))
+    end = (PREFILL, m.AbortPrefill(), m.SendError(504, "late", may_exhaust=True))
     assert h.step(prefilling(policy, of=5), event) == (ended_state(Outcome.FAILED), end)
     drop = (m.AbortDecode(), m.ReleaseKv(P))
     assert h.step(pairing(policy, of=5), event) == (ended_state(Outcome.FAILED), (*drop, *end))

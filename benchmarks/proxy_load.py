@@ -52,7 +52,6 @@ def missing_programs() -> list[str]:
 def measured(benchmark: str, measure: Coroutine[object, object, _T]) -> _T:
     """The result of `measure`; exits with status 2 and a message if a program is missing."""
     try:
-        h2load.find()
         return asyncio.run(measure)
     except (h2load.NotInstalled, SetupError) as err:
         measure.close()

@@ -1,7 +1,7 @@
 """CPU, latency and memory of the sidecar, compared with Envoy as a bare proxy and with no proxy.
 
-A fake engine that computes nothing is behind all of them. In each round, h2load sends the same body
-to each server in turn. CPU per request is that of the proxy's process, from /proc. A figure is the
+A fake engine that computes nothing is behind all of them. In each round, the same body is sent to
+each server in turn. CPU per request is that of the proxy's process, from /proc. A figure is the
 median over the rounds; minimum and maximum are printed beside it, because other work on the machine
 moves the rounds. The sidecar runs with all features: signed plans, metrics, history, circuit
 breakers, JSON log at info. A request counts as lost unless it was answered with 2xx and all its
@@ -23,15 +23,12 @@ from rich.table import Table
 
 from tandem_contract import headers, plan
 from tandem_contract.paths import RoutingPath
+from tandem_local.router import find_envoy
 
-from . import h2load, proxy_load
+from . import distinct_load, programs, proxy_load
 from .figures import Figure, at_most, progress, report
 from .proxies import Server, Servers, running
-from .proxy_load import CHUNKS, missing_programs
-
-__all__ = ["missing_programs"]
-REQUEST_ID: Final = "bench"
-"""The same for all requests, because a plan is signed for one request id."""
+from .proxy_load import CHUNKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ HAND_OFF_STREAM: Final = Case("hand-off, then stream", 1500, stream=True, split=
 PACED_STREAM: Final = Case(f"stream of {CHUNKS} chunks, paced", 48, stream=True)
 _INTERVAL: Final = 0.002
 """Seconds between the events of a paced stream. Longer ones only make the benchmark longer."""
-# One client: h2load lets all clients send at the same moment, and they would delay each other.
+# One client: several would send at the same moment, and delay each other.
 PACED: Final = Case("200 req/s", 800, clients=1, rate=200)
 PACED_HAND_OFF: Final = Case("200 req/s, hand-off", 800, split=True, clients=1, rate=200)
 LARGE: Final = Case("hand-off, 220 KB, 32 clients", 1500, 220_000, split=True, clients=32)
@@ -90,22 +87,19 @@ class Sample:
 class Bench:
     """The servers that are measured, and the samples taken."""
 
-    def __init__(self, scratch: Path, servers: Servers) -> None:
+    def __init__(self, servers: Servers) -> None:
         self.servers = servers
         self.samples: list[Sample] = []
-        self._scratch = scratch
         self._keys = plan.load_keys(servers.keys)
 
     async def run(self, server: Server, case: Case) -> None:
         """Take one sample."""
-        file = self._scratch / "body"
-        file.write_bytes(case.body())
-        lines = self._headers(server, case)
-        load = h2load.Load(file, lines, case.requests, case.clients, case.rate)
+        requests = [self._headers(server, case, number) for number in range(case.requests)]
         # CPU directly before and after the load: counting requests is not part of it.
         counts_before, cpu_before = await self._counts(), server.cpu()
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
-        outcome = await h2load.drive(url, load, self._scratch)
+        body, clients, rate = case.body(), case.clients, case.rate
+        outcome = await distinct_load.drive(url, body, requests, clients, rate)
         # CPU first: the request for the counts must not be part of it.
         cpu, counts = server.cpu() - cpu_before, await self._counts()
         handed_off = case.requests * (case.split and server is self.servers.sidecar)
@@ -129,21 +123,22 @@ class Bench:
         """The samples of one case on one server, by round."""
         return [s for s in self.samples if s.server == server.name and s.case is case]
 
-    def _headers(self, server: Server, case: Case) -> tuple[str, ...]:
-        common = ("content-type: application/json", f"{headers.REQUEST_ID}: {REQUEST_ID}")
+    def _headers(self, server: Server, case: Case, number: int) -> dict[str, str]:
+        request_id = f"bench-{number}"
+        common = {"content-type": "application/json", headers.REQUEST_ID: request_id}
         # Envoy and the engine know no plan, and a header more would cost them CPU.
         if server is not self.servers.sidecar:
             return common
-        return (*common, f"{headers.PLAN}: {self._plan(case)}")
+        return {**common, headers.PLAN: self._plan(case, request_id)}
 
-    def _plan(self, case: Case) -> str:
-        """A signed plan as the EPP sends it, valid for an hour."""
+    def _plan(self, case: Case, request_id: str) -> str:
+        """A signed plan as the EPP sends it, valid for an hour: it holds for one request."""
         now = time.time()
         target = plan.Target("engine-0", f"127.0.0.1:{self.servers.engine.port}")
         path = RoutingPath.PREFILL_THEN_DECODE if case.split else RoutingPath.UNIFIED
         prefill = (target,) if case.split else ()
         decision = plan.Plan(
-            path, "benchmark", target, prefill, request_id=REQUEST_ID, expires=now + 3600
+            path, "benchmark", target, prefill, request_id=request_id, expires=now + 3600
         )
         return plan.sign(decision, self._keys, now=now)
 
@@ -167,7 +162,7 @@ async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
         async with running(scratch, CHUNKS) as servers:
-            bench = Bench(scratch, servers)
+            bench = Bench(servers)
             for number in range(rounds):
                 for server, case in schedule(servers, number):
                     progress(f"round {number + 1} of {rounds}: {case.name}, {server.name}")
@@ -177,7 +172,7 @@ async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
             await bench.run(servers.sidecar, LARGE)
             resident = servers.sidecar.resident()
         async with running(scratch, CHUNKS, interval=_INTERVAL) as servers:
-            paced = Bench(scratch, servers)
+            paced = Bench(servers)
             for number in range(rounds):
                 compared = [servers.sidecar, servers.envoy]
                 for server in reversed(compared) if number % 2 else compared:
@@ -240,11 +235,16 @@ def _median_and_range(values: Sequence[float], form: str) -> str:
     return median if len(values) == 1 else f"{median} ({min(values):{form}}-{max(values):{form}})"
 
 
+def missing_programs() -> list[str]:
+    """What this machine lacks, with how to install it."""
+    return programs.missing([find_envoy])
+
+
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 @click.option("--rounds", default=3, show_default=True, help="rounds; a figure is their median")
 def main(file: Path | None, rounds: int) -> None:
-    """Compare the sidecar with Envoy; exit status 2 when h2load or Envoy is missing."""
+    """Compare the sidecar with Envoy; exit status 2 when Envoy is missing."""
     results, samples = proxy_load.measured("sidecar", measure(rounds))
     show(samples)
     report(results, file)

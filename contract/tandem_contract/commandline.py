@@ -8,6 +8,7 @@ import ipaddress
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
@@ -51,6 +52,8 @@ def parse_host_port(text: str) -> HostPort:
     return HostPort(match["host"], int(match["port"]))
 
 
+# The sidecar asks for each hand-off, always for the same few prefill pods.
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Whether a name or address is this machine's own for every machine."""
     try:

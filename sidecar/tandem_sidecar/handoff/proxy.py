@@ -133,16 +133,18 @@ class Proxy:
             # The rules overrule the route: another EPP than Tandem's, or none, may have chosen it.
             asked_for = self._route(request, request_id, client, engine)
             chosen = apply_single_engine_rules(asked_for, kind, body)
-            engine = self._engine_storing(previous_response(kind, body), engine)
+            if kind is RequestKind.RESPONSES:
+                engine = self._engine_storing(previous_response(kind, body), engine)
         except BadBody as err:
             send_error(client, request, 400, str(err), self.refuse(request), close=False)
             return None
         # A refused request gets no record: it never reached an engine.
         record = new_record(request, request_id, kind)
         settings = self._context.settings
-        # Its own name first: a gateway may use an alternate of the pod that the plan names.
-        name = chosen.decode_name if not settings.pod_name else ""
-        body = with_response_id(kind, body, name or settings.backend_name(engine))
+        if kind is RequestKind.RESPONSES:
+            # Its own name first: a gateway may use an alternate of the pod that the plan names.
+            name = chosen.decode_name if not settings.pod_name else ""
+            body = with_response_id(kind, body, name or settings.backend_name(engine))
         generation = GenerationRequest(
             request, request_id, kind, body, chosen, record, settings, self._keys.current
         )

@@ -29,6 +29,15 @@ half-sent requests keep others waiting; shorter: new connections end before thei
 _SHARE: Final = 64
 """One in so many connections is closed at once: the search costs time for each connection."""
 
+_KEEPALIVE: Final = (
+    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 30),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 10),
+    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+)
+"""A gateway may be silent for hours; TCP notices within a minute when its machine is gone. Options
+that a system lacks are left out."""
+
 
 class Connection(Protocol):
     """What the rule has to know of a connection."""
@@ -108,6 +117,13 @@ def _bytes_in_kernel(sock: socket.socket | None, queue: int) -> int:
     if sock is None or sock.fileno() < 0:
         return 0
     return int.from_bytes(fcntl.ioctl(sock.fileno(), queue, bytes(4)), sys.byteorder)
+
+
+def keep_alive(sock: socket.socket | None) -> None:
+    """Have TCP notice when a silent client's machine is gone."""
+    for level, name, value in _KEEPALIVE:
+        if sock is not None and (option := getattr(socket, name, None)) is not None:
+            sock.setsockopt(level, option, value)
 
 
 def raise_descriptor_limit() -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from ssl import SSLContext
 from typing import Final, cast
 
-from tandem_contract.connections import LATE_SECONDS, address_of, to_evict
+from tandem_contract.connections import LATE_SECONDS, address_of, keep_alive, to_evict
 from tandem_contract.held_bytes import HeldBytes
 
 from .connection import Connection
@@ -27,14 +27,9 @@ _CHECK_SECONDS: Final = 0.5
 """Seconds between two looks at deadlines of connections and at what health watchers know."""
 _WRITE_BUFFER: Final = 1 << 20
 """Bytes that wait in a transport before its connection is no longer read."""
-_KEEPALIVE: Final = (
-    (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 30),
-    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 10),
-    (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
-)
-"""A gateway may be silent for hours; TCP notices within a minute when its machine is gone. Options
-that a system lacks are left out."""
+_LARGE_READ: Final = 64 * 1024
+"""Bytes of a read event, after which the other connections have their turn. libuv reads up to 32
+times in a row, and small messages take 50 ms of a core for each 256 KiB."""
 
 log: Final = logging.getLogger(__name__)
 
@@ -176,7 +171,7 @@ class ServerConnection:
             transport.abort()
             return
         transport.set_write_buffer_limits(high=_WRITE_BUFFER)
-        self._keep_alive()
+        keep_alive(self.sock)
 
     def data_received(self, data: bytes) -> None:
         session = self._session
@@ -185,11 +180,19 @@ class ServerConnection:
             if session is None:
                 return
             data, self._begin = self._begin, b""
+        if len(data) >= _LARGE_READ:
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
         session.receive(data, self._loop.time())
         if not self._is_established and session.connection.is_established:
             self._is_established = True
             self.deadline = float("inf")
         self.flush()
+
+    def _read_on(self) -> None:
+        """The other connections have had their turn."""
+        if not self._buffered and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def flush(self) -> None:
         """Write what is to be written; close when nothing can follow."""
@@ -336,11 +339,6 @@ class ServerConnection:
         """Count what a full transport holds."""
         self._server.held.add(size - self._buffered)
         self._buffered = size
-
-    def _keep_alive(self) -> None:
-        for level, name, value in _KEEPALIVE:
-            if self.sock is not None and (option := getattr(socket, name, None)) is not None:
-                self.sock.setsockopt(level, option, value)
 
 
 def _log_error(err: Exception) -> None:

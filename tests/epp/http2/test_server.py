@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 import ssl
 import weakref
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import grpc
 import grpc.aio
 import pytest
 import trustme
+import uvloop
 
 from tandem_contract.server_tls import CERTIFICATE, KEY
 from tandem_epp.http2 import frames
@@ -24,7 +26,7 @@ from tandem_epp.http2.grpc import framed
 from tandem_epp.http2.health import NOT_SERVING, SERVICE, SERVICE_UNKNOWN, SERVING, HealthService
 from tandem_epp.http2.limits import LAST_STREAM, Limits
 from tandem_epp.http2.server import Server
-from tandem_epp.http2.session import Call
+from tandem_epp.http2.session import Call, GrpcSession
 from tandem_epp.http2.tls import TlsSettings, load_certificate, tls_context
 
 from ..real import until
@@ -432,3 +434,33 @@ async def test_thousands_of_resets_leave_nothing() -> None:
     gc.collect()
     # By type: isinstance asks objects of other tests for their class, and some answer by a warning.
     assert not any(type(each) is Call for each in gc.get_objects())
+
+
+@pytest.mark.interpreted
+def test_others_have_their_turn_between_large_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On libuv, which would read all that has come at once."""
+    turns: list[int] = []
+    receive, turn = GrpcSession.receive, 0
+
+    def record(session: GrpcSession, data: bytes, now: float) -> None:
+        if len(data) >= 1 << 16:
+            turns.append(turn)
+        receive(session, data, now)
+
+    async def run() -> None:
+        nonlocal turn
+        async with serving() as served:
+            with socket.create_connection(("127.0.0.1", served.port)) as client:
+                client.setblocking(False)
+                client.send(START + headers(1) + data(1, (1 << 22).to_bytes(5, "big")))
+                with suppress(BlockingIOError):
+                    for _ in range(200):
+                        client.send(data(1, bytes(16_000)))
+                async with asyncio.timeout(20):
+                    while len(turns) < 3:
+                        await asyncio.sleep(0)
+                        turn += 1
+
+    monkeypatch.setattr(GrpcSession, "receive", record)
+    uvloop.run(run())
+    assert len({*turns}) == len(turns)

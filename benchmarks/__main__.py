@@ -21,6 +21,7 @@ SUPPORT = {
     "epp_transport",
     "fake_engine",
     "figures",
+    "floods",
     "gpu_model",
     "gpu_requests",
     "gpu_transfer",

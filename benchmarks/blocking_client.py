@@ -8,12 +8,12 @@ from tandem_epp.ext_proc import ext_proc_pb2 as pb
 from tandem_epp.ext_proc.interface import SERVICE
 from tandem_epp.ext_proc.messages import BodyMode
 from tandem_epp.http2 import frames
-from tandem_epp.http2.frames import ACK, END_HEADERS, HEADER, FrameType, Setting
+from tandem_epp.http2.frames import ACK, END_HEADERS, END_STREAM, HEADER, FrameType, Setting
 from tandem_epp.http2.grpc import PREFIX, framed
 from tandem_epp.http2.headers import EMPTY_TABLE, encode
 from tandem_epp.http2.limits import DEFAULT_WINDOW, LARGEST_WINDOW
 
-_BLOCK: Final = EMPTY_TABLE + encode(
+BLOCK: Final = EMPTY_TABLE + encode(
     (
         (b":method", b"POST"),
         (b":scheme", b"http"),
@@ -83,7 +83,7 @@ class Client:
         stream, self._next = self._next, self._next + 2
         self._windows[stream] = self._initial
         self._content[stream] = bytearray()
-        self._socket.sendall(frames.frame(FrameType.HEADERS, END_HEADERS, stream, _BLOCK))
+        self._socket.sendall(frames.frame(FrameType.HEADERS, END_HEADERS, stream, BLOCK))
         self.send(stream, message)
         return stream
 
@@ -96,6 +96,11 @@ class Client:
             self._windows[0] -= len(part)
             self._windows[stream] -= len(part)
             self._socket.sendall(frames.frame(FrameType.DATA, 0, stream, part))
+
+    def end(self, stream: int) -> None:
+        """End a stream, whose answers are no longer taken."""
+        del self._content[stream], self._windows[stream]
+        self._socket.sendall(frames.frame(FrameType.DATA, END_STREAM, stream, b""))
 
     def has_answer(self) -> bool:
         """Whether an answer has come."""

@@ -1,9 +1,11 @@
-"""What one client can take from the others: how long its requests stall them, and how much memory.
+"""What one client can take from the others: how long its requests stall them, how much memory they
+take, and how long a newcomer waits at a server whose places all are taken.
 
 Each section starts its own servers on this machine and names its limits. Stalls are the longest of
 many waits, so other work on the machine shows in them.
 """
 
+import gzip
 import json
 import socket
 import sys
@@ -12,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
@@ -21,11 +23,14 @@ from typing import Final
 import anyio
 import click
 
+from tandem_contract.connections import raise_descriptor_limit
 from tandem_engine.tiny import make_tiny_model
 from tandem_local.ports import free_port
 
 from .epp_stacks import router
 from .figures import Figure, at_least, at_most, progress, report, without_target
+from .floods import of_floods, of_names
+from .large_bodies import running_epp
 from .proxies import Server, server
 
 _HOST: Final = "127.0.0.1"
@@ -34,7 +39,11 @@ PROMPTS: Final = (1_000_000, 5_000_000, 15_000_000)
 """Bytes of the engine's long prompts."""
 UPLOADS: Final = 50
 UPLOAD_SIZE: Final = 32_000_000
-"""Bytes; the proxies take 32 MiB."""
+"""Bytes; the servers take 32 MiB."""
+LONGEST: Final = 20.0
+"""Seconds that a newcomer waits."""
+PLACES: Final = 1024
+"""Connections of a full server: the default of the store and of the EPP."""
 
 
 @asynccontextmanager
@@ -107,7 +116,25 @@ async def long_prompts(rounds: int) -> list[Figure]:
 
 
 @asynccontextmanager
-async def proxy(kind: str, scratch: Path) -> AsyncIterator[Server]:
+async def store(scratch: Path, *flags: str) -> AsyncIterator[Server]:
+    """A `tandem store`."""
+    port = free_port(_HOST)
+    program = str(Path(sys.executable).with_name("tandem"))
+    command = (
+        program,
+        "store",
+        "--dir",
+        str(scratch / "objects"),
+        "--listen",
+        f"{_HOST}:{port}",
+        *flags,
+    )
+    async with server("store", port, command, scratch / "store.log") as started:
+        yield started
+
+
+@asynccontextmanager
+async def proxy(kind: str, scratch: Path, *flags: str) -> AsyncIterator[Server]:
     """A sidecar or a router before a fake engine; `kind` says which."""
     engine, port, admin = (free_port(_HOST) for _ in range(3))
     fake = (sys.executable, "-m", "benchmarks.fake_engine", str(engine))
@@ -120,7 +147,7 @@ async def proxy(kind: str, scratch: Path) -> AsyncIterator[Server]:
     listen = ("--listen", f"{_HOST}:{port}", "--admin", f"{_HOST}:{admin}")
     async with (
         server("engine", engine, fake, scratch / f"{kind}-engine.log"),
-        server(kind, port, (program, *own, *listen), scratch / f"{kind}.log") as started,
+        server(kind, port, (program, *own, *listen, *flags), scratch / f"{kind}.log") as started,
     ):
         yield started
 
@@ -143,12 +170,18 @@ def stalled_uploads(port: int) -> tuple[list[socket.socket], int]:
 
 
 async def uploads(_: int) -> list[Figure]:
-    """The memory that unfinished uploads take in the sidecar and in the router."""
+    """The memory that unfinished uploads take in sidecar, router and reference engine."""
     figures = []
     with tempfile.TemporaryDirectory() as directory:
-        for kind in ("sidecar", "router"):
+        scratch = Path(directory)
+        servers = {
+            "sidecar": proxy("sidecar", scratch),
+            "router": proxy("router", scratch),
+            "torch engine": torch_engine(scratch),
+        }
+        for kind, context in servers.items():
             progress(f"unfinished uploads at the {kind}")
-            async with proxy(kind, Path(directory)) as started:
+            async with context as started:
                 before = started.resident()
                 connections, refused = await anyio.to_thread.run_sync(stalled_uploads, started.port)
                 name = f"{kind}, {UPLOADS} unfinished uploads of {UPLOAD_SIZE / 1e6:.0f} MB"
@@ -165,7 +198,94 @@ async def uploads(_: int) -> list[Figure]:
     return figures
 
 
-SECTIONS: Final = {"prompts": long_prompts, "uploads": uploads}
+def newcomer(port: int, path: str) -> float:
+    """Seconds until a client is answered at a server to which others have connected before; at most
+    about `LONGEST`."""
+    others = [socket.create_connection((_HOST, port)) for _ in range(PLACES)]
+    started, seconds = time.perf_counter(), 0.0
+    is_answered = False
+    while not is_answered and seconds < LONGEST:
+        with suppress(OSError):
+            urllib.request.urlopen(f"http://{_HOST}:{port}{path}", timeout=LONGEST).close()
+            is_answered = True
+        seconds = time.perf_counter() - started
+    for other in others:
+        other.close()
+    return seconds
+
+
+async def full(rounds: int) -> list[Figure]:
+    """How long a newcomer waits where clients that send nothing have taken all places."""
+    figures = []
+    raise_descriptor_limit()
+    with tempfile.TemporaryDirectory() as directory:
+        scratch, flag = Path(directory), ("--max-connections", str(PLACES))
+        servers: dict[str, tuple[AbstractAsyncContextManager[Server], str]] = {
+            "store": (store(scratch, *flag), "/healthz"),
+            "sidecar": (proxy("sidecar", scratch, *flag), "/v1/models"),
+            "router": (proxy("router", scratch, *flag), "/v1/models"),
+            "EPP": (epp(scratch), "/healthz"),
+        }
+        for kind, (context, path) in servers.items():
+            progress(f"a newcomer at a full {kind}")
+            async with context as started:
+                find = partial(newcomer, started.port, path)
+                seconds = [await anyio.to_thread.run_sync(find) for _ in range(rounds)]
+                name = f"{kind}, {PLACES} idle clients: wait of a newcomer"
+                figures.append(at_most(name, seconds, "s", 5))
+    return figures
+
+
+def size_of(directory: Path) -> float:
+    """MB in the files of `directory`."""
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file()) / 1e6
+
+
+async def coded_objects(_: int) -> list[Figure]:
+    """What a gzip body that inflates to much more takes from the store."""
+    progress("a gzip body at the store")
+    body = gzip.compress(bytes(400_000_000))
+    with tempfile.TemporaryDirectory() as directory:
+        async with store(Path(directory)) as started:
+            before = started.resident()
+            request = urllib.request.Request(f"http://{_HOST}:{started.port}/bench/x", body)
+            request.method = "PUT"
+            request.add_header("Content-Encoding", "gzip")
+            with suppress(urllib.error.HTTPError):
+                await anyio.to_thread.run_sync(lambda: urllib.request.urlopen(request).close())
+            stored = await anyio.to_thread.run_sync(size_of, Path(directory, "objects"))
+            taken = started.resident() - before
+    name = f"store, {len(body) / 1e6:.1f} MB of gzip"
+    return [
+        at_most(f"{name}: on the disk", stored, "MB", 1),
+        at_most(f"{name}: RSS over before", taken, "MB", 10),
+    ]
+
+
+@asynccontextmanager
+async def epp(scratch: Path) -> AsyncIterator[Server]:
+    """An EPP with its defaults."""
+    async with running_epp(scratch) as (started, _):
+        yield started
+
+
+async def at_the_epp(rounds: int) -> list[Figure]:
+    """Floods of frames, and model names that clients invent."""
+    with tempfile.TemporaryDirectory() as directory:
+        async with running_epp(Path(directory)) as (started, metrics):
+            port = started.port
+            figures = await anyio.to_thread.run_sync(lambda: list(of_floods(port, rounds)))
+            names = await anyio.to_thread.run_sync(lambda: list(of_names(port, metrics, rounds)))
+            return figures + names
+
+
+SECTIONS: Final = {
+    "prompts": long_prompts,
+    "uploads": uploads,
+    "full": full,
+    "coded": coded_objects,
+    "epp": at_the_epp,
+}
 
 
 async def measure(rounds: int, sections: tuple[str, ...]) -> list[Figure]:

@@ -12,8 +12,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from subprocess import PIPE
@@ -170,27 +170,33 @@ def _scratch() -> Iterator[Path]:
         yield Path(directory)
 
 
+@asynccontextmanager
+async def running_epp(scratch: Path) -> AsyncIterator[tuple[Server, int]]:
+    """An EPP with its defaults and ten pods, and the port of its metrics."""
+    engine, port, metrics = (free_port(_HOST) for _ in range(3))
+    file = scratch / "router.yaml"
+    configuration = router([f"127.0.0.1:{engine}"] * PODS)
+    # Pods of two models: otherwise a form's model would not be looked for.
+    configuration["backends"][0]["models"] = ["bench", "other"]
+    file.write_text(json.dumps(configuration))
+    command = (
+        *(sys.executable, "-m", "tandem_epp", "--config", str(file), "--no-warm-up"),
+        *("--listen", f"{_HOST}:{port}", "--health", f"{_HOST}:{free_port(_HOST)}"),
+        *("--metrics", f"{_HOST}:{metrics}", "--log-level", "warning"),
+    )
+    fake = (sys.executable, "-m", "benchmarks.fake_engine", str(engine))
+    async with (
+        server("engine", engine, fake, scratch / "engine.log"),
+        server("epp", port, command, scratch / "epp.log") as epp,
+    ):
+        yield epp, metrics
+
+
 async def measure(rounds: int) -> list[Figure]:
     """All figures."""
     with _scratch() as scratch:
-        engine = free_port(_HOST)
-        file = scratch / "router.yaml"
-        configuration = router([f"127.0.0.1:{engine}"] * PODS)
-        # Pods of two models: otherwise a form's model would not be looked for.
-        configuration["backends"][0]["models"] = ["bench", "other"]
-        file.write_text(json.dumps(configuration))
-        port = free_port(_HOST)
-        command = (
-            *(sys.executable, "-m", "tandem_epp", "--config", str(file), "--no-warm-up"),
-            *("--listen", f"{_HOST}:{port}", "--health", f"{_HOST}:{free_port(_HOST)}"),
-            *("--metrics", f"{_HOST}:{free_port(_HOST)}", "--log-level", "warning"),
-        )
-        fake = (sys.executable, "-m", "benchmarks.fake_engine", str(engine))
-        async with (
-            server("engine", engine, fake, scratch / "engine.log"),
-            server("epp", port, command, scratch / "epp.log") as epp,
-        ):
-            results = await anyio.to_thread.run_sync(lambda: list(stalls(port, rounds)))
+        async with running_epp(scratch) as (epp, _):
+            results = await anyio.to_thread.run_sync(lambda: list(stalls(epp.port, rounds)))
             return results + await anyio.to_thread.run_sync(lambda: list(uploads(epp)))
 
 

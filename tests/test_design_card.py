@@ -1,7 +1,4 @@
-"""The packages of the design card: each is a dependency, and the code that it is for imports it.
-
-kopf is missing: section K of docs/requirements.md says what takes its place.
-"""
+"""The packages of the design card: each is a dependency, and the code that it is for imports it."""
 
 import ast
 import re
@@ -13,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 USES: Final = (
+    ("kopf", "kopf", "operator"),
     ("kubernetes", "kubernetes", "kube"),
     ("aiohttp", "aiohttp", "sidecar"),
     ("grpcio", "grpc", "epp"),

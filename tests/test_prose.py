@@ -34,7 +34,8 @@ OUTSIDE_DOCUMENTS = re.compile(
     r"\bseed 00|\b(?:PROTOCOLS|DESIGN|RECIPES)\b|\b(?:STYLE|PERFORMANCE)\.md\b"
 )
 """Names of documents that are not in the repository."""
-MOST_LINES = 350
+MOST_LINES = 500
+"""An outlier. About 300 is the habit."""
 
 
 def sources(*folders: str) -> Iterator[Path]:
@@ -96,10 +97,3 @@ def _is_protocol(node: ast.ClassDef) -> bool:
         ast.unparse(base).partition("[")[0] in ("Protocol", "typing.Protocol")
         for base in node.bases
     )
-
-
-@pytest.mark.parametrize(("component", "most"), [("sidecar", 69), ("operator", 85)])
-def test_a_component_has_few_files(component: str, most: int) -> None:
-    """Many tiny files that tell one story are hard to follow."""
-    count = sum(1 for _ in sources(component))
-    assert count <= most

@@ -141,6 +141,15 @@ class Api:
         configuration: Configuration = self._transport.client.configuration
         return configuration
 
+    async def authorization(self) -> dict[str, str]:
+        """The header that authenticates a request, for code that opens its own connections; its
+        token is refreshed if necessary. Empty with a client certificate."""
+        return await self._transport.authorization()
+
+    def observe(self, verb: str, status: int, seconds: float) -> None:
+        """Tell the observer of a call over such a connection."""
+        self._transport.observe(verb, status, seconds)
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -48,6 +48,16 @@ class Transport:
         """The same client, with a fence before its writes."""
         return Transport(self.client, self._observer, may_write)
 
+    async def authorization(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        # Adds the token, after refreshing it if necessary.
+        await self.client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+        return headers
+
+    def observe(self, verb: str, status: int, seconds: float) -> None:
+        if self._observer is not None:
+            self._observer(verb, status, seconds)
+
     @contextlib.asynccontextmanager
     async def request(
         self,
@@ -70,10 +80,7 @@ class Transport:
         headers = {"Accept": JSON, "Content-Type": content}
         try:
             with network(path):
-                # Adds the token, after refreshing it if necessary.
-                await self.client.update_params_for_auth(
-                    headers, [], ["BearerToken"], path, _METHODS[verb], body
-                )
+                headers |= await self.authorization()
                 # As late as possible: a process may be stopped at any moment and resume much later.
                 if _METHODS[verb] != "GET" and not self._may_write():
                     raise Fenced(
@@ -91,8 +98,7 @@ class Transport:
                 yield response
         finally:
             # After the caller has read the body, so that the seconds include it.
-            if self._observer is not None:
-                self._observer(verb, status, time.monotonic() - started)
+            self.observe(verb, status, time.monotonic() - started)
 
 
 _METHODS: Final[Mapping[str, str]] = {

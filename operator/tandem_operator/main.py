@@ -190,6 +190,9 @@ def main(*, kubeconfig: Path | None, **flags: Any) -> None:
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    if settings.log_level != "debug":
+        # It logs each attempt of each call in an outage; the feeds say what matters of it.
+        logging.getLogger("kopf").setLevel(logging.CRITICAL)
     try:
         asyncio.run(_connect_and_run(settings, kubeconfig))
     except NotConfigured as err:

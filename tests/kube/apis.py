@@ -5,6 +5,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,8 @@ async def scripted(script: Script, folder: Path) -> AsyncIterator[Api]:
     """A client of a server that follows `script`."""
     app = web.Application()
     app.router.add_get(PODS_PATH, script.answer)
+    for path, answer in _DISCOVERY.items():
+        app.router.add_get(path, partial(_discover, answer))
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -102,6 +105,24 @@ async def scripted(script: Script, folder: Path) -> AsyncIterator[Api]:
             yield api
     finally:
         await runner.cleanup()
+
+
+async def _discover(answer: dict[str, Any], _request: web.Request) -> web.Response:
+    return web.json_response(answer)
+
+
+_VERBS = ["get", "list", "watch"]
+_DISCOVERY: dict[str, dict[str, Any]] = {
+    "/api": {"versions": ["v1"]},
+    "/apis": {"groups": []},
+    "/api/v1": {
+        "resources": [
+            {"name": name, "singularName": "", "kind": kind, "namespaced": True, "verbs": _VERBS}
+            for name, kind in (("pods", "Pod"), ("namespaces", "Namespace"))
+        ]
+    },
+}
+"""What the scripted server says about the kinds that it serves."""
 
 
 def _kubeconfig(server: str) -> dict[str, Any]:

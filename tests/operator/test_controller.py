@@ -64,6 +64,11 @@ async def test_pools_get_pods_children_and_status_and_deletion_removes_them(
         await until(ready, operator)
 
         await at_rest(api, crds, namespace, operator)
+        for pool in (decode_pool, await api.get(PREFILL_POOLS, "p", namespace)):
+            assert "finalizers" not in pool["metadata"]
+            assert set(pool["metadata"].get("annotations", ())) <= {"example.com/note"}
+            assert "kopf" not in str(pool["status"])
+        assert "kopf" not in str(await api.list(PODS, namespace))
 
         await api.delete(DECODE_POOLS, "d", namespace)
         await api.delete(PREFILL_POOLS, "p", namespace)

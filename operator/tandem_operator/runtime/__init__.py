@@ -1,6 +1,7 @@
-"""The running operator: watches, cache, work queue, reconcilers, writes and leader election.
+"""The running operator: kopf, cache, work queue, reconcilers, writes and leader election.
 
-    watches               one list and watch per kind and namespace, which feed the cache
+    kopf_session, feeds   kopf's sessions: logins, lists, watches and handlers
+    watches               what is watched, and what of it goes into the cache
     bodies, store, cache  the cluster as last seen, indexed by set and by endpoint
     queue, controller     keys to reconcile, and the workers that reconcile them
     reconcilers           observe → plan (pure) → apply → write status

@@ -20,14 +20,15 @@ from tandem_kube.errors import ApiError
 from ..observed import SetKey
 from ..resources.resolve import Defaults
 from ..routing.endpoint.settings import RouterSettings
-from . import watches
 from .cache import ClusterCache, WorkKey
 from .cluster import Cluster
+from .feeds import Feeds
 from .kv_transport_probe import probe_kv_transports
 from .metrics import Loop, Metrics, Result
 from .queue import Queue, QueueClosed
 from .reconcilers import Reconcilers, WritesRefused
 from .storage_probe import probe_storage
+from .watches import may_list_nodes
 
 WORKERS: Final = 8
 """Concurrent reconciliations; most of the time they wait for the API server."""
@@ -64,7 +65,7 @@ class Controller:
             Cluster(api, cache), scope.defaults, scope.router, self.enqueue
         )
         namespaces: Sequence[str | None] = scope.namespaces or (None,)
-        self._feeds = watches.Feeds(api, cache, namespaces, self)
+        self._feeds = Feeds(api, cache, namespaces, self)
         # Only the leader has a queue and a cache, so that followers do not export these metrics.
         metrics.watch_queue(lambda: len(self._queue))
         metrics.watch_pods(cache.pod_counts)
@@ -72,7 +73,7 @@ class Controller:
     @classmethod
     async def create(cls, api: Api, scope: Scope, metrics: Metrics) -> "Controller":
         """Find out whether nodes may be listed. Raises ApiError."""
-        nodes = await watches.may_list_nodes(api)
+        nodes = await may_list_nodes(api)
         if not nodes:
             log.warning(
                 "RBAC does not let the operator list nodes: it cannot check whether a replica fits"

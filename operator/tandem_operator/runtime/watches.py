@@ -1,4 +1,4 @@
-"""The operator's watches, which feed the cache. No policy.
+"""What the operator watches, and feeds, which put what kopf sees into the cache. No policy.
 
     list ───► cache.replace ────────────────affected keys──► work queue
     watch ──► cache.upsert_*, remove_deleted ──affected keys──►
@@ -11,15 +11,14 @@ namespace is reconciled before everything in that namespace was read once.
 import asyncio
 import logging
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, NoReturn, Protocol
+from typing import Final, Protocol
 
 from tandem_contract import labels
 from tandem_contract.custom_resources import PLURALS
 from tandem_kube.client import Api
-from tandem_kube.errors import ApiError, Forbidden, NotFound
-from tandem_kube.list_watch import ListWatch
+from tandem_kube.errors import Forbidden
 from tandem_kube.resources import (
     CONTROLLER_REVISIONS,
     JOBS,
@@ -33,6 +32,7 @@ from tandem_kube.resources import (
 
 from ..observed import KINDS as POOL_KINDS
 from ..observed import Body, Kind
+from ..planning.api_objects import set_key
 from ..routing.endpoint.observed import CHILD_KINDS, OPTIONAL_KINDS, ApiKind
 from .cache import ClusterCache, Upsert, WorkKey
 from .store import WatchScope
@@ -40,10 +40,10 @@ from .store import WatchScope
 POOL_RESOURCES: Final[Mapping[Kind, Resource]] = {
     kind: Resource(labels.API_VERSION, PLURALS[kind]) for kind in POOL_KINDS
 }
-DISCOVERY_PERIOD: Final = 15.0
-"""Seconds between looks for optional kinds that the cluster does not serve: one that is installed
-goes unnoticed for as long. Each costs one call per missing kind."""
-
+OUTAGE: Final = 2
+"""Failures in a row that count as an outage, and not as one broken connection. The cluster may have
+been restored to an older state meanwhile, and a watch from a version that it has not reached yet is
+not refused: it stays silent. So everything is listed again."""
 _ELSEWHERE: Final = ("PodDisruptionBudget", "Secret")
 """Kinds of endpoints' objects without a watch of their own: budgets are watched for pools and
 endpoints together, and Secrets are read by name (see `reads`)."""
@@ -122,144 +122,95 @@ async def may_list_nodes(api: Api) -> bool:
     return True
 
 
-async def served_kinds(api: Api, kinds: Collection[ApiKind]) -> frozenset[ApiKind]:
-    """Those of `kinds` that the cluster serves. Raises ApiError."""
-    served = set()
-    for version, kind in kinds:
-        try:
-            listed = await api.raw(f"/apis/{version}")
-        except NotFound:
-            continue
-        if any(resource.get("kind") == kind for resource in listed.get("resources") or ()):
-            served.add((version, kind))
-    return frozenset(served)
-
-
-class Feed(ListWatch[Object]):
-    """One watch in one namespace, which feeds the cache."""
+class Feed:
+    """What one watch in one namespace has learned; feeds the cache. A session of kopf calls it."""
 
     def __init__(
-        self,
-        api: Api,
-        watch: Watch,
-        namespace: str | None,
-        cache: ClusterCache,
-        listener: WatchListener,
+        self, watch: Watch, namespace: str | None, cache: ClusterCache, listener: WatchListener
     ) -> None:
-        super().__init__(api, watch.resource, namespace, labels=watch.selector)
         self.watch, self.namespace = watch, namespace
+        self.path: Final = watch.resource.path(namespace)
+        self.synced = False
+        """Whether everything was listed once; stays."""
+        self.failures = 0
+        """Number of failed calls since the start."""
+        self.outdated = asyncio.Event()
+        """Set when a watch goes on after an outage: only lists tell what was missed."""
         self._cache, self._listener = cache, listener
-
-    @property
-    def scope(self) -> WatchScope:
-        return WatchScope(self.watch.resource.api_version, self.watch.kind, self.namespace)
+        self._failed_in_a_row = 0
+        self._newest = 0
+        """The newest version seen."""
 
     @property
     def has_answer(self) -> bool:
         """Whether the cache has the objects, or the operator can do without them."""
-        return self.synced.is_set() or (self.watch.optional and self.failures > 0)
+        return self.synced or (self.watch.optional and self.failures > 0)
 
-    def _parse(self, body: Object) -> Object:
+    def listed(self, bodies: list[Object], version: int) -> None:
+        """A complete list of `version`."""
+        restored, self._newest = version < self._newest, version
+        if restored:
+            log.warning("the cluster was restored to an older state: %s are read anew", self.path)
+        self._connected()
+        kept = [self._trim(body) for body in bodies]
+        affected = self._cache.replace(
+            self._scope, self.watch.upsert, kept, version, restored=restored
+        )
+        self._listener.enqueue(affected)
+        if not self.synced:
+            self.synced = True
+            # What was enqueued before everything was read has been dropped.
+            self._listener.enqueue_namespace(self.namespace)
+
+    def applied(self, kind: str, body: Object) -> None:
+        """An event of a watch: ADDED, MODIFIED or DELETED."""
+        self._newest = max(self._newest, int(body["metadata"]["resourceVersion"]))
+        if kind == "DELETED":
+            self._listener.enqueue(self._cache.remove_deleted(body))
+        else:
+            self._listener.enqueue(self.watch.upsert(self._cache, self._trim(body), None))
+
+    def changed(self, reason: str, body: Body) -> None:
+        """A pool was created, updated or, after a start, found again."""
+        name = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
+        log.info("%s %s: %s", self.watch.kind, name, reason)
+        self._listener.enqueue({set_key(body)})
+
+    def watching(self) -> None:
+        """A watch is open."""
+        if self._failed_in_a_row >= OUTAGE:
+            # The cluster may be older than the watch, which then stays silent.
+            self.outdated.set()
+        self._connected()
+
+    def failed(self, why: str) -> None:
+        """A list or a watch was refused, or the API server cannot be reached."""
+        self.failures += 1
+        self._failed_in_a_row += 1
+        # Connections break in normal operation.
+        if self._failed_in_a_row == OUTAGE:
+            log.warning("%s: watch failed, keeping what is known: %s", self.path, why)
+        if self.watch.optional and self.failures == 1 and not self.synced:
+            # From now on nothing waits for this feed.
+            self._listener.enqueue_namespace(self.namespace)
+
+    def emptied(self) -> None:
+        """The cluster no longer serves the kind."""
+        self._cache.replace(self._scope, self.watch.upsert, (), sys.maxsize, restored=False)
+
+    @property
+    def _scope(self) -> WatchScope:
+        return WatchScope(self.watch.resource.api_version, self.watch.kind, self.namespace)
+
+    def _trim(self, body: Object) -> Object:
         # The largest part of many objects. The cache reads them of pools only.
         if self.watch.kind not in POOL_RESOURCES:
             body["metadata"].pop("managedFields", None)
         return body
 
-    def _replace(self, listed: list[Object], version: int, *, restored: bool) -> None:
-        if restored:
-            log.warning(
-                "the cluster was restored to an older state: %s are read anew", self._description
-            )
-        upsert = self.watch.upsert
-        affected = self._cache.replace(self.scope, upsert, listed, version, restored=restored)
-        self._listener.enqueue(affected)
-        if not self.synced.is_set():
-            self.synced.set()
-            # What was enqueued before everything was read has been dropped.
+    def _connected(self) -> None:
+        if self._failed_in_a_row >= OUTAGE:
+            log.info("%s: watch restored", self.path)
+            # Reconciliations failed too meanwhile, and wait for up to a minute to be tried again.
             self._listener.enqueue_namespace(self.namespace)
-
-    def _apply(self, kind: str, body: Object) -> None:
-        if kind == "DELETED":
-            self._listener.enqueue(self._cache.remove_deleted(body))
-        else:
-            self._listener.enqueue(self.watch.upsert(self._cache, body, None))
-
-    def _on_error(self, err: ApiError) -> None:
-        super()._on_error(err)
-        if self.watch.optional and self.failures == 1 and not self.synced.is_set():
-            # From now on nothing waits for this feed.
-            self._listener.enqueue_namespace(self.namespace)
-
-    def _reconnected(self) -> None:
-        # Reconciliations failed too meanwhile, and wait for up to a minute to be tried again.
-        self._listener.enqueue_namespace(self.namespace)
-
-
-class Feeds:
-    """All feeds. Those of optional kinds come and go with the kinds."""
-
-    def __init__(
-        self,
-        api: Api,
-        cache: ClusterCache,
-        namespaces: Sequence[str | None],
-        listener: WatchListener,
-    ) -> None:
-        """`namespaces` is [None] for all of the cluster."""
-        self._api, self._cache = api, cache
-        self._namespaces, self._listener = namespaces, listener
-        self._tasks: dict[Feed, asyncio.Task[NoReturn]] = {}
-        self._discovered = False
-
-    def is_complete(self, namespace: str) -> bool:
-        """Whether the cache has everything in a namespace. Before that, existing objects look
-        missing and would be created again."""
-        return self._discovered and all(
-            feed.has_answer for feed in self._tasks if feed.namespace in (None, namespace)
-        )
-
-    async def run(self) -> None:
-        """Feed the cache until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for watch in watches(self._cache):
-                self._start(group, watch)
-            while True:
-                try:
-                    await self._discover(group)
-                except ApiError as err:
-                    log.warning("cannot discover which kinds the cluster serves: %s", err)
-                await asyncio.sleep(DISCOVERY_PERIOD)
-
-    async def _discover(self, group: asyncio.TaskGroup) -> None:
-        """Start feeds of optional kinds that were installed, end those of kinds that are gone."""
-        gone = {
-            (feed.watch.resource.api_version, feed.watch.kind)
-            for feed in self._tasks
-            if feed.watch.selector == labels.ENDPOINT
-            and feed.watch.optional
-            and isinstance(feed.last_error, NotFound)
-        }
-        unserved = [
-            kind for kind in OPTIONAL_KINDS if kind not in self._cache.kinds or kind in gone
-        ]
-        served = await served_kinds(self._api, unserved)
-        removed, added = gone - served, served - self._cache.kinds
-        self._cache.kinds = (self._cache.kinds - removed) | added
-        for kind in removed:
-            log.warning("the cluster no longer serves %s of %s", kind[1], kind[0])
-            self._stop(child_watch(kind))
-        for kind in added:
-            self._start(group, child_watch(kind))
-        is_first, self._discovered = not self._discovered, True
-        if is_first or removed:
-            self._listener.enqueue_namespace(None)
-
-    def _start(self, group: asyncio.TaskGroup, watch: Watch) -> None:
-        for namespace in self._namespaces if watch.namespaced else (None,):
-            feed = Feed(self._api, watch, namespace, self._cache, self._listener)
-            self._tasks[feed] = group.create_task(feed.run())
-
-    def _stop(self, watch: Watch) -> None:
-        for feed in [feed for feed in self._tasks if feed.watch == watch]:
-            self._tasks.pop(feed).cancel()
-            self._cache.replace(feed.scope, watch.upsert, (), sys.maxsize, restored=False)
+        self._failed_in_a_row = 0

@@ -1,0 +1,278 @@
+"""kopf, the operator's framework: its settings, its handlers, and one session of it. No policy.
+
+    lists ───► observe ──────────────────────► Feed.listed ──►┐
+    watches ─► @kopf.on.event ───────────────► Feed.applied ──┼─► cache ──keys──► work queue
+    changes ─► @kopf.on.create, update, resume ► Feed.changed ►┘
+
+A session runs in a thread and an event loop of its own. At its end kopf cancels every task of its
+loop that was created after its start; in a main thread it takes SIGTERM and SIGINT for itself.
+
+kopf writes into no object: nothing of it survives in the cluster, and each session begins with
+lists.
+"""
+
+import asyncio
+import concurrent.futures
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import aiohttp
+import kopf
+from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
+
+from tandem_contract import labels
+from tandem_kube.client import PAGE, Api
+from tandem_kube.reflector import FIRST_PAUSE, MAX_PAUSE, QUIET_SECONDS, WATCH_SECONDS
+from tandem_kube.resources import Object
+from tandem_kube.transport import probe_peer
+
+from .watches import Feed
+
+MIN_WATCH: Final = 1.0
+"""Seconds from the start of one watch of a collection to that of the next, at least: an API server
+that closes every watch at once causes no busy loop."""
+_WRITES_NOTHING: Final = "kopf may not write: the operator writes by itself, while it has the Lease"
+
+
+class Backoffs:
+    """Endless pauses between the attempts of one call, so that no outage and no namespace that is
+    forbidden ends the session."""
+
+    def __iter__(self) -> Iterator[float]:
+        limit = FIRST_PAUSE
+        while True:
+            yield random.uniform(0.5, 1.0) * limit
+            limit = min(MAX_PAUSE, 2 * limit)
+
+
+class NoProgress(kopf.ProgressStorage):
+    """Stores no progress of handlers: ours never fail, since the work queue tries again."""
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None: ...
+    def purge(self, **_: Any) -> None: ...
+    def touch(self, **_: Any) -> None: ...
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
+class SpecInMemory(kopf.DiffBaseStorage):
+    """The spec of each pool that was handled last, in memory instead of in an annotation.
+
+    A pool with `status.observedGeneration` was handled before the session: it is resumed and not
+    created.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._specs: dict[str, Any] = {}
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> Any:
+        # Only pools have handlers of changes; copies of all pods would be costly.
+        is_pool = body.get("apiVersion") == labels.API_VERSION
+        return {"spec": dict(body.get("spec") or {})} if is_pool else {}
+
+    def fetch(self, *, body: kopf.Body) -> Any:
+        handled = self._specs.get(body["metadata"]["uid"])
+        if handled is None and "observedGeneration" in (body.get("status") or {}):
+            return self.build(body=body)
+        return handled
+
+    def store(self, *, body: kopf.Body, patch: Any, essence: Any) -> None:
+        self._specs[body["metadata"]["uid"]] = essence
+
+    def forget(self, uid: str) -> None:
+        """A pool was deleted."""
+        self._specs.pop(uid, None)
+
+
+def settings_for(feeds: Mapping[str, Feed], handled: SpecInMemory) -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    # A Lease with a fence elects the leader; kopf's peers only tell each other who they are.
+    settings.peering.standalone = True
+    # Kinds that appear and disappear are looked for in `Feeds`, without rights to all CRDs.
+    settings.scanning.disabled = True
+    # kopf's events have no reasons and actions that a user could filter by.
+    settings.posting.enabled = False
+    # Else kopf kills the process ten minutes after a session that failed.
+    settings.process.ultimate_exiting_timeout = None
+    settings.networking.error_backoffs = Backoffs()
+    settings.networking.request_timeout, settings.networking.connect_timeout = 60.0, 10.0
+    settings.watching.chunk_size = PAGE
+    # It varies, or the watches of many clients would end and start again together.
+    settings.watching.server_timeout = int(WATCH_SECONDS * random.uniform(0.8, 1.2))
+    settings.watching.inactivity_timeout = QUIET_SECONDS
+    settings.persistence.progress_storage = NoProgress()
+    settings.persistence.diffbase_storage = handled
+    # Idle workers of objects cost memory.
+    settings.queueing.idle_timeout = 1.0
+    for feed in feeds.values():
+        resource = feed.watch.resource
+        if feed.watch.selector:
+            key = (resource.group, resource.version, resource.plural)
+            settings.watching.label_selectors[key] = feed.watch.selector
+    return settings
+
+
+class Session:
+    """One session of kopf, which fills `feeds`, by the paths of their collections."""
+
+    def __init__(self, api: Api, feeds: Mapping[str, Feed]) -> None:
+        self._api, self._feeds = api, feeds
+        self._operator = asyncio.get_running_loop()
+        self._stop: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._handled = SpecInMemory()
+        self._sessions: list[aiohttp.ClientSession] = []
+        self._pages: dict[str, list[Object]] = {}
+        """What is listed so far of collections of several pages."""
+        self._watched_at: dict[str, float] = {}
+        """When the last watch of a collection began."""
+
+    async def run(self) -> None:
+        """Run until cancelled. Raises what ended kopf."""
+        thread = asyncio.ensure_future(asyncio.to_thread(asyncio.run, self._run()))
+        try:
+            await asyncio.shield(thread)
+        finally:
+            if not self._stop.done():
+                self._stop.set_result(None)
+            await asyncio.wait([thread])
+            thread.exception()  # Else asyncio logs it when nobody awaits it.
+
+    async def _run(self) -> None:
+        """In kopf's own thread."""
+        namespaces = {feed.namespace for feed in self._feeds.values() if feed.watch.namespaced}
+        roots = await kopf.spawn_tasks(
+            registry=self._registry(),
+            settings=settings_for(self._feeds, self._handled),
+            clusterwide=None in namespaces,
+            namespaces=[namespace for namespace in namespaces if namespace is not None],
+        )
+        stop = asyncio.wrap_future(self._stop)
+        done, _ = await asyncio.wait([*roots, stop], return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        await self._end()
+        for task in done - {stop}:
+            task.result()
+
+    async def _end(self) -> None:
+        # More than once: kopf's `streaming_block` may swallow a cancellation, and goes on.
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=1.0)
+        for session in self._sessions:
+            await session.close()
+
+    def _registry(self) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(id="login", registry=registry)(self._login)
+        by_watch: dict[Any, dict[str | None, Feed]] = {}
+        for feed in self._feeds.values():
+            by_watch.setdefault(feed.watch, {})[feed.namespace] = feed
+        # No kopf.index: a collection that cannot be listed would hold back all handlers. No timers
+        # and no daemons: they need finalizers.
+        for watch, feeds in by_watch.items():
+            resource = watch.resource
+            selector = (resource.group, resource.version, resource.plural)
+            kopf.on.event(*selector, id="seen", registry=registry)(self._seen(feeds))
+            if resource.group == labels.GROUP:
+                for change in (kopf.on.create, kopf.on.update, kopf.on.resume):
+                    change(*selector, id="changed", registry=registry)(self._changed(feeds))
+        return registry
+
+    def _seen(self, feeds: Mapping[str | None, Feed]) -> Callable[..., Any]:
+        async def seen(event: kopf.RawEvent, namespace: str | None, **_: Any) -> None:
+            # Those without a type come from a list, which `_observe` passes on whole.
+            if event["type"] is not None:
+                feed = feeds.get(None) or feeds[namespace]
+                self._tell(feed.applied, event["type"], event["object"])
+            if event["type"] == "DELETED":
+                self._handled.forget(event["object"]["metadata"]["uid"])
+
+        return seen
+
+    def _changed(self, feeds: Mapping[str | None, Feed]) -> Callable[..., Any]:
+        async def changed(reason: str, body: kopf.Body, namespace: str, **_: Any) -> None:
+            feed = feeds.get(None) or feeds[namespace]
+            self._tell(feed.changed, reason, dict(body))
+
+        return changed
+
+    async def _login(self, **_: Any) -> kopf.AiohttpSession:
+        """A new HTTP session, at the start and after each 401: kopf takes no credentials again that
+        were refused. The pause keeps refused attempts apart."""
+        await asyncio.sleep(random.uniform(0.5, 1.0) * (1.0 if self._sessions else 0.0))
+        configuration = self._api.configuration
+        connection = kopf.ConnectionInfo(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            insecure=not configuration.verify_ssl,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+        )
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=connection.as_ssl_context()),
+            proxy=configuration.proxy,
+            middlewares=(self._observe,),
+        )
+        self._sessions.append(session)
+        return kopf.AiohttpSession(server=configuration.host, aiohttp_session=session)
+
+    async def _observe(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        """Around each call of kopf's: credentials, and what lists and watches say."""
+        if request.method != "GET":
+            raise PermissionError(_WRITES_NOTHING)
+        # On the operator's loop, which the client's token refresh belongs to.
+        asked = asyncio.run_coroutine_threadsafe(self._api.authorization(), self._operator)
+        credentials = await asyncio.wrap_future(asked)
+        request.headers.update(credentials)
+        path, is_watch = request.url.path, "watch" in request.url.query
+        if (feed := self._feeds.get(path)) is None:
+            return await handler(request)  # Which kinds the cluster serves.
+        if is_watch:
+            await self._pace(path)
+        started, status = time.monotonic(), 0
+        try:
+            response = await handler(request)
+            status = response.status
+            if status >= 400:
+                self._tell(feed.failed, f"{status} {(await response.text())[:300]}")
+            elif is_watch:
+                probe_peer(response)
+                self._tell(feed.watching)
+            else:
+                self._list(feed, await response.json(), "continue" in request.url.query)
+        except (aiohttp.ClientError, OSError) as err:
+            self._tell(feed.failed, f"cannot reach the API server: {err or type(err).__name__}")
+            raise
+        finally:
+            verb, seconds = "watch" if is_watch else "list", time.monotonic() - started
+            self._tell(self._api.observe, verb, status, seconds)
+        return response
+
+    def _list(self, feed: Feed, page: Object, is_continued: bool) -> None:
+        resource = feed.watch.resource
+        names = {"apiVersion": resource.api_version, "kind": feed.watch.kind}
+        items = [body | names for body in page.get("items") or ()]
+        listed = (self._pages.pop(feed.path, []) if is_continued else []) + items
+        if page["metadata"].get("continue"):
+            # Kept until the last page: an interrupted list must not remove anything.
+            self._pages[feed.path] = listed
+        else:
+            self._tell(feed.listed, listed, int(page["metadata"]["resourceVersion"]))
+
+    async def _pace(self, path: str) -> None:
+        now = asyncio.get_running_loop().time()
+        starts_at = max(now, self._watched_at.get(path, now - MIN_WATCH) + MIN_WATCH)
+        self._watched_at[path] = starts_at
+        await asyncio.sleep(starts_at - now)
+
+    def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call on the operator's loop, in the order of these calls."""
+        self._operator.call_soon_threadsafe(call, *arguments)

@@ -87,8 +87,9 @@ _PROMPTS: Final = {
     RequestKind.COMPLETIONS: '"prompt": "p"',
     RequestKind.CHAT: '"messages": [{"role": "user", "content": "p"}]',
     RequestKind.RESPONSES: '"input": "p"',
-    RequestKind.MESSAGES: '"messages": [{"role": "user", "content": "p"}]',
-    RequestKind.GENERATE: '"token_ids": [1]',
+    RequestKind.MESSAGES: '"messages": [{"role": "user", "content": "p"}], "max_tokens": 3'
+    ', "model": "m"',
+    RequestKind.GENERATE: '"token_ids": [1], "sampling_params": {}',
 }
 _ENCODINGS: Final = _mostly(
     st.just("utf-8"), st.sampled_from(("utf-8-sig", "utf-16", "utf-32", "latin-1"))
@@ -195,6 +196,11 @@ _CODERS: Final[tuple[Callable[[bytes], bytes], ...]] = (
 )
 
 
+PLAIN: Final = b'{"prompt": "hello"}'
+POLYGLOT: Final = b'{"prompt" :"Sail"}'
+"""JSON, and up to its S deflate without a header. No JSON is gzip, whose first byte is 0x1f."""
+
+
 @st.composite
 def coded_requests(draw: st.DrawFn) -> tuple[list[tuple[bytes, bytes]], bytes]:
     """Headers and a body that may be coded."""
@@ -205,7 +211,7 @@ def coded_requests(draw: st.DrawFn) -> tuple[list[tuple[bytes, bytes]], bytes]:
     types = (b"application/json", b"application/octet-stream", b"text/plain", None)
     if (content_type := draw(st.sampled_from(types))) is not None:
         headers.append((b"content-type", content_type))
-    body = b'{"prompt": "hello"}'
+    body = draw(st.sampled_from((PLAIN, POLYGLOT)))
     for coder in draw(st.lists(st.sampled_from(_CODERS), max_size=2)):
         body = coder(body)
     return headers, body

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ from tandem_sidecar.http.reader import RequestReader
 
 from ..engine.fake_engine import FakeEngine, answer_with, write_tokenizer
 from ..engine.serving import listening
-from .strategies import coded_requests
+from .strategies import POLYGLOT, coded_requests
 
 _PATH = b"/tokenize"
 Headers = list[tuple[bytes, bytes]]
@@ -82,6 +83,23 @@ def is_json(body: bytes) -> bool:
     with suppress(ValueError):
         return isinstance(json.loads(body), dict)
     return False
+
+
+@pytest.mark.parametrize("coding", [None, b"identity", b"deflate", b"gzip"])
+def test_json_that_is_deflate_as_well_is_read_as_json_or_refused(
+    engine: Engine, coding: bytes | None
+) -> None:
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    inflater.decompress(POLYGLOT)
+    assert inflater.eof
+    headers = [] if coding is None else [(b"content-encoding", coding)]
+    sent = forwarded(headers, POLYGLOT)
+    if coding in (None, b"identity"):
+        assert sent == POLYGLOT
+    else:
+        assert sent is None
+    # The engine itself refuses what another proxy lets through.
+    assert engine.reads_a_prompt(headers, POLYGLOT) is (sent is not None)
 
 
 @settings(max_examples=150, deadline=None)

@@ -105,7 +105,7 @@ class Deployment:
     def remove(self) -> None:
         if os.environ.get(CHECKOUT):
             self._node.helm("uninstall", POOL, f"--namespace={NAMESPACE}", "--ignore-not-found")
-        self._node.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
+        self._node.delete_namespaces(NAMESPACE)
         self._node.kubectl("delete", "--ignore-not-found", f"--filename={definition()}")
 
     @property

@@ -65,7 +65,7 @@ def prepared(node: Node, folder: Path) -> Iterator[None]:
         node.kubectl("apply", "--server-side", *definitions)
         kubectl.wait_until_established(node.kubeconfig, *definitions)
         namespaces = ("istio-system", INFRA, BACKEND)
-        stack.callback(node.kubectl, "delete", "namespace", "--ignore-not-found", *namespaces)
+        stack.callback(node.delete_namespaces, *namespaces)
         node.kubectl("create", "namespace", "istio-system")
         yield
 

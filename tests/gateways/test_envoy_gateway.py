@@ -115,13 +115,10 @@ class Site:
 
     def remove(self) -> None:
         flags = (f"--namespace={SYSTEM}", "--ignore-not-found", "--wait")
-        self._node.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
+        # While the controller runs, which removes the finalizer of its GatewayClass.
+        self._node.delete_namespaces(NAMESPACE)
         self._node.helm("uninstall", "eg", *flags)
-        # The gateway's pod drains for minutes, and its namespace would wait as long.
-        system = f"--namespace={SYSTEM}"
-        self._node.kubectl("delete", "deployments", "--all", system)
-        self._node.kubectl("delete", "pods", "--all", "--grace-period=1", system)
-        self._node.kubectl("delete", "namespace", SYSTEM, "--ignore-not-found")
+        self._node.delete_namespaces(SYSTEM)
         self._node.kubectl("delete", "gatewayclass", "envoy-gateway", "--ignore-not-found")
 
     def ask(self, prompt: object) -> tuple[int, Any]:

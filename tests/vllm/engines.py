@@ -3,11 +3,15 @@
 Each engine has its own address in 127.0.0.0/8, like a pod of `tandem up`.
 """
 
+import atexit
+import functools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 import uuid
@@ -32,7 +36,9 @@ VENV_VARIABLE: Final = "TANDEM_TEST_VLLM"
 """Names the directory of another environment than .venv-vllm, with another version of vLLM."""
 VENV: Final = Path(os.environ.get(VENV_VARIABLE, Path(__file__).parents[2] / ".venv-vllm"))
 STARTS_WITHIN: Final = 600.0
-"""Limit in seconds; a start takes 55 on two idle cores, mostly for imports."""
+"""Limit in seconds; a start without `preloaded` takes 55 on two busy cores, mostly for imports."""
+SERVER: Final = "vllm.entrypoints.openai.api_server"
+"""The module that is `vllm serve`; `vllm` of the CPU build looks for another package and fails."""
 LEASE: Final = 30.0
 """Seconds that a producer keeps KV which is not read; the operator's default, set in the pools."""
 MODEL_NAME: Final = "tiny"
@@ -44,16 +50,34 @@ ON_A_CPU: Final = {
     # Without this, the first request for logprobs compiles C++ for one or two minutes.
     "TORCHDYNAMO_DISABLE": "1",
     "UCX_TLS": "tcp,sm,self",
+    # For all engines: the home of each is new, and without a cache vLLM inspects a model's class
+    # in a process of its own, for ten seconds.
+    "VLLM_CACHE_ROOT": str(Path.home() / ".cache/vllm"),
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
 }
+_PRELOADED: Final = Path(__file__).with_name("preloaded.py")
+_MODULES: Final = (
+    SERVER,
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.llama",
+)
+"""What the processes of an engine import, together with all that these import."""
 
 
 class Spawned:
     """A command in its own process group; all of it ends when this process ends for any reason."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        inherited: Sequence[int] = (),
+    ) -> None:
         lifeline, self._lifeline = os.pipe()
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -64,7 +88,7 @@ class Spawned:
                 env=dict(env),
                 # Not a new session; tandem_local.process explains why.
                 process_group=0,
-                pass_fds=(lifeline,),
+                pass_fds=(lifeline, *inherited),
             )
         os.close(lifeline)
         self.log = log
@@ -96,8 +120,11 @@ class Spawned:
 class Vllm:
     """One engine; each `start` runs a new process."""
 
-    def __init__(self, pod: Mapping[str, Any], address: str, directory: Path) -> None:
+    def __init__(
+        self, pod: Mapping[str, Any], address: str, directory: Path, imports_anew: bool
+    ) -> None:
         self._pod = pod
+        self._imports_anew = imports_anew
         self._directory = directory
         [container] = [c for c in pod["spec"]["containers"] if c["name"] == "engine"]
         self.container_document: dict[str, Any] = container
@@ -111,7 +138,10 @@ class Vllm:
         """Launch the process and return; `wait_ready` waits until it serves."""
         spec = self.container("engine")
         env = {"PATH": os.environ["PATH"], **spec.env, "USER": "tandem"}
-        self._process = Spawned(_as_module(spec.command), env, self.log)
+        assert spec.command[:2] == ("vllm", "serve")
+        arguments = ("--model", *spec.command[2:])
+        command = server_command(*arguments, imports_anew=self._imports_anew)
+        self._process = Spawned(command, env, self.log)
 
     def container(self, name: str) -> ContainerSpec:
         """A container of the pod, resolved with a new pod uid."""
@@ -165,12 +195,14 @@ def make_pair(
     adapters: Mapping[str, Path] | None = None,
     prefill_args: Sequence[str] = (),
     decode_args: Sequence[str] = (),
+    imports_anew: bool = False,
     **transfer: Any,
 ) -> tuple[Vllm, Vllm]:
     """A prefill and a decode engine, not started; their logs go to `directory`.
 
     `adapters`: LoRA adapters that both engines load, name → directory. `prefill_args` and
-    `decode_args`: additional arguments of one engine alone. `transfer`: fields of spec.transfer.
+    `decode_args`: additional arguments of one engine alone. `imports_anew`: see `server_command`.
+    `transfer`: fields of spec.transfer.
     """
     prefill, decode = pods(_pools(model, adapters or {}, prefill_args, decode_args, transfer))
     listening = {
@@ -181,7 +213,8 @@ def make_pair(
     }
     addresses = allocate(listening, seed=str(directory))
     first, second = (
-        Vllm(pod, addresses[pod["metadata"]["name"]], directory) for pod in (prefill, decode)
+        Vllm(pod, addresses[pod["metadata"]["name"]], directory, imports_anew)
+        for pod in (prefill, decode)
     )
     return first, second
 
@@ -197,7 +230,7 @@ def _pools(
         "version": "0.32.0",
         "dtype": "float32",
         "blockSize": 32,
-        "maxModelLen": 32768,
+        "maxModelLen": 4096,
         "extraArgs": [
             "--enforce-eager",
             # A NIXL handshake lists every block: up to 30 s with the 32768 blocks of 1 GiB.
@@ -222,11 +255,34 @@ def _pools(
     return pair(prefill, decode)[0]
 
 
-def _as_module(command: Sequence[str]) -> list[str]:
-    """`vllm serve MODEL …` for the CPU build; `vllm` looks for another package name and fails."""
-    assert tuple(command[:2]) == ("vllm", "serve")
-    module = "vllm.entrypoints.openai.api_server"
-    return [str(VENV / "bin/python"), "-m", module, "--model", *command[2:]]
+def server_command(*arguments: str, imports_anew: bool = False) -> tuple[str, ...]:
+    """The command of an engine. `imports_anew`: it takes half a minute to start, and may have other
+    variables that are read at an import."""
+    if imports_anew:
+        return (str(VENV / "bin/python"), "-m", SERVER, *arguments)
+    return forked(SERVER, *arguments)
+
+
+def forked(module: str, *arguments: str) -> tuple[str, ...]:
+    """`python -m MODULE ARGUMENT …` in the environment of vLLM, where vLLM and torch are imported
+    already."""
+    return (sys.executable, "-I", "-S", str(_PRELOADED), _preloaded(), module, *arguments)
+
+
+@functools.cache
+def _preloaded() -> str:
+    """Start the process that forks engines, until this one ends. Returns the path of its socket."""
+    directory = Path(tempfile.mkdtemp(prefix="vllm-"))
+    path = str(directory / "socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        command = (str(VENV / "bin/python"), "-P", str(_PRELOADED), str(listener.fileno()))
+        env = {"PATH": os.environ["PATH"], "USER": "tandem", **ON_A_CPU}
+        inherited = (listener.fileno(),)
+        process = Spawned((*command, *_MODULES), env, directory / "log", inherited)
+    atexit.register(process.end)
+    return path
 
 
 def metric(page: str, name: str, **labels: str) -> float:

@@ -15,7 +15,7 @@ from tandem_contract.commandline import HostPort
 from tandem_local.ports import free_port
 from tandem_local.process import tail
 
-from .engines import MODEL_NAME, ON_A_CPU, STARTS_WITHIN, VENV, Spawned, metric
+from .engines import MODEL_NAME, ON_A_CPU, STARTS_WITHIN, Spawned, metric, server_command
 
 BLOCK = 32
 """Tokens of a KV block: the CPU's attention kernel needs a multiple of 32."""
@@ -67,18 +67,20 @@ def single_vllm(
     env: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
     host: str = "127.0.0.1",
+    imports_anew: bool = False,
 ) -> Iterator[SingleVllm]:
     """Start vLLM with `flags` and the variables `env` in addition to those that all tests need, and
-    end it afterwards. `prefix`: a command that starts it, for instance `taskset`."""
+    end it afterwards. `prefix`: a command that starts it, for instance `taskset`.
+    `imports_anew`: see `server_command`."""
     address = HostPort(host, free_port(host))
-    command = (
-        *(*prefix, str(VENV / "bin/python"), "-m", "vllm.entrypoints.openai.api_server"),
+    arguments = (
         *("--model", str(model), "--served-model-name", MODEL_NAME, "--dtype", "float32"),
         *("--host", host, "--port", str(address.port), "--block-size", str(BLOCK)),
         *("--max-model-len", "4096", "--enforce-eager", "--num-gpu-blocks-override", "256"),
         *("--enable-prompt-tokens-details", *flags),
     )
     variables = {"PATH": os.environ["PATH"], "USER": "tandem", **ON_A_CPU, **(env or {})}
+    command = (*prefix, *server_command(*arguments, imports_anew=imports_anew))
     process = Spawned(command, variables, directory / "vllm.log")
     try:
         yield SingleVllm(process, address)

@@ -11,6 +11,7 @@ import pytest
 from tandem_contract import headers, metrics
 from tandem_contract.paths import RoutingPath
 
+from ..sidecar.processes import sidecar
 from .api_requests import DONE, KINDS, Answer, ask
 from .engines import STARTS_WITHIN
 from .pairs import Moved, Pair, in_phase, stopped, until
@@ -18,7 +19,7 @@ from .pairs import Moved, Pair, in_phase, stopped, until
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 ASKED = KINDS["completions"]
-LOAD = 2000
+LOAD = 1000
 """Number of requests while the prefill engine is killed repeatedly."""
 
 
@@ -32,8 +33,12 @@ async def pair(nixl: Pair, http: aiohttp.ClientSession, request: pytest.FixtureR
 
 async def test_a_hanging_prefill_falls_back(pair: Pair, http: aiohttp.ClientSession) -> None:
     body = ASKED.body("no answer comes " * 20)
-    async with stopped(pair.prefill):
-        answer = await pair.handed_off(http, ASKED, body)
+    flags = ("--engine", f"http://{pair.decode.address}", "--prefill-allow", "127.0.0.0/8")
+    async with (
+        sidecar(*flags, "--pod-name", "decode-0", "--silence-timeout", "3s") as process,
+        stopped(pair.prefill),
+    ):
+        answer = await ask(http, process.url(ASKED.path), body, pair.split)
     assert answer.headers[headers.ROUTING_PATH] == RoutingPath.FALLBACK
     assert ASKED.text(answer) == ASKED.text(await pair.alone(http, ASKED, body))
 

@@ -29,7 +29,7 @@ from tandem_operator.pods.manifests import pods
 
 from ..operator.pool_yaml import pair as pools
 from .api_requests import KINDS
-from .engines import ON_A_CPU, VENV, Spawned
+from .engines import ON_A_CPU, VENV, Spawned, forked
 from .pairs import Moved, Pair, in_phase, running_pair, stopped, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -61,8 +61,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Spaw
     log = tmp_path_factory.mktemp("server") / "lmcache.log"
     listening = {"server": [ports.LMCACHE_MP, ADMIN_PORT]}
     address = allocate(listening, seed=str(log))["server"]
-    command = (
-        *(str(VENV / "bin/python"), "-m", "lmcache.v1.multiprocess.http_server"),
+    command = forked(
+        "lmcache.v1.multiprocess.http_server",
         *("--host", address, "--port", str(ports.LMCACHE_MP)),
         *("--http-host", address, "--http-port", str(ADMIN_PORT)),
         *("--chunk-size", str(CHUNK), "--l1-size-gb", "0.5", "--eviction-policy", "LRU"),
@@ -87,7 +87,10 @@ def lmcache(
         # to answer. An engine that gave it up for dead recovers.
         "lmcache.mp.heartbeat_interval": 3,
     }
-    with running_pair(model, directory, connector="lmcache-mp", extraConfig=extra) as running:
+    # vLLM's worker searches all modules for kernels when it starts, and fails at one of LMCache's,
+    # which a fork of the process that has read the configuration would have imported already.
+    settings = {"connector": "lmcache-mp", "extraConfig": extra, "imports_anew": True}
+    with running_pair(model, directory, **settings) as running:
         yield running
 
 

@@ -27,7 +27,9 @@ async def test_vllm_starts_offline_from_the_downloaded_commit(
             assert (await job.run("part", str(part)))[0] == 0
     # The hub has ended. The arguments are those of a pod whose revision pins the commit.
     env = {"HF_HUB_CACHE": str(job.claim), "HOME": str(tmp_path)}
-    with single_vllm(Path(REPOSITORY), tmp_path, "--revision", COMMIT, env=env) as vllm:
+    with single_vllm(
+        Path(REPOSITORY), tmp_path, "--revision", COMMIT, env=env, imports_anew=True
+    ) as vllm:
         await vllm.ready()
         body = {"model": MODEL_NAME, "prompt": "hello", "max_tokens": 4}
         async with http.post(vllm.url + PATHS[RequestKind.COMPLETIONS], json=body) as answer:

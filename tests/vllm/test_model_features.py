@@ -1,6 +1,6 @@
 """LoRA adapters and speculative decoding across a hand-off between real engines.
 
-One pair has both, because a pair takes a minute to start: adapters on both engines, and drafts by
+One pair has both, so that no second one has to start: adapters on both engines, and drafts by
 n-gram on the decode engine alone. The prefill engine alone gives the expected answers: it never
 speculates.
 """

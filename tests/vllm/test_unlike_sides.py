@@ -1,7 +1,7 @@
 """Sides that differ as the documents recommend: a prefill engine of two ranks, a decode engine of
 one, and KV of eight bits on both.
 
-One pair has both, because a pair takes a minute to start.
+One pair has both, so that no second one has to start.
 """
 
 import time

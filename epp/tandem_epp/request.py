@@ -181,7 +181,7 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
             ),
             needs_sidecar=needs_sidecar(members),
             is_stream=read_flag(members, "stream"),
-            max_tokens=_max_tokens(members),
+            max_tokens=_max_tokens(kind, members),
             salt=key.salt,
             form=key.form,
             media_parts=key.media_parts,
@@ -241,7 +241,12 @@ into the same place."""
 _NOT_TEXT: Final = (PromptForm.IDS, PromptForm.POOLED)
 _TURNS: Final = frozenset({"messages", "input"})
 _NONE: Final = Raw()
-_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_ONE_LIMIT: Final = ("max_tokens",)
+_LIMITS: Final = {
+    RequestKind.CHAT: ("max_completion_tokens", "max_tokens"),
+    RequestKind.RESPONSES: ("max_output_tokens",),
+}
+"""Where a kind has another limit of generated tokens, or two: the first that is given counts."""
 
 
 def _with_sampling_params(kind: RequestKind, members: Members) -> Members:
@@ -255,8 +260,9 @@ def _with_sampling_params(kind: RequestKind, members: Members) -> Members:
         return members
 
 
-def _max_tokens(members: Members) -> int | None:
-    limits = [read_count(members, name) for name in _LIMITS if name in members]
+def _max_tokens(kind: RequestKind, members: Members) -> int | None:
+    names = _LIMITS.get(kind, _ONE_LIMIT)
+    limits = [read_count(members, name) for name in names if name in members]
     return next((limit for limit in limits if limit is not None), None)
 
 

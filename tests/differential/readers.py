@@ -59,14 +59,20 @@ JSON_PARSERS: Mapping[str, Callable[[bytes], Any]] = {
 }
 
 
-def read_by_pydantic(parse: Callable[[bytes], Any], body: bytes) -> EngineReading | None:
+def read_by_pydantic(
+    kind: RequestKind, parse: Callable[[bytes], Any], body: bytes
+) -> EngineReading | None:
     """As FastAPI does: the parsed object, converted to the fields' types."""
     try:
         members = parse(body)
         request = _Request.model_validate(members)
     except (ValueError, RecursionError):
         return None
-    limits = (request.max_tokens, request.max_completion_tokens, request.max_output_tokens)
+    limits: tuple[int | None, ...] = (request.max_tokens,)
+    if kind is RequestKind.CHAT:
+        limits = (request.max_completion_tokens, *limits)
+    elif kind is RequestKind.RESPONSES:
+        limits = (request.max_output_tokens,)
     return EngineReading(
         request.model,
         bool(request.stream),

@@ -44,7 +44,7 @@ def check_same(edge: EdgeReading, engine: EngineReading) -> None:
 def test_vllms_way_to_read_json(parser: str, request_body: tuple[RequestKind, bytes]) -> None:
     kind, body = request_body
     edge = read_json(kind, body)
-    engine = None if edge is None else read_by_pydantic(JSON_PARSERS[parser], edge.forwarded)
+    engine = None if edge is None else read_by_pydantic(kind, JSON_PARSERS[parser], edge.forwarded)
     # Sampling parameters of a generate request have types of their own.
     if edge is not None and engine is not None and kind is not RequestKind.GENERATE:
         check_same(edge, engine)

@@ -34,7 +34,7 @@ WRONG = [
     *((kind, "model", "5") for kind in RequestKind),
     *((kind, "stream", value) for kind in RequestKind for value in ('"maybe"', "2", "[]", "0.5")),
     *(
-        (kind, "max_tokens", value)
+        (kind, "max_output_tokens" if kind is RequestKind.RESPONSES else "max_tokens", value)
         for kind in RequestKind
         for value in ('"x"', "1.5", "{}", "1e999")
     ),

@@ -32,7 +32,7 @@ def test_missing_programs_are_named_before_anything_is_measured(tmp_path: Path) 
     lines = [line.strip() for line in done.stderr.splitlines()]
     assert lines[0] == "Error: programs are missing, so nothing was measured:"
     assert any(
-        line.startswith("sidecar: h2load is not installed: apt-get install nghttp2-client")
+        line.startswith("router: h2load is not installed: apt-get install nghttp2-client")
         for line in lines
     )
     assert any(line.startswith("sidecar: TANDEM_ENVOY=") for line in lines)

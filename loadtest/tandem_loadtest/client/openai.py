@@ -69,6 +69,8 @@ class _Choice(msgspec.Struct, gc=False):
     message: _ChatMessage | None = None
     delta: _ChatMessage | None = None
     token_ids: list[int] | None = None
+    logprobs: Any = None
+    """A token that a parser keeps back may have these and no text."""
     finish_reason: str | None = None
 
 
@@ -181,7 +183,7 @@ def _take(choice: _Choice, parts: Parts) -> bool:
     message = choice.delta or choice.message
     # The first chunk of a chat has only the role: it is no token and sets no TTFT.
     text = choice.text if message is None else message.content or message.refusal
-    has_tokens = bool(text)
+    has_tokens = bool(text or choice.logprobs)
     if text:
         parts.texts.append(text)
     if message is not None:

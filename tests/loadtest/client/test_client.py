@@ -389,7 +389,7 @@ async def test_a_credential_that_the_server_repeats_is_not_shown() -> None:
         return web.Response(status=401, body=error_body(401, message))
 
     result = await sent(handler, PLAIN, headers=SECRET)
-    assert result.error == "HTTP 401: BadRequestError: unknown: [redacted]"
+    assert result.error == "HTTP 401: AuthenticationError: unknown: [redacted]"
 
 
 async def test_a_credential_in_a_response_header_is_not_shown() -> None:

@@ -52,6 +52,8 @@ _BUCKETS: Final = 1 << 15
 are forgotten before their end, and could be used again until then."""
 _RECORD: Final = Struct("<12sI")
 """A plan, and its end: the Unix second after which it may be forgotten."""
+_LATEST: Final = 2**32 - 2
+"""The latest second that a record holds. Only a wrong clock signs a plan with a later end."""
 _BUCKET: Final = Struct("<" + "12xI" * 4)
 """The ends of its four records."""
 _TABLE_BYTES: Final = _BUCKETS * _BUCKET.size
@@ -163,7 +165,8 @@ class UsedPlans:
             return False
         # The end of an empty place is 0, and most buckets have one.
         place = 0 if first == 0 else ends.index(min(first, second, third, fourth))
-        _RECORD.pack_into(self._memory, start + place * _RECORD.size, mac, int(expires) + 1)
+        may_go = int(min(expires, _LATEST)) + 1
+        _RECORD.pack_into(self._memory, start + place * _RECORD.size, mac, may_go)
         return True
 
 

@@ -45,3 +45,10 @@ def test_workers_share_a_table() -> None:
     os.close(descriptor)
     assert first.use(plan(1), NOW + 120, NOW)
     assert not second.use(plan(1), NOW + 120, NOW)
+
+
+def test_an_end_that_no_record_holds_is_used_once() -> None:
+    """An EPP whose clock is centuries ahead signs such plans; fuzzing found one."""
+    used = UsedPlans()
+    assert used.use("a" * 40, 8.1e9, 0.0)
+    assert not used.use("a" * 40, 8.1e9, 1.0)

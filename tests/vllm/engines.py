@@ -230,7 +230,7 @@ def _pools(
         "version": "0.32.0",
         "dtype": "float32",
         "blockSize": 32,
-        "maxModelLen": 4096,
+        "maxModelLen": 32768,
         "extraArgs": [
             "--enforce-eager",
             # A NIXL handshake lists every block: up to 30 s with the 32768 blocks of 1 GiB.

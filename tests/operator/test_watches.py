@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from tandem_contract import labels
 from tandem_kube.client import Api
 from tandem_kube.resources import PODS
 from tandem_operator.runtime.cache import ClusterCache, WorkKey
-from tandem_operator.runtime.kopf_session import Session
+from tandem_operator.runtime.kopf_session import FeedFailed, Session
 from tandem_operator.runtime.watches import Feed, Watch
 
 from ..kube import apis
@@ -149,6 +150,44 @@ async def test_refused_credentials_are_asked_for_again(tmp_path: Path) -> None:
     async with scripted(script, tmp_path) as api, _feeding(api) as (feed, _, task):
         await until(lambda: feed.opened == 1)
         assert not task.done()
+
+
+async def test_what_the_cache_cannot_take_ends_the_operator(tmp_path: Path) -> None:
+    """It starts again, and reads everything anew."""
+    script = Script([listing(5)], [[event("ADDED", pod("a", 6))]])
+    async with scripted(script, tmp_path) as api, _feeding(api) as (feed, _, task):
+        feed.applied = None  # type: ignore[assignment,method-assign]
+        await asyncio.wait([task])
+        with pytest.raises(FeedFailed, match="TypeError"):
+            task.result()
+
+
+async def test_the_finalizer_of_another_operator_stays(tmp_path: Path) -> None:
+    """kopf's default is the same for all operators, and removing it would be a write."""
+    marked = pod("a", 6)
+    marked["metadata"]["finalizers"] = ["kopf.zalando.org/KopfFinalizerMarker"]
+    events = [event("ADDED", marked), event("MODIFIED", marked), event("DELETED", marked)]
+    script = Script([listing(5)], [events])
+    async with scripted(script, tmp_path) as api, _feeding(api) as (feed, _, _):
+        await until(lambda: feed.told[1:] == ["ADDED a", "MODIFIED a", "DELETED a"])
+
+
+def test_objects_of_a_kind_that_was_gone_come_back() -> None:
+    listener, cache = _Listener(), ClusterCache(nodes=False)
+    watch = Watch("Pod", PODS, labels.POOL, ClusterCache.upsert_pod)
+    body = pod("a", 3)
+    body |= {"apiVersion": "v1", "kind": "Pod", "spec": {}, "status": {}}
+    body["metadata"] |= {"labels": {labels.POOL: "p", labels.ROLE: "prefill"}}
+
+    async def run() -> None:
+        feed = Feed(watch, "n", cache, listener)
+        feed.listed([body], 5)
+        feed.emptied()
+        assert not len(cache.pods)
+        feed.listed([body], 7)
+        assert len(cache.pods) == 1
+
+    asyncio.run(run())
 
 
 async def test_a_session_can_be_ended_at_any_moment(tmp_path: Path) -> None:

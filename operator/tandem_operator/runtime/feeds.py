@@ -16,18 +16,23 @@ from typing import Final, NoReturn
 
 from tandem_kube.client import Api
 from tandem_kube.errors import ApiError, NotFound
-from tandem_kube.reflector import FIRST_PAUSE, MAX_PAUSE
+from tandem_kube.reflector import FIRST_PAUSE, MAX_PAUSE, QUIET_SECONDS, WATCH_SECONDS
 
 from ..routing.endpoint.observed import OPTIONAL_KINDS
 from .cache import ClusterCache
-from .kopf_session import Session
+from .kopf_session import FeedFailed, Session
 from .watches import Feed, Watch, WatchListener, child_watch, watches
 
 DISCOVERY_PERIOD: Final = 15.0
 """Seconds between looks for kinds that the cluster does not serve: one that is installed goes
 unnoticed for as long. Each costs one call per missing kind."""
 STEADY: Final = 60.0
-"""Seconds after which a session that failed is no sign that the next one fails, too."""
+"""Seconds after which the end of a session is no sign that the next one ends soon, too."""
+START: Final = 30.0
+"""Seconds in which a session tells of each feed. kopf and the operator look separately for what is
+served: of a kind that has just been installed kopf may know nothing."""
+SILENCE: Final = 1.2 * WATCH_SECONDS + QUIET_SECONDS
+"""Seconds in which each watch ends, or breaks, and is opened again."""
 
 log = logging.getLogger(__name__)
 
@@ -69,22 +74,25 @@ class Feeds:
             started = time.monotonic()
             try:
                 await self._session(missing)
-                pause = FIRST_PAUSE
+            except FeedFailed:
+                raise
             except Exception as err:  # noqa: BLE001 - the top of kopf, of which any part may fail
                 # Whatever it is: kopf's state is the cluster's, and a new session reads it.
                 log.warning("kopf ended and is started again: %s: %s", type(err).__name__, err)
-                is_new = time.monotonic() - started > STEADY
-                pause = FIRST_PAUSE if is_new else min(MAX_PAUSE, 2 * pause)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            is_steady = time.monotonic() - started > STEADY
+            pause = FIRST_PAUSE if is_steady else min(MAX_PAUSE, 2 * pause)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _session(self, missing: Collection[Watch]) -> None:
         """Run kopf until lists have to be read anew or further kinds are served. Raises what ended
         it otherwise."""
         for feed in self._feeds.values():
             feed.outdated.clear()
+            feed.in_doubt = True
         tasks = [
             asyncio.create_task(Session(self._api, self._feeds).run(), name="kopf"),
             asyncio.create_task(self._until_served(missing)),
+            asyncio.create_task(self._until_unheard(missing)),
             *(asyncio.create_task(feed.outdated.wait()) for feed in self._feeds.values()),
         ]
         try:
@@ -95,6 +103,18 @@ class Feeds:
             await asyncio.wait(tasks)
         if not tasks[0].cancelled():
             tasks[0].result()
+
+    async def _until_unheard(self, missing: Collection[Watch]) -> None:
+        """Return when kopf tells nothing of a kind that is served."""
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        while True:
+            await asyncio.sleep(START)
+            for feed in self._feeds.values():
+                known = feed.heard_at >= begun
+                if feed.watch not in missing and (not known or feed.heard_at < clock() - SILENCE):
+                    log.warning("%s: kopf does not watch it, and is started again", feed.path)
+                    return
 
     async def _discover(self) -> Collection[Watch]:
         """Bring the feeds to the kinds that the cluster serves; the watches of those that it does

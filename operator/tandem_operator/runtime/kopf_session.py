@@ -13,6 +13,7 @@ lists.
 
 import asyncio
 import concurrent.futures
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -99,6 +100,8 @@ def settings_for(feeds: Mapping[str, Feed], handled: SpecInMemory) -> kopf.Opera
     settings.scanning.disabled = True
     # kopf's events have no reasons and actions that a user could filter by.
     settings.posting.enabled = False
+    # kopf removes its marker where it has no handler that needs one, also that of another operator.
+    settings.persistence.finalizer = f"{labels.GROUP}/none"
     # Else kopf kills the process ten minutes after a session that failed.
     settings.process.ultimate_exiting_timeout = None
     settings.networking.error_backoffs = Backoffs()
@@ -119,12 +122,18 @@ def settings_for(feeds: Mapping[str, Feed], handled: SpecInMemory) -> kopf.Opera
     return settings
 
 
+class FeedFailed(Exception):
+    """A bug: the cache could not take what kopf saw. A process that starts again reads all anew."""
+
+
 class Session:
     """One session of kopf, which fills `feeds`, by the paths of their collections."""
 
     def __init__(self, api: Api, feeds: Mapping[str, Feed]) -> None:
         self._api, self._feeds = api, feeds
         self._operator = asyncio.get_running_loop()
+        self._failed: asyncio.Future[None] = self._operator.create_future()
+        """Gets what a feed raised."""
         self._stop: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._handled = SpecInMemory()
         self._sessions: list[aiohttp.ClientSession] = []
@@ -134,15 +143,19 @@ class Session:
         """When the last watch of a collection began."""
 
     async def run(self) -> None:
-        """Run until cancelled. Raises what ended kopf."""
+        """Run until cancelled. Raises what ended kopf, and FeedFailed."""
         thread = asyncio.ensure_future(asyncio.to_thread(asyncio.run, self._run()))
         try:
-            await asyncio.shield(thread)
+            await asyncio.wait([thread, self._failed], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not self._stop.done():
+            # kopf's thread cancels it when it ends at the same moment.
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
                 self._stop.set_result(None)
             await asyncio.wait([thread])
-            thread.exception()  # Else asyncio logs it when nobody awaits it.
+        if self._failed.done():
+            thread.exception()  # Else asyncio logs that nobody has asked for it.
+            self._failed.result()
+        thread.result()
 
     async def _run(self) -> None:
         """In kopf's own thread."""
@@ -219,6 +232,7 @@ class Session:
         session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=connection.as_ssl_context()),
             proxy=configuration.proxy,
+            trust_env=True,
             middlewares=(self._observe,),
         )
         self._sessions.append(session)
@@ -232,6 +246,8 @@ class Session:
         asked = asyncio.run_coroutine_threadsafe(self._api.authorization(), self._operator)
         credentials = await asyncio.wrap_future(asked)
         request.headers.update(credentials)
+        if name := self._api.configuration.tls_server_name:
+            request.server_hostname = name
         path, is_watch = request.url.path, "watch" in request.url.query
         if (feed := self._feeds.get(path)) is None:
             return await handler(request)  # Which kinds the cluster serves.
@@ -250,6 +266,11 @@ class Session:
                 self._list(feed, await response.json(), "continue" in request.url.query)
         except (aiohttp.ClientError, OSError) as err:
             self._tell(feed.failed, f"cannot reach the API server: {err or type(err).__name__}")
+            raise
+        except asyncio.CancelledError:
+            # aiohttp's own time-out reaches a middleware so.
+            if not self._stop.done():
+                self._tell(feed.failed, "no answer from the API server")
             raise
         finally:
             verb, seconds = "watch" if is_watch else "list", time.monotonic() - started
@@ -275,4 +296,13 @@ class Session:
 
     def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call on the operator's loop, in the order of these calls."""
-        self._operator.call_soon_threadsafe(call, *arguments)
+        self._operator.call_soon_threadsafe(self._call, call, *arguments)
+
+    def _call(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as err:  # noqa: BLE001 - ends the process; see FeedFailed
+            if not self._failed.done():
+                failure = FeedFailed(f"{type(err).__name__}: {err}")
+                failure.__cause__ = err
+                self._failed.set_exception(failure)

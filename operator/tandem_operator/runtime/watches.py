@@ -10,7 +10,7 @@ namespace is reconciled before everything in that namespace was read once.
 
 import asyncio
 import logging
-import sys
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -134,8 +134,14 @@ class Feed:
         """Whether everything was listed once; stays."""
         self.failures = 0
         """Number of failed calls since the start."""
+        self.heard_at = -math.inf
+        """When kopf last told anything of it, on the event loop's clock."""
         self.outdated = asyncio.Event()
         """Set when a watch goes on after an outage: only lists tell what was missed."""
+        self.in_doubt = True
+        """Until the first list of a session: all that is known may be of a state that is gone. The
+        answer to a write of ours may be newer than that list, and yet be from before etcd was
+        restored."""
         self._cache, self._listener = cache, listener
         self._failed_in_a_row = 0
         self._newest = 0
@@ -148,8 +154,10 @@ class Feed:
 
     def listed(self, bodies: list[Object], version: int) -> None:
         """A complete list of `version`."""
-        restored, self._newest = version < self._newest, version
-        if restored:
+        self._heard()
+        is_older, self._newest = version < self._newest, version
+        restored, self.in_doubt = is_older or self.in_doubt, False
+        if is_older:
             log.warning("the cluster was restored to an older state: %s are read anew", self.path)
         self._connected()
         kept = [self._trim(body) for body in bodies]
@@ -164,6 +172,7 @@ class Feed:
 
     def applied(self, kind: str, body: Object) -> None:
         """An event of a watch: ADDED, MODIFIED or DELETED."""
+        self._heard()
         self._newest = max(self._newest, int(body["metadata"]["resourceVersion"]))
         if kind == "DELETED":
             self._listener.enqueue(self._cache.remove_deleted(body))
@@ -173,11 +182,14 @@ class Feed:
     def changed(self, reason: str, body: Body) -> None:
         """A pool was created, updated or, after a start, found again."""
         name = f"{body['metadata']['namespace']}/{body['metadata']['name']}"
-        log.info("%s %s: %s", self.watch.kind, name, reason)
+        # Each session resumes all pools.
+        level = logging.DEBUG if reason == "resume" else logging.INFO
+        log.log(level, "%s %s: %s", self.watch.kind, name, reason)
         self._listener.enqueue({set_key(body)})
 
     def watching(self) -> None:
         """A watch is open."""
+        self._heard()
         if self._failed_in_a_row >= OUTAGE:
             # The cluster may be older than the watch, which then stays silent.
             self.outdated.set()
@@ -185,6 +197,7 @@ class Feed:
 
     def failed(self, why: str) -> None:
         """A list or a watch was refused, or the API server cannot be reached."""
+        self._heard()
         self.failures += 1
         self._failed_in_a_row += 1
         # Connections break in normal operation.
@@ -196,7 +209,11 @@ class Feed:
 
     def emptied(self) -> None:
         """The cluster no longer serves the kind."""
-        self._cache.replace(self._scope, self.watch.upsert, (), sys.maxsize, restored=False)
+        # As after a restore: a later list may bring the same objects back.
+        self._cache.replace(self._scope, self.watch.upsert, (), 0, restored=True)
+
+    def _heard(self) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
 
     @property
     def _scope(self) -> WatchScope:

@@ -237,21 +237,17 @@ async def test_envoys_own_errors_have_openais_format(stack: Stack) -> None:
 
 
 async def test_errors_of_the_messages_api_have_anthropics_format(stack: Stack) -> None:
-    large = {"model": "m", "messages": [], "user": "x" * (5 << 20)}
-    for body, status, kind in (
-        ({"model": "m", "messages": [], "user": "die"}, 503, "overloaded_error"),
-        # The EPP's own where Envoy does not buffer.
-        (large, 413, "request_too_large"),
-    ):
-        data = io.BytesIO(json.dumps(body).encode())
-        headers = {"content-type": "application/json"}
-        async with stack.session.post(
-            stack.url + "/v1/messages", data=data, headers=headers
-        ) as response:
-            assert (response.status, response.content_type) == (status, "application/json")
-            answer = await response.json()
-        assert (answer["type"], answer["error"]["type"]) == ("error", kind)
-        assert answer["error"]["message"]
+    """Envoy's own where it buffers, else the EPP's. Not by a body that kills its engine: with those
+    of the tests around it the pod would be ejected."""
+    large = json.dumps({"model": "m", "messages": [], "user": "x" * (5 << 20)}).encode()
+    headers = {"content-type": "application/json"}
+    async with stack.session.post(
+        stack.url + "/v1/messages", data=io.BytesIO(large), headers=headers
+    ) as response:
+        assert (response.status, response.content_type) == (413, "application/json")
+        answer = await response.json()
+    assert (answer["type"], answer["error"]["type"]) == ("error", "request_too_large")
+    assert answer["error"]["message"]
 
 
 async def test_no_header_of_a_client_makes_envoy_retry(stack: Stack) -> None:

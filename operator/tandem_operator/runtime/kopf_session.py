@@ -153,7 +153,7 @@ class Session:
                 self._stop.set_result(None)
             await asyncio.wait([thread])
         if self._failed.done():
-            thread.exception()  # Else asyncio logs that nobody has asked for it.
+            thread.exception()  # Retrieved, or asyncio would log it as lost.
             self._failed.result()
         thread.result()
 

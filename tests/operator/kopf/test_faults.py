@@ -12,6 +12,8 @@ from kopf._cogs.clients import auth, watching
 from kopf._cogs.structs.credentials import Vault
 from kopf._cogs.structs.references import Resource
 
+from ...kube.apis import until
+
 PODS = Resource("", "v1", "pods", kind="Pod", namespaced=True)
 
 
@@ -80,9 +82,7 @@ async def test_watches_that_end_at_once_are_opened_without_a_pause() -> None:
     async with cluster() as watched:
         stream = watching.infinite_watch(settings=settings, resource=PODS, namespace=None)
         reading = asyncio.create_task(first_event(stream))
-        async with asyncio.timeout(20):
-            while len(watched) < 20:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(watched) >= 20)
         reading.cancel()
         await asyncio.wait([reading])
 

@@ -11,13 +11,14 @@ import pytest
 
 from tandem_contract import labels
 from tandem_kube.client import Api
-from tandem_kube.resources import PODS
+from tandem_kube.resources import PODS, SERVICES
+from tandem_operator.runtime import feeds
 from tandem_operator.runtime.cache import ClusterCache, WorkKey
 from tandem_operator.runtime.kopf_session import FeedFailed, Session
 from tandem_operator.runtime.watches import Feed, Watch
 
 from ..kube import apis
-from ..kube.apis import Script, bookmark, event, listing, refusal, scripted, until
+from ..kube.apis import DEADLINE, Script, bookmark, event, listing, refusal, scripted, until
 
 _OPTIONAL = Watch("Pod", PODS, "", ClusterCache.upsert_pod, optional=True)
 
@@ -188,6 +189,22 @@ def test_objects_of_a_kind_that_was_gone_come_back() -> None:
         assert len(cache.pods) == 1
 
     asyncio.run(run())
+
+
+async def test_a_served_kind_that_kopf_does_not_watch_ends_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """kopf looks by itself for what is served, and may not know of a kind just installed."""
+    monkeypatch.setattr(feeds, "START", 0.1)
+    listener, cache = _Listener(), ClusterCache(nodes=False)
+    # The scripted server does not name it.
+    unknown = Feed(Watch("Service", SERVICES, "", ClusterCache.upsert_child), "n", cache, listener)
+    async with scripted(Script([listing(5)], [[]]), tmp_path) as api:
+        everything = feeds.Feeds(api, cache, ["n"], listener)
+        everything._feeds = {unknown.path: unknown}
+        async with asyncio.timeout(DEADLINE):
+            await everything._session([])
+    assert "kopf does not watch it" in caplog.text
 
 
 async def test_a_session_can_be_ended_at_any_moment(tmp_path: Path) -> None:

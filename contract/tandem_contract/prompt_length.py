@@ -3,10 +3,17 @@
     length = engine_length(models)                                  by an engine's /v1/models
     problem = length_problem(kind, members, len(body), length)      the error, or None
 
-The rule is vLLM's own (`TokenizeParams._text_len_check`): a text of more characters than
-`max_model_len` of the longest tokens is refused without being tokenized. The EPP, the router and
-the sidecar apply it before an engine gets the request. Who has a tokenizer knows its longest token;
-others assume `LONGEST_TOKEN`. Images and other media are no text.
+No text is tokenized: two bounds say how many tokens it has at least. The first is vLLM's own rule
+(`TokenizeParams._text_len_check`): no token has more characters than the longest. But the longest
+tokens are runs, such as 128 spaces. So the second counts the varied bytes of a text: ASCII without
+white space and control characters, and of these each that differs from the twelfth before it. A run
+of up to four characters, or of six, repeats itself after twelve, so it has none after its start.
+Every other token is short. No normalizer of a tokenizer removes such bytes, so other characters,
+of which some do, are counted by the first rule alone.
+
+The EPP, the router and the sidecar apply the rule before an engine gets the request. Who has the
+vocabulary knows its `token_sizes`; others assume `ANY_VOCABULARY`. Images and other media are no
+text.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,10 +24,21 @@ from msgspec import Raw
 
 from .request_kinds import RequestKind
 
-LONGEST_TOKEN: Final = 256
-"""Characters of the longest token of any model. The vocabularies of Llama 3, Qwen, DeepSeek and
-gpt-oss end at 128 characters: runs of spaces or of one sign. Too low: prompts that fit are refused.
-Too high: more prompts that cannot fit reach an engine, which refuses them itself."""
+
+class TokenSizes(NamedTuple):
+    """What no token of a vocabulary exceeds."""
+
+    longest: int
+    """Characters."""
+    varied: int
+    """Varied bytes, with the first twelve counted."""
+
+
+ANY_VOCABULARY: Final = TokenSizes(longest=256, varied=64)
+"""Of any model. The vocabularies of Llama 3, Qwen, DeepSeek, Gemma, Mistral and gpt-oss end at
+128 characters, which are runs of spaces or of one sign, and at 39 varied bytes. Too low: prompts
+that fit are refused. Too high: more prompts that cannot fit reach an engine, which refuses them
+itself."""
 
 
 EXHAUSTING: Final = 1024 * 1024
@@ -43,6 +61,15 @@ class PromptText(NamedTuple):
     certain: int = 0
     """Those that every chat template renders: of the system and of users, without white space at
     the ends. Templates may leave out what models said before, such as their thoughts."""
+    varied: int = 0
+    """Varied bytes of the certain ones."""
+
+    def least_tokens(self, sizes: TokenSizes = ANY_VOCABULARY) -> int:
+        """Tokens that the certain text has at least."""
+        return max(-(-self.certain // sizes.longest), -(-self.varied // sizes.varied))
+
+
+NO_TEXT: Final = PromptText()
 
 
 class _Model(msgspec.Struct):
@@ -81,12 +108,20 @@ _SHORTENED: Final = frozenset(
 """Members with which an engine may compute less than the text of the request."""
 
 
+_PERIOD: Final = 12
+"""Bytes after which a run of 1, 2, 3, 4 or 6 bytes repeats itself."""
+_PIECE: Final = 64 * 1024
+"""Characters that are compared at once: few enough for the processor's cache."""
+_UNCOUNTED: Final = bytes(range(0x21)) + b"\x7f"
+"""White space and control characters."""
+
+
 def prompt_text(kind: RequestKind, members: Mapping[str, Raw]) -> PromptText:
     """The text in a request's body. What cannot be read counts nothing: the engine refuses it."""
     text = _text(kind, members)
     if _SHORTENED.isdisjoint(members):
         return text
-    return text._replace(certain=0)
+    return PromptText(text.total)
 
 
 def _text(kind: RequestKind, members: Mapping[str, Raw]) -> PromptText:
@@ -97,42 +132,78 @@ def _text(kind: RequestKind, members: Mapping[str, Raw]) -> PromptText:
             # Its prompt is token ids, which no tokenizer reads.
             return PromptText()
         case _:
-            total = certain = 0
+            total = certain = varied = 0
             for name in _TURNS_IN[kind]:
                 for role, text in _texts(name, members.get(name)):
                     total += len(text)
-                    certain += len(text.strip()) if role in _RENDERED else 0
-            return PromptText(total, certain)
+                    if role in _RENDERED:
+                        certain += len(text.strip())
+                        varied += _varied(text)
+            return PromptText(total, certain, varied)
 
 
-def certain_text(kind: RequestKind, members: Mapping[str, Raw], size: int) -> int:
-    """`PromptText.certain` of a body of `size` bytes; 0 if it is too small to hold up an engine."""
-    return prompt_text(kind, members).certain if size > EXHAUSTING else 0
+def plain_text(text: str) -> PromptText:
+    """A text that is tokenized as it is."""
+    return PromptText(len(text), len(text), _varied(text))
+
+
+def _varied(text: str) -> int:
+    """Varied bytes of a text, without its first twelve."""
+    count, before = 0, b""
+    for at in range(0, len(text), _PIECE):
+        piece = text[at : at + _PIECE].encode("ascii", "ignore").translate(None, _UNCOUNTED)
+        piece = before + piece
+        before = piece[-_PERIOD:]
+        if len(piece) > _PERIOD:
+            # All bytes are compared in one step, as two numbers: zeros are equal bytes. The last
+            # twelve are compared with nothing and are no zeros.
+            number = int.from_bytes(piece, "little")
+            differences = (number ^ (number >> 8 * _PERIOD)).to_bytes(len(piece), "little")
+            count += len(piece) - _PERIOD - differences.count(0)
+    return count
+
+
+def token_sizes(vocabulary: Iterable[str]) -> TokenSizes:
+    """What no token of `vocabulary` exceeds, as `tokenizer.json` spells them."""
+    longest = varied = 1
+    for token in vocabulary:
+        longest = max(longest, len(token))
+        if len(token) > varied:
+            ascii_bytes = token.encode("ascii", "ignore").translate(None, _UNCOUNTED)
+            varied = max(varied, min(_PERIOD, len(ascii_bytes)) + _varied(token))
+    return TokenSizes(longest, varied)
+
+
+def certain_text(kind: RequestKind, members: Mapping[str, Raw], size: int) -> PromptText:
+    """The text in a body of `size` bytes; none if it is too small to hold up an engine."""
+    return prompt_text(kind, members) if size > EXHAUSTING else NO_TEXT
 
 
 def length_problem(
     kind: RequestKind, members: Mapping[str, Raw], size: int, max_model_len: int | None
 ) -> str | None:
-    """The error for a body of `size` bytes whose text cannot fit; None: it may. Only a body that is
-    itself longer than the longest text is searched for it."""
-    if over_length(size, max_model_len) is None:
+    """The error for a body of `size` bytes whose text cannot fit; None: it may. Only a body that
+    may hold such a text is searched for it."""
+    if max_model_len is None or size <= max_model_len * ANY_VOCABULARY.varied:
         return None
     return over_length(certain_text(kind, members, size), max_model_len)
 
 
 def over_length(
-    characters: int, max_model_len: int | None, longest_token: int = LONGEST_TOKEN
+    text: PromptText, max_model_len: int | None, sizes: TokenSizes = ANY_VOCABULARY
 ) -> str | None:
-    """The error for a prompt with a text of so many characters; None: it may fit.
-
-    `max_model_len` is in tokens (None: not known), `longest_token` in characters.
-    """
-    if max_model_len is None or characters <= (limit := max_model_len * longest_token):
+    """The error for a prompt with this text; None: it may fit. `max_model_len` is in tokens; None:
+    not known."""
+    if max_model_len is None or (tokens := text.least_tokens(sizes)) <= max_model_len:
         return None
+    return too_long(max_model_len, f"{text.certain} characters, which are at least {tokens} tokens")
+
+
+def too_long(max_model_len: int, contents: str) -> str:
+    """The error for a prompt of `contents`."""
     return (
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt"
-        f" contains {characters} characters, and {max_model_len} tokens have at most {limit}."
-        " Please reduce the length of the prompt."
+        f" contains {contents}. Please reduce the length of the prompt."
     )
 
 
@@ -168,9 +239,11 @@ def _decode(decoders: tuple[msgspec.json.Decoder[Any], ...], raw: Raw | None) ->
 
 
 def _longest(prompts: str | list[str] | None) -> PromptText:
-    texts = prompts if isinstance(prompts, list) else [prompts or ""]
-    longest = max(map(len, texts), default=0)
-    return PromptText(longest, longest)
+    texts = [
+        plain_text(text) for text in (prompts if isinstance(prompts, list) else [prompts or ""])
+    ]
+    # Each is a bound of its own: a request is refused for one prompt that is too long.
+    return PromptText(*map(max, *texts, NO_TEXT, NO_TEXT))
 
 
 def _texts(member: str, raw: Raw | None) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandem_contract.prompt_length import over_length
+from tandem_contract.prompt_length import over_length, plain_text
 
 from .body import ApiError
 from .chat import ChatTemplate
@@ -57,7 +57,7 @@ class ServedModel:
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Token ids of `text`. Raises ApiError when it cannot fit the model's length."""
         # Before the tokenizer, which takes a second and 300 MB for a million tokens.
-        problem = over_length(len(text), self.max_model_len, self.tokenizer.longest_token)
+        problem = over_length(plain_text(text), self.max_model_len, self.tokenizer.sizes)
         if problem is not None:
             raise ApiError(400, problem, param="prompt")
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -14,6 +14,8 @@ from typing import Final
 
 from tokenizers import Tokenizer as _HfTokenizer
 
+from tandem_contract.prompt_length import token_sizes
+
 from .types import EngineError
 
 TOKENIZER_FILE: Final = "tokenizer.json"
@@ -54,8 +56,7 @@ class Tokenizer:
             for token_id, token in self._hf.get_added_tokens_decoder().items()
             if token.special
         )
-        self.longest_token: Final = max(map(len, self._hf.get_vocab(with_added_tokens=True)))
-        """Characters of the longest token, as the vocabulary spells it."""
+        self.sizes: Final = token_sizes(self._hf.get_vocab(with_added_tokens=True))
 
     @property
     def vocab_size(self) -> int:

@@ -16,6 +16,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from tandem_contract.chains import Chain
+from tandem_contract.prompt_length import NO_TEXT, PromptText
 from tandem_contract.request_kinds import BodyKind, PooledKind, RequestKind
 
 from .bodies import parse_body
@@ -52,7 +53,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     media_parts: int = 0
     previous_response: str = ""
     fingerprint: int = 0
-    certain_text: int = 0
+    text: PromptText = NO_TEXT
     form_model: tuple[int, int] | None = None
     """Where the model stands in a form: `form.FormModel`; None: the body is no form."""
 
@@ -73,7 +74,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
             media_parts=self.media_parts,
             previous_response=self.previous_response,
             fingerprint=self.fingerprint,
-            certain_text=self.certain_text,
+            text=self.text,
         )
 
 
@@ -101,7 +102,7 @@ def read(kind: BodyKind | None, body: bytes, form_type: str = "") -> Reading:
         media_parts=request.media_parts,
         previous_response=request.previous_response,
         fingerprint=request.fingerprint,
-        certain_text=request.certain_text,
+        text=request.text,
     )
 
 

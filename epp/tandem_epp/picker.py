@@ -208,13 +208,14 @@ class EndpointPicker:
             if rewrite is not None:
                 decision.asked, decision.rewritten_by = rewrite.asked, rewrite.source
             self._check_model(request, decision.model, decision.decided_at)
-            check_length(parsed, self._fleet)
             if parsed is not None and parsed.form is not PromptForm.IDS:
                 parsed.token_scale = self._fleet.token_scales.prompt_scale(
                     parsed.model, parsed.text_tokens, parsed.media_parts
                 )
             model, now = decision.model, decision.decided_at
-            precise = preparation_of(request).precise_of(parsed)
+            prepared = preparation_of(request)
+            precise = prepared.precise_of(parsed)
+            check_length(parsed, self._fleet, prepared.sizes)
             context = ScoringContext(parsed, self._fleet.prefixes, precise, request.headers, now)
             subset = subset_storing_response(request, parsed, self._fleet.ready_pods(model))
             result = self._scheduler.schedule(context, model, subset, now)

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.prompt_length import ANY_VOCABULARY, TokenSizes
 from tandem_contract.request_kinds import RequestKind
 
 from .backends.fleet import Fleet
@@ -87,6 +88,10 @@ class PrecisePrefixes:
         if self.collector is not None and self.collector.stored is not None:
             self.lookups[_result(match)] += 1
         return match
+
+    def sizes(self, model: str | None) -> TokenSizes:
+        """What no token of a prompt for `model` exceeds."""
+        return ANY_VOCABULARY if self._tokenizers is None else self._tokenizers.sizes(model)
 
     async def close(self) -> None:
         """End the subscribers and the tokenizers."""

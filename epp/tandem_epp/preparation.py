@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from tandem_contract.prompt_length import ANY_VOCABULARY, TokenSizes
+
 from .bodies import kind_of, named_model, parse_body
 from .body_fields import BadBody
 from .body_worker import Reading
@@ -29,6 +31,8 @@ class Preparation:
     """The request with another model, of which all of this is; None: it stays."""
     began: float | None = None
     """When the body was complete, by `perf_counter`; None: it is not prepared."""
+    sizes: TokenSizes = ANY_VOCABULARY
+    """What no token of the model exceeds."""
     turn_seconds: float = 0.0
     """For which the decision waited for its turn among the replicas."""
 

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from time import perf_counter
 from typing import Final
 
+from tandem_contract.prompt_length import ANY_VOCABULARY
 from tandem_contract.request_kinds import RequestKind
 
 from .bodies import CONTENT_TYPE, is_form, kind_of, named_model
@@ -74,15 +75,17 @@ class Preparer:
         precise = None
         if reading is None or reading.refusal is None:
             precise = await self._match_precisely(request, body)
+        # Only of a large body is the text known.
+        sizes = ANY_VOCABULARY if parsed is None else self._precise.sizes(parsed.model)
         if self._turns is None:
-            yield Preparation(reading, parsed, precise, rewrite, began)
+            yield Preparation(reading, parsed, precise, rewrite, began, sizes)
             return
         async with AsyncExitStack() as stack:
             waited = 0.0
             # Only until the turn begins: what is raised within it is not the turn's fault.
             with self._faults.contained("prepare"):
                 waited = await stack.enter_async_context(self._turns.turn())
-            yield Preparation(reading, parsed, precise, rewrite, began, waited)
+            yield Preparation(reading, parsed, precise, rewrite, began, sizes, waited)
 
     def _rewrite(
         self, request: HttpRequest, reading: Reading | None, body: bytes

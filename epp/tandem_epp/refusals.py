@@ -7,7 +7,7 @@ from typing import Final
 from tandem_contract import body_coding
 from tandem_contract import headers as wire
 from tandem_contract.api_grammar import error_body
-from tandem_contract.prompt_length import longest_length, over_length
+from tandem_contract.prompt_length import TokenSizes, longest_length, over_length, too_long
 
 from .backends.fleet import Fleet
 from .body_fields import BadBody
@@ -60,12 +60,17 @@ class Refusals:
         return LocalReply(ImmediateResponse(status, body, tuple(headers)), reason)
 
 
-def check_length(request: InferenceRequest | None, fleet: Fleet) -> None:
-    """Raises BadBody for a text that is too long for every pod that may get it."""
-    if request is None or not request.certain_text:
+def check_length(request: InferenceRequest | None, fleet: Fleet, sizes: TokenSizes) -> None:
+    """Raises BadBody for a prompt that is too long for every pod that may get it. `sizes`: what no
+    token of the model exceeds."""
+    if request is None or (request.exact_tokens is None and not request.text.certain):
         return
     longest = longest_length(pod.max_model_len for pod in fleet.ready_pods(request.model))
-    if (problem := over_length(request.certain_text, longest)) is not None:
+    if longest is None:
+        return
+    if (exact := request.exact_tokens) is not None and exact > longest:
+        raise BadBody(too_long(longest, f"{exact} tokens"))
+    if (problem := over_length(request.text, longest, sizes)) is not None:
         raise BadBody(problem)
 
 

@@ -21,7 +21,7 @@ from tandem_contract.prefix import (
     covered_tokens,
     text_chain,
 )
-from tandem_contract.prompt_length import certain_text
+from tandem_contract.prompt_length import NO_TEXT, PromptText, certain_text
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind
 from tandem_contract.response_ids import PREVIOUS
 from tandem_contract.single_engine import single_engine_reason
@@ -45,7 +45,6 @@ class InferenceRequest:
         *(
             "_chain",
             "_fingerprint",
-            "certain_text",
             "exact_tokens",
             "form",
             "is_stream",
@@ -54,7 +53,7 @@ class InferenceRequest:
             "model",
         ),
         *("needs_sidecar", "previous_response", "prompt", "read_tokens", "salt"),
-        *("single_engine_reason", "token_scale"),
+        *("single_engine_reason", "text", "token_scale"),
     )
 
     def __init__(  # noqa: PLR0917 - what was read, in its order
@@ -72,7 +71,7 @@ class InferenceRequest:
         media_parts: int = 0,
         previous_response: str = "",
         fingerprint: int | None = None,
-        certain_text: int = 0,
+        text: PromptText = NO_TEXT,
     ) -> None:
         self.model = model
         """None when the body names none: any backend may serve it."""
@@ -101,8 +100,8 @@ class InferenceRequest:
         """Images, sounds and other media of a conversation."""
         self.previous_response = previous_response
         """Id of the stored response that the request continues; empty: none."""
-        self.certain_text = certain_text
-        """Characters that the model has to take; 0 unless they are very many."""
+        self.text = text
+        """The text that the model has to take; none unless it is very long."""
 
     @property
     def assumed_tokens(self) -> int:
@@ -186,7 +185,7 @@ def parse_request(kind: RequestKind, body: bytes) -> InferenceRequest:
             form=key.form,
             media_parts=key.media_parts,
             previous_response=_previous_response(kind, members),
-            certain_text=certain_text(kind, members, len(body)),
+            text=certain_text(kind, members, len(body)),
         )
     except UNREADABLE as err:
         raise unreadable_body(body, err) from err

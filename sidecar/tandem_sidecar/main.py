@@ -234,6 +234,12 @@ def settings_from(flags: Flags) -> Settings:
     help="Time for an answer, after which the engine counts as unhealthy.",
 )
 @click.option(
+    "--max-model-len",
+    type=click.IntRange(1),
+    help="Tokens of the longest prompt, for an engine whose /v1/models needs an API key: texts that"
+    " cannot fit are refused. [default: as the engine lists it]",
+)
+@click.option(
     "--breaker-failures",
     type=click.IntRange(1),
     default=_DEFAULTS.breaker.failures,

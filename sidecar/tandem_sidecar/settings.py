@@ -76,6 +76,9 @@ class Settings:
     operator should, such as adapters, caches and profiles."""
     breaker: Breaker = field(default_factory=Breaker)
     health: HealthChecks = field(default_factory=HealthChecks)
+    max_model_len: int | None = None
+    """Tokens of the longest prompt that the engine takes, while its list of models does not say so;
+    None: the engine decides. Too low: prompts that fit are refused."""
     tls: Tls = field(default_factory=Tls)
     listen_tls: ListenTls | None = None
     """TLS for clients; None: plain TCP."""

@@ -1,20 +1,26 @@
 """How much text a prompt has, and which cannot fit a model."""
 
 import json
+import random
+import string
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Raw
 
 from tandem_contract.prompt_length import (
+    ANY_VOCABULARY,
     EXHAUSTING,
-    LONGEST_TOKEN,
-    PromptText,
+    TokenSizes,
     engine_length,
     length_problem,
     over_length,
+    plain_text,
     prompt_text,
+    token_sizes,
 )
 from tandem_contract.request_kinds import RequestKind
 
@@ -62,19 +68,86 @@ def test_the_text_of_each_kind(
     kind: RequestKind, body: dict[str, Any], expected: tuple[int, int]
 ) -> None:
     members = _members.decode(json.dumps(body))
-    assert prompt_text(kind, members) == PromptText(*expected)
+    assert prompt_text(kind, members)[:2] == expected
 
 
 def test_a_text_of_more_than_the_longest_tokens_cannot_fit() -> None:
-    assert over_length(640, 64, 10) is None
-    assert over_length(641, None, 10) is None
-    problem = over_length(641, 64, 10)
+    sizes = TokenSizes(longest=10, varied=5)
+    assert over_length(plain_text("x" * 640), 64, sizes) is None
+    assert over_length(plain_text("x" * 641), None, sizes) is None
+    problem = over_length(plain_text("x" * 641), 64, sizes)
     assert problem is not None
     assert problem.startswith("This model's maximum context length is 64 tokens. However, your")
+    assert "641 characters, which are at least 65 tokens" in problem
+
+
+ALPHABET = string.ascii_letters + string.digits
+
+
+@pytest.mark.parametrize(
+    ("text", "varied"),
+    [
+        (ALPHABET, 62 - 12),
+        (ALPHABET * 3000, 186_000 - 12),
+        # White space, control characters and all that is no ASCII are left out before.
+        ("\n \x7f\N{COMBINING ACUTE ACCENT}\N{CJK UNIFIED IDEOGRAPH-4E2D}".join(ALPHABET), 62 - 12),
+        ("short", 0),
+        *((ALPHABET[:period] * 50_000, 0) for period in (1, 2, 3, 4, 6, 12)),
+        (" " * 200_000, 0),
+        ("\N{HANGUL CHOSEONG KIYEOK}\N{HANGUL JUNGSEONG A}" * 50_000, 0),
+    ],
+)
+def test_varied_bytes_of_a_text(text: str, varied: int) -> None:
+    assert plain_text(text).varied == varied
+
+
+LONG_TOKENS = (
+    *(".translatesAutoresizingMaskIntoConstraints", ".DataGridViewColumnHeadersHeightSizeMode"),
+    *("rawdownloadcloneembedreportprint", string.ascii_lowercase, "BuyableInstoreAndOnline"),
+    *("<|reserved_special_token_154|>", "<|place_holder_mm_span_0387|>", " electrophysiological"),
+    *(" " * 128, "=" * 128, "-=" * 32, "*/\n" + "\n" * 60, "\N{EM DASH}" * 64, " \xa0" * 48),
+    "\xc3\x83\xc3\x82" * 16,
+)
+"""The longest in the vocabularies of GPT-2, Llama 3, Qwen 3, DeepSeek, Mistral and gpt-oss."""
+
+
+def test_the_longest_tokens_of_well_known_vocabularies_are_short_or_runs() -> None:
+    sizes = token_sizes(LONG_TOKENS)
+    assert sizes == TokenSizes(longest=128, varied=39)
+    assert sizes.longest <= ANY_VOCABULARY.longest
+    assert sizes.varied <= ANY_VOCABULARY.varied
+
+
+UNITS = st.one_of(
+    st.text(ALPHABET + " ", min_size=1, max_size=4), st.text(ALPHABET, min_size=6, max_size=6)
+)
+RUNS = st.builds(lambda unit, size: (unit * size)[:size], UNITS, st.integers(1, 256))
+TOKENS = st.one_of(st.sampled_from(LONG_TOKENS), st.text(min_size=1, max_size=64), RUNS)
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=12), st.randoms(use_true_random=False))
+def test_no_text_has_fewer_tokens_than_are_counted(
+    vocabulary: list[str], random: random.Random
+) -> None:
+    tokens = random.choices(vocabulary, k=random.randrange(1, 100))
+    text = plain_text("".join(tokens))
+    assert text.least_tokens() <= len(tokens)
+    assert text.least_tokens(token_sizes(vocabulary)) <= len(tokens)
+
+
+def test_ordinary_text_of_14_mb_cannot_fit_131072_tokens() -> None:
+    draw = random.Random(1).choices
+    sizes = (1, 2, 3, 4, 5, 6, 7, 9) * 50
+    words = ["".join(draw(string.ascii_lowercase, k=size)) for size in sizes]
+    text = " ".join(draw(words, k=24_000) * 100)
+    body = json.dumps({"messages": [user(text)]})
+    length = 131_072
+    assert length_problem(CHAT, _members.decode(body), len(body), length) is not None
+    assert length_problem(CHAT, _members.decode(body), len(body), 262_144) is None
 
 
 LENGTH = 8192
-LIMIT = LENGTH * LONGEST_TOKEN
+LIMIT = LENGTH * ANY_VOCABULARY.longest
 TEXT = "x" * (LIMIT + 1)
 
 

@@ -642,7 +642,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
         return encode(self, text, **options)
 
     monkeypatch.setattr(Tokenizer, "encode", recorded)
-    limit = model.max_model_len * model.tokenizer.longest_token
+    limit = model.max_model_len * model.tokenizer.sizes.longest
     long = "x" * (limit + 1)
     chat = "/v1/chat/completions"
     for path, body in (

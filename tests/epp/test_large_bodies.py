@@ -5,20 +5,23 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from io import BytesIO
 from subprocess import run
 
 import pytest
 
 from tandem_contract.headers import MODEL_REWRITES
-from tandem_contract.prompt_length import LONGEST_TOKEN
+from tandem_contract.prompt_length import ANY_VOCABULARY, TokenSizes
 from tandem_contract.request_kinds import RequestKind
 from tandem_epp import body_worker, form, large_bodies
+from tandem_epp.backends.blocks import BlockMatch
 from tandem_epp.body_fields import BadBody
 from tandem_epp.body_worker import HEADER, KINDS, Reading
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.form import with_form_model
+from tandem_epp.kv_events.collector import PreciseMatch
 from tandem_epp.large_bodies import LargeBodies, WorkerFault
 from tandem_epp.precise import PrecisePrefixes
 from tandem_epp.preparation import Preparation, read_body
@@ -71,7 +74,7 @@ def test_a_reading_is_what_the_picker_would_read(kind: RequestKind, body: bytes)
         "max_tokens",
         "form",
         "fingerprint",
-        "certain_text",
+        "text",
     ):
         assert getattr(there, name) == getattr(here, name)
 
@@ -276,7 +279,7 @@ def test_a_text_that_is_too_long_for_every_pod_is_refused(
     for pod, length in zip(setup.fleet, lengths, strict=True):
         pod.max_model_len = length
     reading = body_worker.read(RequestKind.CHAT, CHAT)
-    assert 4096 * LONGEST_TOKEN < reading.certain_text < 5000 * LONGEST_TOKEN
+    assert 4096 * ANY_VOCABULARY.longest < reading.text.certain < 5000 * ANY_VOCABULARY.longest
     preparation = Preparation(reading, reading.request())
     request = HttpRequest("POST", "/v1/chat/completions", {}, None, preparation)
     if not is_refused:
@@ -287,3 +290,28 @@ def test_a_text_that_is_too_long_for_every_pod_is_refused(
     response = refused.value.response
     assert (response.status, refused.value.reason) == (400, "bad_request")
     assert b"maximum context length is 4096 tokens. However, your" in response.body
+
+
+@pytest.mark.parametrize(
+    ("prepared", "contents"),
+    [
+        (Preparation(precise=PreciseMatch(4097, BlockMatch({}), {})), b"4097 tokens"),
+        (Preparation(precise=PreciseMatch(4096, BlockMatch({}), {})), None),
+        (Preparation(sizes=TokenSizes(200, 64)), b"at least 5500 tokens"),
+        (Preparation(sizes=TokenSizes(1000, 64)), None),
+    ],
+)
+def test_a_tokenizer_tells_the_length_more_exactly(
+    prepared: Preparation, contents: bytes | None
+) -> None:
+    setup = PickerSetup(d="decode")
+    setup["d"].max_model_len = 4096
+    reading = body_worker.read(RequestKind.CHAT, CHAT if prepared.precise is None else b"{}")
+    preparation = replace(prepared, reading=reading, parsed=reading.request())
+    request = HttpRequest("POST", "/v1/chat/completions", {}, None, preparation)
+    if contents is None:
+        assert setup.picker.place(request, b"not read", NOW)
+        return
+    with pytest.raises(LocalReply) as refused:
+        setup.picker.place(request, b"not read", NOW)
+    assert contents in refused.value.response.body

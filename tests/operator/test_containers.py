@@ -221,6 +221,13 @@ def test_the_sidecar_gets_the_pools_settings() -> None:
     assert decode["spec"]["terminationGracePeriodSeconds"] == 75
 
 
+def test_the_sidecar_gets_the_length_of_the_model() -> None:
+    _, decode = rendered({"engine": {"maxModelLen": 4096}})
+    assert value_of("--max-model-len", sidecar(decode)) == "4096"
+    _, without = rendered({})
+    assert "--max-model-len" not in sidecar(without)["args"]
+
+
 def test_the_sidecar_gets_the_added_paths() -> None:
     _, decode = rendered({}, {"routing": {"apiPaths": ["/version", "/custom/**"]}})
     arguments = sidecar(decode)["args"]

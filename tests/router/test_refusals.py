@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem_contract.prompt_length import LONGEST_TOKEN
+from tandem_contract.prompt_length import ANY_VOCABULARY
 
 from ..sidecar.peers import Turn
 from .conftest import PATH, Harness
@@ -46,7 +46,7 @@ async def test_a_refusal_without_a_pod_names_the_id_of_its_decision(harness: Har
 
 
 LENGTH = 8192
-LONG = msgspec.json.encode({"model": "m", "prompt": "x" * (LENGTH * LONGEST_TOKEN + 1)})
+LONG = msgspec.json.encode({"model": "m", "prompt": "x" * (LENGTH * ANY_VOCABULARY.longest + 1)})
 
 
 async def test_a_text_that_cannot_fit_reaches_no_engine(harness: Harness) -> None:

@@ -22,6 +22,7 @@ from tandem_contract.chat_templates import (
     template_environment,
     template_source,
 )
+from tandem_contract.prompt_length import token_sizes
 
 from ..backends.block_keys import TokenizedPrompt
 from . import NotTokenized, TokenizerUnusable
@@ -52,6 +53,7 @@ class LocalTokenizer:
             raise TokenizerUnusable(f"{file}: not a tokenizer: {err}") from err
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.sizes: Final = token_sizes(self._tokenizer.get_vocab(with_added_tokens=True))
         config = _read_config(directory / CONFIG_FILE)
         self._special = special_tokens(config)
         source = template_source(directory / TEMPLATE_FILE, config)

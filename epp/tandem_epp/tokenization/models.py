@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from tandem_contract.prompt_length import ANY_VOCABULARY, TokenSizes
 from tandem_contract.request_kinds import RequestKind
 
 from ..backends.block_keys import TokenizedPrompt
@@ -39,19 +40,26 @@ class ModelTokenizers:
 
     async def tokenize(self, kind: RequestKind, body: bytes) -> TokenizedPrompt | None:
         """The prompt's token ids; None when it cannot be tokenized, or not in time."""
-        if len(self._tokenizers) == 1:
-            tokenizer: PromptTokenizer | None = self._tokenizers[0]
-        else:
-            tokenizer = self._by_model.get(named_model(body) or "")
+        tokenizer = self._tokenizer(lambda: named_model(body))
         if tokenizer is None:
             self._observe("refused", 0.0)
             return None
         return await tokenizer.tokenize(kind, body)
 
+    def sizes(self, model: str | None) -> TokenSizes:
+        """What no token of a request for `model` exceeds."""
+        tokenizer = self._tokenizer(lambda: model)
+        return ANY_VOCABULARY if tokenizer is None else tokenizer.sizes
+
     async def close(self) -> None:
         """Stop tokenizing."""
         for tokenizer in self._tokenizers:
             await tokenizer.close()
+
+    def _tokenizer(self, model: Callable[[], str | None]) -> PromptTokenizer | None:
+        if len(self._tokenizers) == 1:
+            return self._tokenizers[0]
+        return self._by_model.get(model() or "")
 
 
 def several_tokenizers_mistake(settings: Sequence[TokenizerSettings]) -> str | None:

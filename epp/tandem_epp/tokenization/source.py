@@ -91,6 +91,7 @@ class _Response(msgspec.Struct):
     prompt: Raw | None = None
     reasoning: Raw | None = None
     tools: tuple[Raw, ...] | None = None
+    truncation: str | None = "disabled"
 
 
 _named: Final = msgspec.json.Decoder(_Named)
@@ -164,6 +165,8 @@ def _response_prompt(request: _Response) -> ChatPrompt:
     """The messages that vLLM makes of a request for a response (its `construct_input_messages`)."""
     if request.previous_response_id is not None or request.prompt is not None:
         raise NotTokenized("only the engine has what the request refers to")
+    if request.truncation != "disabled":
+        raise NotTokenized("how much the engine cuts off depends on its limits")
     if request.reasoning is not None or request.tools:
         raise NotTokenized("how tools and reasoning are rendered is known to the engine alone")
     messages: list[dict[str, Any]] = []

@@ -20,6 +20,7 @@ from typing import Final
 
 import xxhash
 
+from tandem_contract.prompt_length import ANY_VOCABULARY, TokenSizes
 from tandem_contract.request_kinds import RequestKind
 
 from ..backends.block_keys import TokenizedPrompt
@@ -82,6 +83,11 @@ class PromptTokenizer:
         self._cache: OrderedDict[bytes, TokenizedPrompt] = OrderedDict()
         self._cache_bytes = 0
         self._pending: dict[bytes, asyncio.Task[TokenizedPrompt | None]] = {}
+
+    @property
+    def sizes(self) -> TokenSizes:
+        """What no token exceeds."""
+        return ANY_VOCABULARY if self._local is None else self._local.sizes
 
     async def tokenize(self, kind: RequestKind, body: bytes) -> TokenizedPrompt | None:
         """The prompt's token ids; None when it cannot be tokenized, or not in time."""

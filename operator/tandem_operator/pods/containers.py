@@ -269,6 +269,12 @@ def _wait_until_idle(pool: PrefillPool) -> list[str]:
     return ["python3", "-c", source, str(ports.ENGINE_PREFILL), seconds, *gauges]
 
 
+def _max_model_len(pool: DecodePool) -> list[str]:
+    """For an engine with an API key, whose list of models the sidecar cannot read."""
+    length = pool.spec.engine.max_model_len
+    return [] if length is None else ["--max-model-len", str(length)]
+
+
 def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
     # Brackets make IPv6 addresses unambiguous and are accepted around IPv4 addresses as well.
     arguments = [
@@ -278,6 +284,7 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
         *("--connector", pool.spec.transfer.handoff_connector),
         *connectors.peer_port_flag(pool),
         *probes.sidecar_flags(pool),
+        *_max_model_len(pool),
         *sidecar_flags.ARGUMENTS,
         *("--drain-timeout", format_duration(pool.spec.drain.timeout)),
         *("--pod-name", "$(POD_NAME)"),

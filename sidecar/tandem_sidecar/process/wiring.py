@@ -139,8 +139,8 @@ class Components:
             settings, engine_tls.for_address, stack, watches_transfers=not is_worker
         )
         self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
-        self.health = health = EngineHealth(path.pool, settings.engine, settings.health)
-        self.server = path.serve(Proxy(path.context, keys, lambda: health.max_model_len), tls)
+        self.health = EngineHealth(path.pool, settings.engine, settings.health)
+        self.server = path.serve(Proxy(path.context, keys, self._max_model_len), tls)
 
         self._counters = None if is_worker else path.engine_counters(lambda: (settings.engine,))
         self.admin = ProcessAdmin(
@@ -152,6 +152,9 @@ class Components:
             history=path.history,
             counters=self._counters,
         )
+
+    def _max_model_len(self) -> int | None:
+        return self.health.max_model_len or self._path.context.settings.max_model_len
 
     def background_tasks(self) -> list[Coroutine[Any, Any, None]]:
         """Coroutines that run as long as the process serves."""

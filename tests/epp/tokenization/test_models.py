@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem_contract.prompt_length import ANY_VOCABULARY
 from tandem_contract.request_kinds import RequestKind
 from tandem_engine.text import Tokenizer
 from tandem_engine.tiny import make_tiny_model
@@ -48,6 +49,9 @@ async def test_each_model_has_its_own_tokens(other: Path) -> None:
     assert await tokens(model="unknown") is None
     assert await tokens() is None
     assert results == {"tokenized": 3, "given": 1, "refused": 2}
+    assert tokenizers.sizes("sql") == Tokenizer(tiny_model()).sizes
+    assert tokenizers.sizes("small") == Tokenizer(other).sizes
+    assert tokenizers.sizes("unknown") == ANY_VOCABULARY
     await tokenizers.close()
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tandem_contract.prompt_length import LONGEST_TOKEN
+from tandem_contract.prompt_length import ANY_VOCABULARY
 
 from ..conftest import Harness
 from ..peers import Turn
 
 LENGTH = 8192
-LONG = "x" * (LENGTH * LONGEST_TOKEN + 1)
+LONG = "x" * (LENGTH * ANY_VOCABULARY.longest + 1)
 TURN = {"role": "user", "content": LONG}
 
 
@@ -53,6 +53,14 @@ async def test_a_text_that_cannot_fit_is_refused(
     assert message.startswith(f"This model's maximum context length is {LENGTH} tokens. However,")
     assert harness.decode.requests == prefill.requests == []
     assert await harness.metric('disaggregated_errors_total{phase="orchestration"}') == 1
+
+
+async def test_a_length_given_by_flag_bounds_an_engine_that_lists_none(harness: Harness) -> None:
+    await harness.start(max_model_len=LENGTH)
+    data = BytesIO(json.dumps({"model": "m", "prompt": LONG}).encode())
+    async with harness.http.post(harness.url(), data=data) as answer:
+        assert answer.status == 400
+    assert harness.decode.requests == []
 
 
 async def test_an_engine_of_which_no_length_is_known_decides_itself(harness: Harness) -> None:

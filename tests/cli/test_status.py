@@ -4,14 +4,23 @@ import os
 import pty
 import signal
 import sys
+from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
 
+import aiohttp
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
-from tandem_contract.paths import Role
+from tandem_cli.stack_tables import tables
+from tandem_contract import endpoints
+from tandem_contract.paths import Role, RoutingPath
+from tandem_local.stack_metrics import scrape_stack
 from tandem_local.state import PodState, RunDir, State
 
+from ..sidecar.peers import FakeDecode
+from ..sidecar.processes import sidecar
 from .helpers import tandem
 
 pytestmark = pytest.mark.component
@@ -46,6 +55,27 @@ async def test_json(tmp_path: Path) -> None:
     assert report["paths"] == {}
     assert report["pods"][0]["role"] == "decode"
     assert report["pods"][0]["running"] is None
+
+
+async def test_the_page_says_since_when_a_sidecar_counts_that_was_killed() -> None:
+    pages = []
+    async with FakeDecode() as engine, aiohttp.ClientSession() as http:
+        for requests in (2, 1):
+            async with sidecar("--engine", f"http://{engine.address}") as process:
+                for _ in range(requests):
+                    async with http.post(process.url(), json={"prompt": "p"}) as answer:
+                        assert answer.status == 200
+                url = process.admin_url(endpoints.METRICS)
+                pod = PodState("d", Role.DECODE, "m", "127.1.1.1", True, 0, {}, None, url)
+                pages.append(await scrape_stack(State(1, "http://x", (pod,))))
+    assert [page.paths[RoutingPath.UNIFIED] for page in pages] == [2, 1]
+    starts = [page.pods[0].counts_since for page in pages]
+    assert starts == sorted(set(starts))
+    for page, start in zip(pages, starts, strict=True):
+        console = Console(width=160, record=True, file=StringIO())
+        console.print(tables(page))
+        when = datetime.fromtimestamp(start, UTC).isoformat(" ", "seconds")
+        assert f"the last one, of d, started at {when}." in console.export_text()
 
 
 async def test_no_stack(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ VLLM := .venv-vllm/.installed
 GUIDELLM := .venv-guidellm/.installed
 AIPERF := .venv-aiperf/.installed
 FUZZ := .venv-fuzz/.installed
+DOCS := .venv-docs/.installed
 # WORKERS processes run tests; each file and each xdist_group stays on one of them, so that its tests
 # share the processes that their fixtures start.
 PYTEST := $(BIN)/python -m pytest
@@ -23,7 +24,7 @@ PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm-setup load-peers demo test run-tests compiled test-compiled unit test-vllm chaos e2e fuzz bare lint format types bench images generate \
+.PHONY: help setup vllm-setup load-peers demo test run-tests compiled test-compiled unit test-vllm chaos e2e fuzz bare lint format types docs bench images generate \
   cluster-tools cluster-up cluster-load cluster-down lock changelog clean
 
 help: ## list the targets
@@ -71,6 +72,11 @@ $(AIPERF): requirements/aiperf.lock $(BOOT)
 	.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python .venv-aiperf/bin/python --require-hashes $<
 	@touch $@
 
+$(DOCS): requirements/docs.lock $(BOOT)
+	@.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv-docs
+	@.venv-boot/bin/uv pip sync --quiet --python .venv-docs/bin/python --require-hashes $<
+	@touch $@
+
 # Only the fuzzer: it runs in .venv.
 $(FUZZ): requirements/fuzz.lock $(SETUP)
 	@.venv-boot/bin/uv pip sync --quiet --python $(BIN)/python --target .venv-fuzz --require-hashes $<
@@ -83,7 +89,7 @@ vllm-setup: setup $(VLLM) ## create .venv-vllm: real vLLM on the CPU and LMCache
 demo: setup ## run one prefill pod, two decode pods, EPP and Envoy on this machine; check every answer token by token
 	$(BIN)/tandem demo $(ARGS)
 
-test: lint types run-tests ## lint, types, unit, component and control-plane tests (docs/testing.md)
+test: lint types run-tests ## lint, types, unit, component and control-plane tests (docs/project/testing.md)
 
 # A target of its own: `make -j` checks lint and types beside it.
 run-tests: setup
@@ -95,7 +101,7 @@ bare: setup ## run the tests that start other programs, as the last `make test` 
 unit: setup ## unit tests only (under a minute)
 	$(PYTEST) $(PARALLEL) -m "not component and not control_plane and not node and not vllm and not chaos" $(ARGS)
 
-test-vllm: vllm-setup ## test the sidecar between real vLLM engines on the CPU, with NIXL (docs/vllm.md)
+test-vllm: vllm-setup ## test the sidecar between real vLLM engines on the CPU, with NIXL (docs/run/vllm.md)
 	$(PYTEST) -m vllm tests/vllm $(ARGS)
 
 chaos: setup ## test kills, hangs, partitions and slow networks under load
@@ -103,7 +109,7 @@ chaos: setup ## test kills, hangs, partitions and slow networks under load
 	$(PYTEST) -m chaos $(ARGS)
 
 # The trap stops the node after success, failure or Ctrl-C; after a failure, `describe` runs first.
-e2e: images ## test on a single-node Kubernetes with this checkout's images (Linux, root, Go; docs/testing.md)
+e2e: images ## test on a single-node Kubernetes with this checkout's images (Linux, root, Go; docs/project/testing.md)
 	@trap '$(CLUSTER) down' EXIT; trap 'exit 130' INT TERM; \
 	$(CLUSTER) up && $(CLUSTER) load dist/images/*.tar && \
 	{ $(PYTEST) -m node tests/e2e tests/gateways $(ARGS) || { $(CLUSTER) describe; exit 1; }; }
@@ -147,7 +153,11 @@ format: setup ## fix and format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-generate: setup ## regenerate derived files: ext_proc's messages, the tables of llm-d, CRD reference pages, the schema of bench reports, chart copies
+# The variable silences an advertisement of the theme for its successor.
+docs: $(DOCS) ## build the site of docs/ in site/, and check its links (mkdocs)
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+
+generate: setup ## regenerate derived files: ext_proc's messages, the tables of llm-d, reference pages of the CRDs and metrics, the schema of bench reports, chart copies
 	$(BIN)/python -m grpc_tools.protoc -Iepp --python_out=epp --pyi_out=epp tandem_epp/ext_proc/ext_proc.proto tandem_epp/ext_proc/access_log.proto \
 	  tandem_epp/http2/health.proto
 	$(BIN)/python -m tandem_epp.scheduling.reference
@@ -156,6 +166,7 @@ generate: setup ## regenerate derived files: ext_proc's messages, the tables of 
 	$(BIN)/python -m tandem_epp.llmd_metrics.table
 	$(BIN)/python -m tandem_contract.api_paths_reference
 	$(BIN)/python -m tandem_operator.reference
+	$(BIN)/python -m tandem_cli.metrics_reference
 	$(BIN)/python -m tandem_loadtest.figures.schema
 	$(BIN)/python charts/generate.py
 
@@ -178,9 +189,10 @@ lock: $(BOOT) ## resolve requirements/*.lock again (the files name no registry h
 	$(LOCK) requirements/guidellm.in --override requirements/guidellm.overrides --output-file requirements/guidellm.lock
 	$(LOCK) requirements/aiperf.in --output-file requirements/aiperf.lock
 	$(LOCK) requirements/fuzz.in --output-file requirements/fuzz.lock
+	$(LOCK) requirements/docs.in --output-file requirements/docs.lock
 
 changelog: setup ## print the next release's notes so far, from changes/
 	$(BIN)/towncrier build --draft
 
 clean: ## remove the environments, caches, dist and build
-	rm -rf .venv .venv-boot .venv-envoy .venv-vllm .venv-guidellm .venv-aiperf .venv-fuzz .mypy_cache .pytest_cache .ruff_cache dist build
+	rm -rf .venv .venv-boot .venv-envoy .venv-vllm .venv-guidellm .venv-aiperf .venv-fuzz .venv-docs .mypy_cache .pytest_cache .ruff_cache dist build site

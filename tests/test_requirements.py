@@ -1,4 +1,4 @@
-"""docs/requirements.md: each requirement names code and tests that exist, or a reason."""
+"""docs/project/requirements.md: each requirement names code and tests that exist, or a reason."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs/requirements.md"
+PAGE = ROOT / "docs/project/requirements.md"
 REASON = re.compile(r"\*\*(?:Not yet|Differs|Advice)\*\*")
 REFERENCE = re.compile(r"`([\w./-]+/[\w./-]+)(?:::(\w+))?`")
 

@@ -1,4 +1,4 @@
-"""docs/security.md: its tables have every port, every flag that opens one, and the limits."""
+"""docs/run/security.md: its tables have every port, every flag that opens one, and the limits."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from tandem_router.main import main as router
 from tandem_sidecar.http.server import Limits as ProxyLimits
 from tandem_sidecar.main import main as sidecar
 
-PAGE = Path(__file__).parent.parent / "docs/security.md"
+PAGE = Path(__file__).parent.parent / "docs/run/security.md"
 COMMANDS = {
     "tandem": tandem,
     "tandem-engine": engine,

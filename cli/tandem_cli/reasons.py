@@ -1,7 +1,8 @@
 """The reasons of decisions, as sentences. Pure.
 
-A reason is a label of `tandem_epp_decisions_total`; `docs/scheduling.md` has the same list. The
-reasons for which one engine must serve a request alone are in `tandem_contract.single_engine`.
+A reason is a label of `tandem_epp_decisions_total`; `docs/operate/troubleshooting.md` has the same
+list. The reasons for which one engine must serve a request alone are in
+`tandem_contract.single_engine`.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Names of vLLM's connector for KV in external storage.
 
-vLLM imports CONNECTOR from MODULE_PATH. docs/vllm-storage.md documents the configuration, whose
+vLLM imports CONNECTOR from MODULE_PATH. docs/run/storage.md documents the configuration, whose
 keys for the store are also those of the torch engine's `--kv-storage-config`. The operator writes
 both.
 """

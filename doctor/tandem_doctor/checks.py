@@ -1,4 +1,7 @@
-"""The checks: facts in, findings with their fixes out. Pure; docs/doctor.md lists them."""
+"""The checks: facts in, findings with their fixes out. Pure.
+
+docs/operate/troubleshooting.md lists them.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

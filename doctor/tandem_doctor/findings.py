@@ -22,7 +22,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     severity: Severity
     check: str
-    """Name of the check, as in docs/doctor.md."""
+    """Name of the check, as in docs/operate/troubleshooting.md."""
     subject: str
     """Pod, pair of pods, GPU or group."""
     detail: str = msgspec.field(name="seen")

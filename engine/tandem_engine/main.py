@@ -73,7 +73,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
                    " with a key in common. Read again when it changes. [default: any engine]")
 @click.option("--kv-storage-config", metavar="JSON",
               help="Where KV lies beyond the device: host memory and external storage"
-                   " (docs/kv-storage.md).")
+                   " (docs/run/storage.md).")
 @click.option("--kv-events-config", metavar="JSON",
               help="vLLM's KV events configuration: where KV cache events are published.")
 @click.option("--seed", type=click.IntRange(min=0), default=_DEFAULTS["seed"],

@@ -60,7 +60,8 @@ class Faults:
         self._count(
             task,
             f"{kind} {frames[-1].filename}:{frames[-1].lineno}",
-            f"bug in the EPP: {kind} (task {task}); docs/epp.md says what it costs\n{text}",
+            f"bug in the EPP: {kind} (task {task}); docs/reference/metrics.md says what it costs\n"
+            f"{text}",
         )
 
     def ignore_timing(self, backend: str) -> None:

@@ -252,8 +252,8 @@ def main(
 ) -> None:
     """Pick endpoints: answers Envoy's ext_proc with the pods that serve each request.
 
-    The flags of llm-d-router's EPP are accepted, too: docs/llm-d.md lists all of them. With
-    --pool-name or --endpoint-selector its defaults hold, such as TLS.
+    The flags of llm-d-router's EPP are accepted, too: docs/reference/llm-d.md lists them.
+    With --pool-name or --endpoint-selector its defaults hold, such as TLS.
     """
     llmd = given(context)
     is_static = discovery == "static"

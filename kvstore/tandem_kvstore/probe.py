@@ -54,7 +54,7 @@ _RIGHT_FIX: Final = (
 )
 _UNCONDITIONAL_FIX: Final = (
     "you need to change nothing: of two writers the last one counts, and KV stays right; "
-    "see docs/kv-storage.md#stores-without-conditional-writes"
+    "see docs/run/storage.md#stores-without-conditional-writes"
 )
 
 
@@ -172,7 +172,7 @@ async def _explain(err: StoreError, location: StoreLocation) -> ProbeResult:
         )
     if isinstance(err, StoreUnavailable) and location.protocol is not Protocol.FILE:
         return await _explain_connection(location)
-    return ProbeResult(False, str(err), "see docs/kv-storage.md for what a store must support")
+    return ProbeResult(False, str(err), "see docs/run/storage.md for what a store must support")
 
 
 async def _explain_denial(

@@ -10,7 +10,7 @@
 
 Each package imports only those above it. All but `runtime` and `main` are pure (no I/O but the
 packaged CRDs, no clock, no Kubernetes client), so that the local runner and the command line can
-use them too. docs/operator.md follows a change through the modules.
+use them too. docs/understand/operator.md follows a change through the modules.
 
 Read `resources.pools` first, then `pods.manifests`; for the running operator
 `runtime.reconcilers`, then `planning.plan`.

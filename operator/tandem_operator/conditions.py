@@ -1,4 +1,4 @@
-"""Types and reasons of a pool's conditions; docs/conditions.md is their runbook.
+"""Types and reasons of a pool's conditions; docs/run/pools.md is their runbook.
 
 `Ready` has the reason of the condition that keeps the pool from being ready.
 """

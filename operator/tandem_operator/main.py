@@ -148,7 +148,7 @@ def _networks(
     "--router-settings",
     "router_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="YAML: replicas, resources and placement of every Envoy and EPP; see docs/routing.md.",
+    help="YAML: replicas, resources and placement of every Envoy and EPP; see docs/run/routing.md.",
 )
 @click.option(
     "--health",

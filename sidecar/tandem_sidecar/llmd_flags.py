@@ -5,7 +5,7 @@ pkg/sidecar/proxy/options.go.
 
 `FLAGS` is the table: what each flag does here. `llmd_command` has click parse them.
 
-    python -m tandem_sidecar.llmd_flags     writes the table to docs/llm-d.md; `make generate`
+    python -m tandem_sidecar.llmd_flags     writes docs/reference/llm-d.md, in `make generate`
 """
 
 from dataclasses import dataclass
@@ -204,7 +204,7 @@ OURS: Final = frozenset({"connector", "configuration", "configuration-file"})
 """Flags that are no option of their own: `--connector` is Tandem's, too, and the others set
 values of other flags before those are read."""
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "llm-d.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "llm-d.md"
 BEGIN: Final = "<!-- flags of the sidecar: written by make generate -->"
 END: Final = "<!-- end of flags of the sidecar -->"
 

@@ -318,7 +318,7 @@ def settings_from(flags: Flags) -> Settings:
 def main(ctx: click.Context, /, **flags: Any) -> None:
     """Proxy of a decode pod: prefills on a prefill pod, decodes on this pod's engine.
 
-    The flags of llm-d's sidecar work, too: docs/llm-d.md lists them.
+    The flags of llm-d's sidecar work, too: docs/reference/llm-d.md lists them.
     """
     settings = settings_from(flags)
     keys = _plan_keys(flags["plan_key_dir"])

@@ -16,6 +16,6 @@ def test_each_reason_is_given_by_the_epp() -> None:
 
 
 def test_the_page_lists_the_same_reasons() -> None:
-    page = (ROOT / "docs/scheduling.md").read_text()
+    page = (ROOT / "docs/operate/troubleshooting.md").read_text()
     table = page.partition("### Reasons")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == list(REASONS)

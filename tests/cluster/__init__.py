@@ -6,5 +6,5 @@
   their own. Pods run. Needs root.
 
 `versions` pins the programs' versions, `tools` finds or builds them, `fixtures` defines the pytest
-fixtures; docs/testing.md is the guide. The product does not import this package.
+fixtures; docs/project/testing.md is the guide. The product does not import this package.
 """

@@ -1,4 +1,4 @@
-"""The EPP behind Envoy configured as each gateway configures it: docs/gateways.md names them."""
+"""The EPP behind Envoy configured as each gateway does it: docs/run/gateways.md names them."""
 
 import asyncio
 import json

@@ -40,7 +40,7 @@ def program(name: str) -> Path:
         pytest.skip(
             f"{LEFT_OUT}NO {name} OF LLM-D. TO RUN THEM: in a checkout of llm-d-router run"
             f" `go build -o bin/ ./cmd/epp ./cmd/pd-sidecar`, and set {FOLDER} to its bin"
-            " (docs/testing.md)"
+            " (docs/project/testing.md)"
         )
     return path
 

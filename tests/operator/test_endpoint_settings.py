@@ -116,7 +116,7 @@ def test_omitted_fields_keep_their_defaults(tmp_path: Path) -> None:
 
 
 def test_the_documented_file_is_valid(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/routing.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/run/routing.md").read_text()
     (text,) = (part for part in page.split("```") if part.startswith("yaml\nenvoy:"))
     assert settings_of(text.removeprefix("yaml\n"), tmp_path).priority_class
 

@@ -11,13 +11,13 @@ from tandem_operator.resources.pool_files import parse_pools
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-PAGE = ROOT / "docs/custom-resources.md"
+PAGE = ROOT / "docs/run/pools.md"
 SNIPPETS = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
 TESTED = {
     "quickstart": (1, 2), "llama-3-8b-nixl": (2, 6), "vllm": (1, 1), "vllm-cpu": (1, 1),
-    "storage": (1, 1),
+    "storage": (1, 1), "llama-3.3-70b-rdma": (1, 2),
 }  # fmt: skip
 """Number of prefill pods and of decode pods, by example."""
 
@@ -32,6 +32,13 @@ def test_example(name: str) -> None:
 
 def test_every_example_is_tested() -> None:
     assert {f.stem for f in EXAMPLES.glob("*.yaml")} == TESTED.keys()
+
+
+def test_the_page_about_70b_explains_every_line_of_its_example() -> None:
+    page = (ROOT / "docs/run/70b-rdma.md").read_text()
+    explained = "".join(re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    file = (EXAMPLES / "llama-3.3-70b-rdma.yaml").read_text().splitlines(keepends=True)
+    assert explained == "".join(x for x in file if not x.startswith(("#", "---")))
 
 
 @pytest.mark.parametrize("text", SNIPPETS)

@@ -1,4 +1,4 @@
-"""What docs/routing.md says to make the Secret of `routing.tls` with, on a real API server."""
+"""What docs/run/routing.md says to make the Secret of `routing.tls` with, on a real API server."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from .operating import DECODE_POOLS, api_of, decode
 
 pytestmark = pytest.mark.control_plane
 
-_PAGE = Path(__file__).parents[2] / "docs" / "routing.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "run" / "routing.md"
 _NAME = "chat.inference.svc"
 _CERT_MANAGER = "github.com/cert-manager/cert-manager@v1.19.1"
 

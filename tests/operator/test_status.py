@@ -333,7 +333,7 @@ def test_compatible_notes_a_limit_that_cannot_be_checked() -> None:
 
 
 def test_every_condition_and_reason_is_in_the_runbook() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "conditions.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "run" / "pools.md").read_text()
     missing = [
         str(name) for name in (*ConditionType, *Reason, *RouterReason) if f"`{name}`" not in page
     ]

@@ -1,4 +1,4 @@
-"""The table of KVTransferConfig's fields in docs/engines.md, beside what the operator renders."""
+"""The table of KVTransferConfig's fields in docs/run/vllm.md, beside what the operator renders."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 from .rendered_pods import engine, rendered, value_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+PAGE = Path(__file__).parents[2] / "docs" / "run" / "vllm.md"
 CHAIN = {
     "connector": "multi",
     "bufferDevice": "cpu",

@@ -11,7 +11,7 @@ from ..cluster.fixtures import LEFT_OUT
 
 OLDEST = "659c4703d95c"
 """The oldest version whose processes must work beside today's, and whose pods an upgrade leaves
-alone: a commit until there is a release, then the last release's tag (docs/install.md)."""
+alone: a commit until there is a release, then the last release's tag (docs/run/kubernetes.md)."""
 ROOT = Path(__file__).parents[2]
 
 

@@ -30,7 +30,7 @@ KEYS = [make_offload_key(bytes([i]) * 32, 0) for i in range(2)]
 def make_tier(
     directory: Path, rows: np.ndarray, weights: str | None = "commit", *, has_events: bool = False
 ) -> Any:
-    """A tier from the configuration that docs/vllm-storage.md shows."""
+    """A tier from the configuration that docs/run/storage.md shows."""
     config = OffloadingConfig(
         groups=(OffloadingGroupConfig(32, ("layer.0", "layer.1"), 0),),
         worker_kv_bytes_per_block=SIZE,

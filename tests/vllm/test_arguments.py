@@ -1,7 +1,8 @@
 """vLLM's own parser reads what the operator renders: command lines and KVTransferConfig.
 
 No engine starts. The command lines are the golden ones of the operator's tests, for the version
-that is tested here; `TANDEM_VLLM_PYTHON` names an interpreter with another vLLM.
+that is tested here, and those of the examples for GPUs; `TANDEM_VLLM_PYTHON` names an
+interpreter with another vLLM.
 """
 
 import json
@@ -12,9 +13,14 @@ from typing import Any, Final
 
 import pytest
 
+from tandem_contract.documents import load_documents
 from tandem_contract.vllm_storage import CONNECTOR, MODULE_PATH
+from tandem_operator.pods.manifests import pods
+from tandem_operator.resources.pool_files import parse_pools
 
+from ..operator.rendered_pods import engine
 from ..operator.test_engines import GOLDEN, VERSIONS
+from ..operator.test_examples import EXAMPLES
 from ..operator.test_transfer_fields import rows
 from .engines import VENV
 
@@ -50,10 +56,18 @@ print(json.dumps({
 def command_lines() -> dict[str, list[str]]:
     """Case and side of a pool → the arguments of its engine, without the program's name."""
     golden = json.loads((GOLDEN / f"{VERSIONS[-1]}.json").read_text())
-    return {
-        f"{case}-{side}": shlex.split(settings["argv"].replace("$(POD_IP)", "10.0.0.1"))[2:]
+    lines = {
+        f"{case}-{side}": shlex.split(settings["argv"])[2:]
         for case, sides in golden.items()
         for side, settings in sides.items()
+    }
+    for name in ("llama-3-8b-nixl", "llama-3.3-70b-rdma"):
+        (pool_set,) = parse_pools(load_documents(EXAMPLES / f"{name}.yaml"))
+        for pod in pods(pool_set):
+            lines[pod["metadata"]["name"]] = engine(pod)["args"]
+    return {
+        name: [argument.replace("$(POD_IP)", "10.0.0.1") for argument in argv]
+        for name, argv in lines.items()
     }
 
 

@@ -105,7 +105,7 @@ _FLAGS: Final[Sequence[Callable[[Any], Any]]] = (
     _workload(
         "--workload",
         type=click.Choice(list(PRESETS)),
-        help="What the sessions say (docs/bench.md describes them).  [default: fixed]",
+        help="What the sessions say (docs/operate/load-tests.md describes them).  [default: fixed]",
     ),
     _workload(
         "--trace",
@@ -264,7 +264,7 @@ _FLAGS: Final[Sequence[Callable[[Any], Any]]] = (
         "--json",
         "json_file",
         type=_OUTPUT,
-        help="Write the report to this file as JSON (docs/bench-report.schema.json).",
+        help="Write the report to this file as JSON (docs/reference/bench-report.schema.json).",
     ),
     _output(
         "--html",

@@ -22,7 +22,7 @@ from tandem_contract.go_flags import (
 
 
 class Treatment(Enum):
-    """What becomes of a flag; the value is the word in docs/llm-d.md."""
+    """What becomes of a flag; the value is the word in docs/reference/llm-d.md."""
 
     WORKS = "works"
     NOT_NEEDED = "accepted, not needed"

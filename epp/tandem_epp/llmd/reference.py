@@ -1,4 +1,4 @@
-"""Writes the table of llm-d's flags in docs/llm-d.md from `flags`.
+"""Writes the table of llm-d's flags in docs/reference/llm-d.md from `flags`.
 
     python -m tandem_epp.llmd.reference     part of `make generate`
 
@@ -10,7 +10,7 @@ from typing import Final
 
 from .flags import FLAGS, SHORTHANDS, LlmdFlag
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "llm-d.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "llm-d.md"
 BEGIN: Final = "<!-- flags: written by make generate -->"
 END: Final = "<!-- end of flags -->"
 

@@ -1,6 +1,6 @@
 """The metrics of llm-d's EPP (llm-d-router 0.10): which of them are exported, and why not others.
 
-    python -m tandem_epp.llmd_metrics.table     writes docs/llm-d.md; part of `make generate`
+    python -m tandem_epp.llmd_metrics.table     writes docs/reference/llm-d.md, in `make generate`
 
 Names are those after `llm_d_epp_`.
 """
@@ -27,7 +27,7 @@ from .request_names import (
     TTFT,
 )
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "llm-d.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "llm-d.md"
 BEGIN: Final = "<!-- metrics: written by make generate -->"
 END: Final = "<!-- end of metrics -->"
 

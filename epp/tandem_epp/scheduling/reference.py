@@ -1,4 +1,4 @@
-"""Writes the tables of scheduling plugins in docs/llm-d.md from the registry.
+"""Writes the tables of scheduling plugins in docs/reference/llm-d.md from the registry.
 
     python -m tandem_epp.scheduling.reference     part of `make generate`
 
@@ -14,7 +14,7 @@ from .plugin_types import AcceptedType, PluginType
 from .registry import PLUGINS
 from .unsupported import REFUSED
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "llm-d.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "llm-d.md"
 BEGIN: Final = "<!-- plugins: written by make generate -->"
 END: Final = "<!-- end of plugins -->"
 

@@ -3,8 +3,8 @@
 To add a plugin, write its class and an entry: type name, factory, typed parameters, one line of
 help. Scorers and filters have theirs in `scoring_plugins`, plugins of llm-d without effect and
 refused ones in `unsupported`. Then run `make generate`. Validation of the configuration, the names
-suggested for a misspelt type and the tables in docs/llm-d.md all come from the entries. Type and
-parameter names are llm-d's where llm-d has the plugin.
+suggested for a misspelt type and the tables in docs/reference/llm-d.md all come from the entries.
+Type and parameter names are llm-d's where llm-d has the plugin.
 """
 
 from collections.abc import Mapping

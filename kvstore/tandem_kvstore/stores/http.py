@@ -107,7 +107,7 @@ class HttpStore:
     async def scan(self) -> AsyncIterator[ObjectInfo]:
         async with self._request("GET", "?list") as answer:
             if answer.content_type != "application/x-ndjson":
-                raise StoreUnsupported("this HTTP store has no listing: see docs/kv-storage.md")
+                raise StoreUnsupported("this HTTP store has no listing: see docs/run/storage.md")
             try:
                 async for line in answer.content:
                     entry = msgspec.json.decode(line, type=_Entry)

@@ -1,6 +1,6 @@
 """Generates the JSON schema of the report from `model`.
 
-    python -m tandem_loadtest.figures.schema     writes docs/bench-report.schema.json
+    python -m tandem_loadtest.figures.schema     writes docs/reference/bench-report.schema.json
 
 A test compares the file with the model and fails when one was changed without the other.
 """
@@ -15,7 +15,7 @@ import msgspec
 from . import model
 
 COMMAND: Final = "python -m tandem_loadtest.figures.schema"
-FILE: Final = Path(__file__).parents[3] / "docs" / "bench-report.schema.json"
+FILE: Final = Path(__file__).parents[3] / "docs" / "reference" / "bench-report.schema.json"
 
 
 def schema() -> dict[str, Any]:

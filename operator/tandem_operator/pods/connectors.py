@@ -1,6 +1,6 @@
 """vLLM's KV connectors: `--kv-transfer-config` and the variables and ports that belong to it.
 
-`resources.vllm_versions` holds the differences between versions; docs/engines.md explains the
+`resources.vllm_versions` holds the differences between versions; docs/run/vllm.md explains the
 fields of each connector.
 """
 

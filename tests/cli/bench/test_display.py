@@ -59,6 +59,6 @@ def test_names_from_a_server_are_no_markup() -> None:
 
 
 def test_the_docs_list_every_workload() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "bench.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "operate" / "load-tests.md").read_text()
     for name, preset in PRESETS.items():
         assert f"| `{name}` | {preset.help} |" in text

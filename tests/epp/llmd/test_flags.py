@@ -75,7 +75,7 @@ def test_usage_errors(arguments: list[str], reason: str) -> None:
 @pytest.mark.interpreted
 def test_the_table_of_the_docs_is_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == with_table(page), "docs/llm-d.md is stale: run make generate"
+    assert page == with_table(page), "docs/reference/llm-d.md is stale: run make generate"
     assert flag_table().count("\n| `-") == len(OPTIONS)
     with pytest.raises(ValueError, match="marker lines"):
         with_table("no markers")

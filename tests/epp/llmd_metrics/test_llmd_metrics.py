@@ -96,7 +96,7 @@ def test_every_metric_of_llm_d_is_in_the_table_once() -> None:
 def test_the_metrics_that_the_table_names_instead_are_documented() -> None:
     ours = " ".join(each.ours for each in (*EXPORTED, *MISSING))
     names = set(re.findall(r"\btandem_epp_\w+", ours))
-    documented = (PAGE.parent / "epp.md").read_text(encoding="utf-8")
+    documented = (PAGE.parent / "metrics.md").read_text(encoding="utf-8")
     assert names
     assert {name for name in names if f"`{name}" not in documented} == set()
 

@@ -22,7 +22,7 @@ from tandem_epp.scheduling.registry import PLUGINS, REGISTRY
 from tandem_epp.scheduling.unsupported import REFUSED
 
 WITH_EFFECT = [plugin for plugin in PLUGINS if not isinstance(plugin, AcceptedType | SourceType)]
-EPP_PAGE = PAGE.with_name("epp.md")
+EPP_PAGE = PAGE.parents[1] / "understand" / "picker.md"
 REQUIRED: dict[str, dict[str, Any]] = {
     "by-label": {"label": "tier", "validValues": ["a"]},
     "header-label-affinity-scorer": {"headerName": "x-tier", "labelKey": "tier"},
@@ -102,12 +102,12 @@ def test_a_decider_named_without_being_listed_has_its_default_parameters() -> No
 @pytest.mark.interpreted
 def test_the_tables_in_the_documentation_are_current() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == with_tables(page), "docs/llm-d.md is stale: run make generate"
+    assert page == with_tables(page), "docs/reference/llm-d.md is stale: run make generate"
 
 
 @pytest.mark.interpreted
 def test_the_example_in_the_documentation_loads() -> None:
-    section = EPP_PAGE.read_text(encoding="utf-8").partition("## Scheduling")[2]
+    section = EPP_PAGE.read_text(encoding="utf-8").partition("### Configuration")[2]
     example = section.split("```yaml\n")[1].split("```")[0]
     document = parse_documents(example, "router.yaml")[0]
     config = router_config(document, {})

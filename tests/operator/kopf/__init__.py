@@ -1,4 +1,4 @@
-"""Faults of kopf, each with the least that shows it; docs/operator.md has the reports.
+"""Faults of kopf, each with the least that shows it; docs/understand/operator.md has the reports.
 
 A test fails once kopf has mended its fault: then the workaround that it names goes.
 """

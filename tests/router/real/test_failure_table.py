@@ -1,5 +1,5 @@
-"""The failure table of docs/router.md, row by row, with real engines: nothing is lost, and no KV
-stays held. `test_failures` has the rows in which an engine is killed or a client leaves."""
+"""The failure table of docs/run/router.md, row by row, with real engines: nothing is lost, and no
+KV stays held. `test_failures` has the rows in which an engine is killed or a client leaves."""
 
 import asyncio
 import signal

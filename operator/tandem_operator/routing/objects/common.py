@@ -1,6 +1,6 @@
 """The common parts of an endpoint's objects: names, labels, owners, builders by kind. Pure.
 
-docs/operator.md has a table of all objects and their names.
+docs/understand/operator.md has a table of all objects and their names.
 """
 
 from collections.abc import Mapping

@@ -1,0 +1,65 @@
+"""Pages that code, messages and the README name exist; `make docs` checks links between pages."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = (
+    *("contract", "kube", "planner", "sidecar", "epp", "router", "operator", "engine", "kvstore"),
+    *("vllm_storage", "loadtest", "local", "doctor", "cli", "benchmarks", "images", "charts"),
+    *("crds", "examples", "docs", "tests"),
+)
+SUFFIXES = {".py", ".md", ".yaml", ".toml", ".json", ".Dockerfile"}
+PAGE = re.compile(r"\b(docs/[\w/.-]+\.(?:md|json))(?:#([\w-]+))?")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)")
+MOST_LINES_OF_THE_README = 150
+
+
+def texts() -> dict[Path, str]:
+    files = [file for file in ROOT.iterdir() if file.name == "Makefile" or file.suffix in SUFFIXES]
+    for folder in FOLDERS:
+        files += [
+            file
+            for file in (ROOT / folder).rglob("*")
+            if file.suffix in SUFFIXES and file != Path(__file__)
+        ]
+    return {file: file.read_text(encoding="utf-8") for file in sorted(files) if file.is_file()}
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as mkdocs and forges make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    return frozenset(re.sub(r"[\s-]+", "-", heading) for heading in plain)
+
+
+def is_there(file: Path, anchor: str) -> bool:
+    return file.exists() and (not anchor or anchor in anchors(file))
+
+
+def test_every_page_that_is_named_exists() -> None:
+    named = {
+        (match[1], match[2] or "", str(file.relative_to(ROOT)))
+        for file, text in texts().items()
+        for match in PAGE.finditer(text)
+    }
+    assert [each for each in sorted(named) if not is_there(ROOT / each[0], each[1])] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "charts/tandem/README.md"]
+)
+def test_links_outside_the_site_lead_somewhere(name: str) -> None:
+    file = ROOT / name
+    links = [(match[1], match[2] or "") for match in LINK.finditer(file.read_text("utf-8"))]
+    assert links
+    targets = [(file.parent / path if path else file, anchor) for path, anchor in links]
+    assert [each for each in targets if not is_there(*each)] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < MOST_LINES_OF_THE_README

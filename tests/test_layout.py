@@ -10,9 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 COMPONENTS = (
-    "contract", "kube", "planner", "sidecar", "epp", "router", "operator", "engine", "kvstore",
-    "vllm_storage",
-    "loadtest", "local", "doctor", "cli",
+    "contract", "http1", "kube", "planner", "sidecar", "epp", "router", "operator", "engine",
+    "kvstore", "vllm_storage", "loadtest", "local", "doctor", "cli",
 )  # fmt: skip
 
 

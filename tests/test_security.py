@@ -22,10 +22,10 @@ from tandem_epp.main import main as epp
 from tandem_epp.peers import listener as peers
 from tandem_epp.peers.messages import MAX_MESSAGE
 from tandem_epp.settings import Settings as EppSettings
+from tandem_http1.server import Limits as ProxyLimits
 from tandem_kvstore.server.app import StoreSettings
 from tandem_operator.main import main as operator
 from tandem_router.main import main as router
-from tandem_sidecar.http.server import Limits as ProxyLimits
 from tandem_sidecar.main import main as sidecar
 
 PAGE = Path(__file__).parent.parent / "docs/run/security.md"

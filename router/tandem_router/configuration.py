@@ -20,7 +20,7 @@ from tandem_contract.connectors import ConnectorName
 from tandem_contract.documents import DocumentError, load_documents
 from tandem_epp.configuration import Configuration, log_notices, read
 from tandem_epp.scheduling.config import load_routing
-from tandem_sidecar.http.messages import Headers
+from tandem_http1.messages import Headers
 from tandem_sidecar.settings import Policy, Settings
 
 _log: Final = logging.getLogger(__name__)

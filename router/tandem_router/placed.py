@@ -15,13 +15,13 @@ from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.picker import EndpointPicker
 from tandem_epp.placement import Placement
+from tandem_http1.messages import Request
+from tandem_http1.server import ActiveRequest, ClientConnection
 from tandem_sidecar.bodies.edit import with_response_id
 from tandem_sidecar.bodies.kinds import kind_of, previous_response
 from tandem_sidecar.bodies.parse import Body
 from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
 from tandem_sidecar.handoff.generation import start_generation, start_passthrough
-from tandem_sidecar.http.messages import Request
-from tandem_sidecar.http.server import ActiveRequest, ClientConnection
 from tandem_sidecar.observability.record import Record
 from tandem_sidecar.security.route import Candidate, Route
 

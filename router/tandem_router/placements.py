@@ -10,8 +10,8 @@ from time import time
 from tandem_contract.paths import RoutingPath
 from tandem_epp.ext_proc.messages import ResponseHeaders
 from tandem_epp.placement import Placement
+from tandem_http1.messages import ResponseHead
 from tandem_sidecar.handoff.context import RecordObserver
-from tandem_sidecar.http.messages import ResponseHead
 from tandem_sidecar.observability.record import Leg, Phase, Record
 
 

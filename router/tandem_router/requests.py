@@ -20,12 +20,12 @@ from tandem_contract import endpoints, headers
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.ext_proc.stream import LocalReply
 from tandem_epp.placement import Placement
+from tandem_http1.messages import Request, response_bytes
+from tandem_http1.server import ActiveRequest, ClientConnection
 from tandem_sidecar.bodies.kinds import kind_of
 from tandem_sidecar.bodies.parse import BadBody, Body, parse_body
 from tandem_sidecar.handoff.outbound import client_request_id
 from tandem_sidecar.handoff.reply import new_record, refuse_generation, send_error
-from tandem_sidecar.http.messages import Request, response_bytes
-from tandem_sidecar.http.server import ActiveRequest, ClientConnection
 from tandem_sidecar.observability.record import PASSTHROUGH, Record
 
 from .placed import Parts, PlacedRequest

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tandem_epp.configuration import Configuration, FileWatch
-from tandem_sidecar.http.upstream import Pool
+from tandem_http1.upstream import Pool
 from tandem_sidecar.process.admin import serve_admin
 from tandem_sidecar.process.engine_client import fetch_all_metrics
 from tandem_sidecar.process.listen import bound_address, listen, listen_for_clients

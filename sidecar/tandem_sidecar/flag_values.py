@@ -8,9 +8,9 @@ from tandem_contract import otlp
 from tandem_contract.commandline import HostPort, format_duration, parse_host_port
 from tandem_contract.connectors import ConnectorName
 from tandem_contract.memory_limit import least_held_bytes
+from tandem_http1.server import Limits
 
 from . import connectors
-from .http.server import Limits
 from .security.route import AllowList, parse_allow
 
 _UNITS: Final = {"": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}

@@ -8,8 +8,8 @@ from tandem_contract import endpoints, ports
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.commandline import HostPort
 from tandem_contract.connectors import ConnectorName
+from tandem_http1.server import Limits
 
-from .http.server import Limits
 from .observability.logs import LogFormat
 from .security.credentials import ListenTls, Tls
 from .security.route import AllowList

@@ -24,8 +24,8 @@ from tandem_epp.http2.tls import TlsSettings, tls_context
 from tandem_epp.peers.channel import PeerChannel, PeerSettings
 from tandem_epp.peers.frames import PATH
 from tandem_epp.peers.metrics import PeerMetrics
+from tandem_http1.server import Limits as ProxyLimits
 from tandem_kube.pages import health_app, listening
-from tandem_sidecar.http.server import Limits as ProxyLimits
 from tandem_sidecar.settings import Settings
 
 from ..engine.fake_engine import FakeEngine, write_tokenizer

@@ -16,8 +16,8 @@ from tandem_engine.metrics import EngineMetrics
 from tandem_engine.served_model import ServedModel
 from tandem_engine.server import EngineServer
 from tandem_engine.text import Tokenizer
+from tandem_http1.reader import RequestReader
 from tandem_sidecar.bodies.parse import BadBody, clean_passthrough
-from tandem_sidecar.http.reader import RequestReader
 
 from ..engine.fake_engine import FakeEngine, answer_with, write_tokenizer
 from ..engine.serving import listening

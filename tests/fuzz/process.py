@@ -5,7 +5,14 @@ import sys
 import atheris
 
 with atheris.instrument_imports(
-    include=["tandem_contract", "tandem_epp", "tandem_kvstore", "tandem_sidecar", "hpack"]
+    include=[
+        "tandem_contract",
+        "tandem_epp",
+        "tandem_http1",
+        "tandem_kvstore",
+        "tandem_sidecar",
+        "hpack",
+    ]
 ):
     from tests.fuzz.targets import TARGETS
 

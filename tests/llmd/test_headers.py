@@ -15,7 +15,7 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 from tandem_epp.ext_proc.messages import HttpRequest
 from tandem_epp.placement import Placement
-from tandem_sidecar.http.messages import Request
+from tandem_http1.messages import Request
 from tandem_sidecar.security.route import Route, UsedPlans, parse_allow, route
 
 from ..epp.test_picker import LONG, NOW, PickerSetup

@@ -10,11 +10,11 @@ from tandem_contract.api_grammar import GRAMMARS, MAX_PREAMBLE, Meaning, StreamS
 from tandem_contract.commandline import HostPort
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import ParamsUnusable
+from tandem_http1.answers import Answer, NoAnswer
+from tandem_http1.messages import ResponseHead
+from tandem_http1.upstream import Failure
 
 from ..connectors.protocol import KvHold
-from ..http.answers import Answer, NoAnswer
-from ..http.messages import ResponseHead
-from ..http.upstream import Failure
 from ..observability.record import Result
 from .events_actions import (
     Cause,

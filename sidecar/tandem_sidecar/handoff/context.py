@@ -16,11 +16,11 @@ from tandem_contract.concurrent_params import StreamSource
 from tandem_contract.overlaps import Overlaps
 from tandem_contract.prompt_length import EXHAUSTING, prompt_text
 from tandem_contract.request_kinds import RequestKind
+from tandem_http1.messages import Headers, Request, ResponseHead
+from tandem_http1.upstream import Pool
 
 from ..bodies.parse import Body
 from ..connectors import ResolvedConnector
-from ..http.messages import Headers, Request, ResponseHead
-from ..http.upstream import Pool
 from ..observability.record import Leg, Record
 from ..security.route import Candidate, Route
 from ..settings import Settings

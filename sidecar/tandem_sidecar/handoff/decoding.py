@@ -8,11 +8,11 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlap
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN, Timing
+from tandem_http1.answers import CutPoint, EditedAnswer, EventChunks
+from tandem_http1.messages import ResponseHead
+from tandem_http1.upstream import Call, Failure
 
 from ..bodies.usage import UsageCorrector
-from ..http.answers import CutPoint, EditedAnswer, EventChunks
-from ..http.messages import ResponseHead
-from ..http.upstream import Call, Failure
 from ..observability.record import Leg, Result
 from .classify import AnswerStart, decode_event, result_of, result_of_failure
 from .context import SidecarContext

@@ -13,11 +13,11 @@ from typing import Final
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.timing import UNKNOWN, Timing
+from tandem_http1.answers import CutPoint, Relay
+from tandem_http1.messages import ResponseHead
+from tandem_http1.server import ClientConnection
 
 from ..connectors.protocol import HandoffAttempt, KvHold
-from ..http.answers import CutPoint, Relay
-from ..http.messages import ResponseHead
-from ..http.server import ClientConnection
 from ..observability.record import Phase
 from . import events_actions, machine
 from .classify import FAILURES, failure_detail

@@ -16,11 +16,11 @@ from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.prompt_length import EXHAUSTING
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
+from tandem_http1.answers import CutPoint, EventChunks, Relay
+from tandem_http1.messages import Request, ResponseHead
+from tandem_http1.server import ClientConnection
+from tandem_http1.upstream import Call, Failure
 
-from ..http.answers import CutPoint, EventChunks, Relay
-from ..http.messages import Request, ResponseHead
-from ..http.server import ClientConnection
-from ..http.upstream import Call, Failure
 from ..observability.record import Leg, Outcome, Phase, Record, Result
 from .classify import AnswerStart, result_of, result_of_failure
 from .context import Failover, SidecarContext

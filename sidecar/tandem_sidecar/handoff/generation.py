@@ -5,11 +5,11 @@ from msgspec.structs import replace
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.request_kinds import RequestKind
+from tandem_http1.messages import Request
+from tandem_http1.server import ActiveRequest, ClientConnection
 
 from ..bodies.kinds import single_engine_reason
 from ..bodies.parse import Body, clean_passthrough
-from ..http.messages import Request
-from ..http.server import ActiveRequest, ClientConnection
 from ..observability.record import Record
 from ..security.route import Route
 from .context import Failover, GenerationRequest, SidecarContext

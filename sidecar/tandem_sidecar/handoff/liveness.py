@@ -15,10 +15,9 @@ from typing import Final, Protocol
 
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
-
-from ..http.answers import Answer, Collector, NoAnswer
-from ..http.messages import request_bytes
-from ..http.upstream import Call, Failure, Pool
+from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.messages import request_bytes
+from tandem_http1.upstream import Call, Failure, Pool
 
 MAX_IDLE: Final = 128
 """Engines without legs that are kept until the next check."""

@@ -11,11 +11,11 @@ from typing import Final
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 from tandem_contract.request_ids import usable_request_id
+from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
+from tandem_http1.upstream import Call
 
 from ..connectors.protocol import KvHold, ReleaseRequest
-from ..http.answers import Answer, Collector, NoAnswer
-from ..http.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
-from ..http.upstream import Call
 from ..observability.record import Leg, Phase, Result
 from .classify import result_of_failure
 from .context import GenerationRequest, SidecarContext

@@ -2,10 +2,11 @@
 
 import logging
 
-from ..http.messages import Request, ResponseHead
-from ..http.server import ClientConnection
-from ..http.tunnel import Tunnel
-from ..http.upstream import Call
+from tandem_http1.messages import Request, ResponseHead
+from tandem_http1.server import ClientConnection
+from tandem_http1.tunnel import Tunnel
+from tandem_http1.upstream import Call
+
 from ..observability.record import PASSTHROUGH, Outcome, Record, Result
 from .context import Failover, SidecarContext
 from .forward import Forward

@@ -10,11 +10,11 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlap
 from tandem_contract.timing import Timing
 from tandem_contract.transfer_params import ParamsUnusable
+from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.messages import request_bytes
+from tandem_http1.upstream import Call
 
 from ..connectors.protocol import HandoffAttempt, KvHold, PeerQuery
-from ..http.answers import Answer, Collector, NoAnswer
-from ..http.messages import request_bytes
-from ..http.upstream import Call
 from ..observability.record import Leg, Phase, Result
 from ..security.route import Candidate
 from .classify import prefill_event, result_of, result_of_failure

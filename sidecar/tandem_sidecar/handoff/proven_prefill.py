@@ -10,8 +10,8 @@ from typing import Final
 
 from tandem_contract import headers
 from tandem_contract.plan import CLOCK_SECONDS, Target, prove_prefill
+from tandem_http1.messages import Headers
 
-from ..http.messages import Headers
 from ..observability.record import Phase
 from ..security.route import Candidate
 from .context import GenerationRequest

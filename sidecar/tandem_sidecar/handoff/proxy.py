@@ -19,12 +19,12 @@ from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.prompt_length import length_problem
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.response_ids import has_tag_of, response_id_in
+from tandem_http1.messages import Request
+from tandem_http1.server import ActiveRequest, ClientConnection
 
 from ..bodies.edit import with_response_id
 from ..bodies.kinds import kind_of, previous_response
 from ..bodies.parse import BadBody, parse_body
-from ..http.messages import Request
-from ..http.server import ActiveRequest, ClientConnection
 from ..security.route import ProvenLeg, Route, UsedPlans, proven_leg, rank_of, route
 from .context import GenerationRequest, SidecarContext
 from .generation import apply_single_engine_rules, start_generation, start_passthrough

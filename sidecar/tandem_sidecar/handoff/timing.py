@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from tandem_contract import headers
 from tandem_contract.timing import UNKNOWN, Timing, parse_timing
+from tandem_http1.answers import Answer
+from tandem_http1.messages import ResponseHead
 
 from ..bodies.usage import TokenCounts, read_token_counts
-from ..http.answers import Answer
-from ..http.messages import ResponseHead
 from ..observability.record import Leg, Result
 
 _TIMING: Final = headers.TIMING.encode()

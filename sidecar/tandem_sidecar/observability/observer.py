@@ -14,8 +14,8 @@ from tandem_contract.plan import WARM_UP
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
 from tandem_contract.trace import MAX_SAME_ID, LegTrace, SidecarTrace
+from tandem_http1.messages import ResponseHead
 
-from ..http.messages import ResponseHead
 from .logs import log_requests
 from .metrics import Metrics, Sample
 from .record import MAX_TEXT, PASSTHROUGH, Leg, Outcome, Phase, Record, Result

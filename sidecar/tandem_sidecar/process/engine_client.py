@@ -7,10 +7,10 @@ from typing import Final
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 from tandem_contract.prompt_length import LIST_SECONDS, engine_length
+from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.messages import request_bytes
+from tandem_http1.upstream import Pool
 
-from ..http.answers import Answer, Collector, NoAnswer
-from ..http.messages import request_bytes
-from ..http.upstream import Pool
 from ..settings import HealthChecks
 
 UNHEALTHY_SECONDS: Final = 0.2

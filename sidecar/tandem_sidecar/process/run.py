@@ -17,9 +17,9 @@ from typing import Any, Final, Protocol
 from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlaps
 from tandem_contract.plan_keys import PlanKeys
+from tandem_http1.server import Server
 
 from ..handoff.context import Lifecycle
-from ..http.server import Server
 from ..observability import logs
 from ..security.credentials import RELOAD_SECONDS, Credentials
 from ..settings import Settings

@@ -28,8 +28,8 @@ from typing import Final
 import aiohttp
 
 from tandem_contract import endpoints
+from tandem_http1.upstream import Pool
 
-from ..http.upstream import Pool
 from ..observability import logs
 from ..security.credentials import EngineTls
 from ..security.route import UsedPlans

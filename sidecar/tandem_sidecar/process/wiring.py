@@ -15,6 +15,8 @@ from tandem_contract.held_bytes import HeldBytes
 from tandem_contract.memory_limit import default_held_bytes, least_held_bytes
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.server_tls import ServerTls
+from tandem_http1.server import Handler, Server
+from tandem_http1.upstream import Pool
 
 from ..connectors import ConnectorOptions, make_connector
 from ..connectors.nixl import Nixl
@@ -23,8 +25,6 @@ from ..handoff.context import Lifecycle, SidecarContext
 from ..handoff.liveness import LivenessMonitor
 from ..handoff.proxy import Proxy
 from ..handoff.transfer_monitor import TransferMonitor
-from ..http.server import Handler, Server
-from ..http.upstream import Pool
 from ..observability.engine_counters import DataPathCounts, EngineCounters
 from ..observability.metrics import Metrics, Sample
 from ..observability.observer import History, RequestObserver, Tracer

@@ -33,8 +33,7 @@ from tandem_contract.plan import (
     verify,
     verify_proof,
 )
-
-from ..http.messages import Request
+from tandem_http1.messages import Request
 
 UNROUTED: Final = "unrouted"
 """Reason when no header names a prefill pod."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import h11
 
-from tandem_sidecar.http.messages import HOP_BY_HOP, Headers, Request, request_bytes
-from tandem_sidecar.http.reader import RequestReader
+from tandem_http1.messages import HOP_BY_HOP, Headers, Request, request_bytes
+from tandem_http1.reader import RequestReader
 
 from .pieces import in_pieces
 

@@ -12,7 +12,7 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, PlanRejected, Target, plan_head, sign, verify
 from tandem_contract.plan_mac import signed
-from tandem_sidecar.http.messages import Request
+from tandem_http1.messages import Request
 from tandem_sidecar.security.route import AllowList, Route, UsedPlans, route
 
 _NOW = 1_700_000_000.0

@@ -10,15 +10,15 @@ from typing import Any
 
 import h11
 
+from tandem_http1.answers import CutPoint, EventChunks
+from tandem_http1.framing import LAST_CHUNK, BadFraming, chunk
+from tandem_http1.messages import ResponseHead
 from tandem_sidecar.bodies.usage import (
     UsageCorrector,
     correct_usage,
     read_cached_tokens,
     read_token_counts,
 )
-from tandem_sidecar.http.answers import CutPoint, EventChunks
-from tandem_sidecar.http.framing import LAST_CHUNK, BadFraming, chunk
-from tandem_sidecar.http.messages import ResponseHead
 
 from .pieces import in_pieces
 

@@ -4,6 +4,7 @@ import pytest
 
 from tandem_contract.api_grammar import MAX_PREAMBLE
 from tandem_contract.request_kinds import RequestKind
+from tandem_http1.messages import ResponseHead
 from tandem_sidecar.handoff.classify import AnswerStart, decode_event, result_of, retry_after
 from tandem_sidecar.handoff.events_actions import (
     DecodeAdmitted,
@@ -11,7 +12,6 @@ from tandem_sidecar.handoff.events_actions import (
     DecodeEvent,
     DecodeRefused,
 )
-from tandem_sidecar.http.messages import ResponseHead
 from tandem_sidecar.observability.record import Result
 
 NOON = 1767268800.0

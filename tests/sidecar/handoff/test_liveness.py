@@ -7,8 +7,8 @@ from io import BytesIO
 import pytest
 
 from tandem_contract.prompt_length import EXHAUSTING
+from tandem_http1.upstream import Pool
 from tandem_sidecar.handoff.liveness import EngineLiveness, LivenessMonitor
-from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.settings import Breaker, Policy
 
 from ..conftest import Harness

@@ -4,10 +4,10 @@ import gc
 
 import pytest
 
+from tandem_http1.messages import Request
+from tandem_http1.upstream import Call
 from tandem_sidecar.handoff.driver import HandoffDriver
 from tandem_sidecar.handoff.forward import Forward
-from tandem_sidecar.http.messages import Request
-from tandem_sidecar.http.upstream import Call
 
 from ..conftest import Harness
 

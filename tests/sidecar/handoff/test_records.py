@@ -10,15 +10,15 @@ import aiohttp
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan_keys import PlanKeys
+from tandem_http1.messages import ResponseHead
+from tandem_http1.server import Server
+from tandem_http1.upstream import Pool
 from tandem_sidecar.connectors import ConnectorOptions, make_connector
 from tandem_sidecar.handoff.breaker import Breakers
 from tandem_sidecar.handoff.context import Lifecycle, SidecarContext
 from tandem_sidecar.handoff.liveness import LivenessMonitor
 from tandem_sidecar.handoff.proxy import Proxy
 from tandem_sidecar.handoff.transfer_monitor import TransferMonitor
-from tandem_sidecar.http.messages import ResponseHead
-from tandem_sidecar.http.server import Server
-from tandem_sidecar.http.upstream import Pool
 from tandem_sidecar.observability.record import Leg, Phase, Record, Result
 from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings

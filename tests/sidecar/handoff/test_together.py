@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tandem_sidecar.http.framing import chunk
+from tandem_http1.framing import chunk
 from tandem_sidecar.settings import Policy
 
 from ..conftest import Harness

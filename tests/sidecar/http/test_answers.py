@@ -2,9 +2,9 @@
 
 import pytest
 
-from tandem_sidecar.http.answers import CutPoint, EventChunks
-from tandem_sidecar.http.framing import LAST_CHUNK, chunk
-from tandem_sidecar.http.messages import ResponseHead
+from tandem_http1.answers import CutPoint, EventChunks
+from tandem_http1.framing import LAST_CHUNK, chunk
+from tandem_http1.messages import ResponseHead
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"
 EVENTS = [b"data: one\n\n", b"data: two\r\n\r\n", b": nothing\n\n", b"data: [DONE]\n\n"]

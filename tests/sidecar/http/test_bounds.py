@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tandem_contract.held_bytes import HeldBytes
-from tandem_sidecar.http.server import ClientConnection, Limits, Server
+from tandem_http1.server import ClientConnection, Limits, Server
 
 from ..wire import wire
 from .serving import Handler, ReceivedRequest, serving

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_sidecar.http.framing import LAST_CHUNK, BadFraming, Chunked, Sized, UntilClose, chunk
+from tandem_http1.framing import LAST_CHUNK, BadFraming, Chunked, Sized, UntilClose, chunk
 
 
 @given(

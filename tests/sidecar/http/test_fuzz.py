@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.http.answers import Answer, Collector, NoAnswer
-from tandem_sidecar.http.messages import request_bytes
-from tandem_sidecar.http.server import Limits
-from tandem_sidecar.http.upstream import Pool
+from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.messages import request_bytes
+from tandem_http1.server import Limits
+from tandem_http1.upstream import Pool
 
 from .serving import ReceivedRequest, serving
 

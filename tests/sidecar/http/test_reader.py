@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_sidecar.http.messages import Request
-from tandem_sidecar.http.reader import MAX_HEADERS, MAX_PIPELINED, PROGRESS, RequestReader
+from tandem_http1.messages import Request
+from tandem_http1.reader import MAX_HEADERS, MAX_PIPELINED, PROGRESS, RequestReader
 
 POST = b"POST /x HTTP/1.1\r\nhost: x\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tandem_sidecar.http.server import Limits
+from tandem_http1.server import Limits
 
 from ..conftest import Harness
 from ..peers import Turn

@@ -8,9 +8,9 @@ import pytest
 import uvloop
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.http.answers import Collector
-from tandem_sidecar.http.messages import request_bytes
-from tandem_sidecar.http.upstream import Pool
+from tandem_http1.answers import Collector
+from tandem_http1.messages import request_bytes
+from tandem_http1.upstream import Pool
 
 from ..conftest import Harness
 from ..peers import PARAMS, Script, Turn

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tandem_sidecar.http.upstream import Pool
+from tandem_http1.upstream import Pool
 from tandem_sidecar.process.engine_client import EngineHealth, fetch_metrics
 from tandem_sidecar.settings import HealthChecks
 

@@ -5,7 +5,7 @@ import pytest
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, PlanRejected, Target, Timeouts, prove_prefill, sign
-from tandem_sidecar.http.messages import Request
+from tandem_http1.messages import Request
 from tandem_sidecar.security.route import (
     AllowList,
     Candidate,

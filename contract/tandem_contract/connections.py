@@ -31,12 +31,13 @@ _SHARE: Final = 64
 
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 30),
-    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 10),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 15),
+    (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
     (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
 )
-"""A gateway may be silent for hours; TCP notices within a minute when its machine is gone. Options
-that a system lacks are left out."""
+"""Peers may be silent for hours: gateways, and the API server of a watch. TCP notices within 30
+seconds that their machine is gone, or that a load balancer or connection tracking has forgotten the
+connection. Options that a system lacks are left out."""
 
 
 class Connection(Protocol):
@@ -120,7 +121,7 @@ def _bytes_in_kernel(sock: socket.socket | None, queue: int) -> int:
 
 
 def keep_alive(sock: socket.socket | None) -> None:
-    """Have TCP notice when a silent client's machine is gone."""
+    """Have TCP notice when a silent peer is gone."""
     for level, name, value in _KEEPALIVE:
         if sock is not None and (option := getattr(socket, name, None)) is not None:
             sock.setsockopt(level, option, value)

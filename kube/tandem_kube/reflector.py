@@ -34,9 +34,10 @@ FIRST_PAUSE: Final = 0.2
 """Seconds before the first retry, at most; doubles with each further one."""
 MAX_PAUSE: Final = 10.0
 """Seconds between retries, at most: the API server's return goes unnoticed for as long."""
-RELIST_AFTER: Final = 2
-"""Errors in a row that count as an outage, and not as one broken connection: the version is dropped
-and the collection listed again. The cluster may have been restored to an older state meanwhile."""
+OUTAGE: Final = 2
+"""Errors in a row that count as an outage, and not as one broken connection: the collection is
+listed again. The cluster may have been restored to an older state meanwhile, and a watch from a
+version that it has not reached yet is not refused but silent."""
 WATCH_SECONDS: Final = 300
 """Requested duration of a watch; varied by a fifth, so that watches of many clients spread out."""
 QUIET_SECONDS: Final = 90.0
@@ -181,7 +182,7 @@ class Reflector(Generic[T]):
     def _on_error(self, err: ApiError) -> None:
         self.failures += 1
         self._failed_in_a_row += 1
-        if isinstance(err, Expired) or self._failed_in_a_row >= RELIST_AFTER:
+        if isinstance(err, Expired) or self._failed_in_a_row >= OUTAGE:
             self._version = None
         # Connections break and versions expire in normal operation: do not log a single such error.
         is_routine = isinstance(err, Expired | Unreachable) and self._failed_in_a_row == 1

@@ -1,7 +1,6 @@
 """One authenticated HTTP request to the API server; failures become the errors of `errors`."""
 
 import contextlib
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Final
@@ -11,19 +10,12 @@ import aiohttp
 import msgspec
 from kubernetes.aio.client.api_client import ApiClient
 
+from tandem_contract.connections import keep_alive
+
 from .errors import Fenced, Unreachable, error_of
 from .resources import Object
 
 JSON: Final = "application/json"
-
-_KEEPALIVE: Final[Mapping[str, int]] = {
-    "TCP_KEEPIDLE": 15,  # Seconds of silence before the first probe.
-    "TCP_KEEPALIVE": 15,  # macOS's name for it.
-    "TCP_KEEPINTVL": 5,  # Seconds between probes.
-    "TCP_KEEPCNT": 3,  # Probes without an answer that end the connection.
-}
-"""The kernel finds out within 30 seconds that the peer no longer has a connection or cannot be
-reached. Without probes, a reader waits for a peer that is gone."""
 
 Observer = Callable[[str, int, float], None]
 """Called when an API call ends, with verb (get, list, create, …), HTTP status (0: no response) and
@@ -120,13 +112,8 @@ def probe_peer(response: aiohttp.ClientResponse) -> None:
     connections and tells neither end. Then reading the response raises Unreachable.
     """
     transport = response.connection.transport if response.connection else None
-    sock = transport.get_extra_info("socket") if transport else None
-    if sock is None:
-        return  # The response is complete.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE.items():
-        if (option := getattr(socket, name, None)) is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    if transport is not None:  # Else the response is complete.
+        keep_alive(transport.get_extra_info("socket"))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -87,19 +88,28 @@ def listing(version: int, *pods: dict[str, Any]) -> dict[str, Any]:
     return {"metadata": {"resourceVersion": str(version)}, "items": list(pods)}
 
 
+def _cluster(port: int) -> dict[str, str]:
+    return {"server": f"http://127.0.0.1:{port}"}
+
+
 @asynccontextmanager
-async def scripted(script: Script, folder: Path) -> AsyncIterator[Api]:
-    """A client of a server that follows `script`."""
+async def scripted(
+    script: Script,
+    folder: Path,
+    *,
+    cluster: Callable[[int], dict[str, str]] = _cluster,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[Api]:
+    """A client of a server that follows `script`; `cluster` is its kubeconfig's, by the port."""
     app = web.Application()
     app.router.add_get(PODS_PATH, script.answer)
     for path, answer in _DISCOVERY.items():
         app.router.add_get(path, partial(_discover, answer))
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    port = runner.addresses[0][1]
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     kubeconfig = folder / "scripted.kubeconfig"
-    kubeconfig.write_text(json.dumps(_kubeconfig(f"http://127.0.0.1:{port}")))
+    kubeconfig.write_text(json.dumps(_kubeconfig(cluster(runner.addresses[0][1]))))
     try:
         async with await connect(kubeconfig) as api:
             yield api
@@ -125,11 +135,11 @@ _DISCOVERY: dict[str, dict[str, Any]] = {
 """What the scripted server says about the kinds that it serves."""
 
 
-def _kubeconfig(server: str) -> dict[str, Any]:
+def _kubeconfig(cluster: dict[str, str]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "clusters": [{"name": "c", "cluster": cluster}],
         "users": [{"name": "u", "user": {}}],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
         "current-context": "x",

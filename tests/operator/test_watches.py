@@ -1,6 +1,9 @@
 """What kopf's lists and watches tell a feed, against a scripted API server: a session at a time."""
 
 import asyncio
+import base64
+import math
+import ssl
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -8,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from tandem_contract import labels
 from tandem_kube.client import Api
+from tandem_kube.reflector import FIRST_PAUSE, MAX_PAUSE
 from tandem_kube.resources import PODS, SERVICES
-from tandem_operator.runtime import feeds
+from tandem_operator.runtime import feeds, kopf_session
 from tandem_operator.runtime.cache import ClusterCache, WorkKey
 from tandem_operator.runtime.kopf_session import FeedFailed, Session
-from tandem_operator.runtime.watches import Feed, Watch
+from tandem_operator.runtime.watches import Feed, Watch, next_pause
 
 from ..kube import apis
 from ..kube.apis import DEADLINE, Script, bookmark, event, listing, refusal, scripted, until
@@ -32,9 +37,10 @@ def pod(name: str, version: int) -> dict[str, Any]:
 class _Listener:
     def __init__(self) -> None:
         self.namespaces: list[str | None] = []
+        self.keys: set[WorkKey] = set()
 
     def enqueue(self, keys: set[WorkKey]) -> None:
-        pass
+        self.keys |= keys
 
     def enqueue_namespace(self, namespace: str | None) -> None:
         self.namespaces.append(namespace)
@@ -83,7 +89,7 @@ async def test_one_broken_watch_of_an_optional_kind_enqueues_nothing(
     async with scripted(script, tmp_path) as api, _feeding(api) as (feed, listener, _):
         await until(lambda: len(script.watched) == 2 and feed.opened > 0)
         assert feed.failures <= 1
-        assert not feed.outdated.is_set()
+        assert not feed.restored.is_set()
         assert listener.namespaces == ["n"], "once, after the first list"
 
 
@@ -115,20 +121,213 @@ async def test_after_an_expired_version_everything_is_listed_again(tmp_path: Pat
         await until(lambda: feed.told == ["listed ['a'] at 5", "listed [] at 9"])
 
 
-async def test_a_watch_that_goes_on_after_an_outage_asks_for_lists(tmp_path: Path) -> None:
-    """The cluster may be older than the watch, which then would stay silent."""
-    script = Script([listing(5)], [refusal(503), refusal(503), []])
-    async with scripted(script, tmp_path) as api, _feeding(api) as (feed, listener, _):
-        await until(feed.outdated.is_set)
-        assert listener.namespaces == ["n", "n"]
+async def test_after_an_outage_a_collection_is_listed_by_itself(tmp_path: Path) -> None:
+    """The cluster may be older than the watch, which then would stay silent. The session goes on:
+    one collection whose calls fail costs the others no list."""
+    script = Script([listing(5), listing(5)], [refusal(503), refusal(503), []])
+    async with scripted(script, tmp_path) as api, _feeding(api) as (feed, _, task):
+        await until(lambda: script.listed == 2 and len(script.watched) == 3)
+        assert feed.failures == 2
+        assert not feed.restored.is_set()
+        assert not task.done()
+
+
+async def test_after_an_outage_all_sets_are_reconciled() -> None:
+    """Their reconciliations failed, too, and wait for up to a minute to be tried again."""
+    pool = {
+        "apiVersion": labels.API_VERSION,
+        "kind": "PrefillPool",
+        "metadata": {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": "3"},
+        "spec": {},
+    }
+    listener, cache = _Listener(), ClusterCache(nodes=False)
+    everything = cache.upsert_pool(pool)
+    feed = Feed(_OPTIONAL, "n", cache, listener)
+    feed.listed([], 5)
+    listener.keys.clear()
+    feed.failed("503", is_outage=True)
+    feed.listed([], 6)
+    assert listener.keys == set(), "one broken connection is none"
+    for _ in range(2):
+        feed.failed("503", is_outage=True)
+    feed.listed([], 7)
+    assert listener.keys == everything != set()
+    listener.keys.clear()
+    for _ in range(2):
+        feed.failed("403", is_outage=False)
+    feed.listed([], 8)
+    assert listener.keys == set(), "a refusal is an answer of the cluster as it is"
+
+
+async def test_what_may_be_listed_and_not_watched_is_listed_again_and_again(tmp_path: Path) -> None:
+    script = Script([listing(5), listing(6), listing(7, pod("a", 7))], [refusal(403)])
+    async with scripted(script, tmp_path) as api, _feeding(api) as (feed, _, _):
+        await until(lambda: "listed ['a'] at 7" in feed.told)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is noticed at once."""
+    monkeypatch.setattr(kopf_session, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(kopf_session, "SILENT_LISTS", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_restored_cluster_is_noticed_though_no_call_failed(tmp_path: Path) -> None:
+    """A load balancer in front of several API servers may hide that they restart."""
+    script = Script([listing(5), listing(4)], [[]])
+    async with scripted(script, tmp_path) as api, _feeding(api) as (feed, _, _):
+        await until(feed.restored.is_set)
+        assert feed.failures == 0
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_bookmarks_tell_how_far_the_cluster_is(tmp_path: Path) -> None:
+    """The restored state is newer than the last list, and older than the watch."""
+    script = Script([listing(5), listing(7)], [[bookmark(9)], []])
+    async with scripted(script, tmp_path) as api, _feeding(api) as (feed, _, _):
+        await until(feed.restored.is_set)
+
+
+async def test_silent_collections_are_listed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One at a time, however many kinds there are of which the cluster has nothing to tell."""
+    silent = {name: _Recorded(_Listener()) for name in "abc"}
+    session = Session(None, silent)  # type: ignore[arg-type]
+    for feed in silent.values():
+        feed.watching()
+        feed.watching()
+    assert not any(session._try_doubt(feed) for feed in silent.values()), "not before a minute"
+    monkeypatch.setattr(kopf_session, "SILENT_LISTS", 0.0)
+    order = []
+    for _ in range(2):
+        for name, feed in silent.items():
+            if session._try_doubt(feed):
+                order.append(name)
+                Feed.listed(feed, [], 5)
+                feed.watching()
+                feed.watching()
+    assert order == ["a", "b", "c", "a", "b", "c"]
+    silent["a"].bookmarked(6)
+    assert not session._try_doubt(silent["a"])
+
+
+def test_pauses_grow_up_to_a_limit() -> None:
+    pauses = [0.0]
+    while pauses[-1] < MAX_PAUSE:
+        pauses.append(next_pause(pauses[-1]))
+    assert pauses[1:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert next_pause(MAX_PAUSE) == MAX_PAUSE
+
+
+async def test_watches_that_end_at_once_are_opened_ever_later() -> None:
+    feed = _Recorded(_Listener())
+    assert feed.pause_before_watch() == 0.0
+    pauses = []
+    for _ in range(20):
+        feed.watching()
+        pauses.append(feed.pause_before_watch())
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (FIRST_PAUSE, MAX_PAUSE)
+    assert feed.pause_before_watch() == 0.0, "after a failure kopf pauses"
+    feed.watching()
+    feed._opened_at -= MAX_PAUSE
+    assert feed.pause_before_watch() == 0.0, "it ran its time"
 
 
 async def test_a_server_that_closes_every_watch_gets_few(tmp_path: Path) -> None:
     script = Script([listing(5)], [()])
     async with scripted(script, tmp_path) as api, _feeding(api) as (feed, _, _):
-        started = asyncio.get_running_loop().time()
-        await until(lambda: feed.opened == 3)
-        assert asyncio.get_running_loop().time() - started >= 2.0, "a second between two"
+        await until(lambda: feed._pause >= 8 * FIRST_PAUSE)
+        assert feed.opened <= 4
+
+
+async def test_short_sessions_begin_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    everything = feeds.Feeds(None, ClusterCache(nodes=False), ["n"], _Listener())  # type: ignore[arg-type]
+
+    async def discover() -> list[Watch]:
+        return []
+
+    async def ends_at_once(_missing: object) -> None:
+        raise OSError("cut")
+
+    async def note(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 9:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(everything, "_discover", discover)
+    monkeypatch.setattr(everything, "_session", ends_at_once)
+    monkeypatch.setattr("tandem_operator.runtime.feeds.random.uniform", lambda *_: 1.0)
+    monkeypatch.setattr("tandem_operator.runtime.feeds.asyncio.sleep", note)
+    with suppress(asyncio.CancelledError):
+        await everything.run()
+    assert pauses[:2] == [FIRST_PAUSE, 2 * FIRST_PAUSE]
+    assert pauses[-1] == MAX_PAUSE
+    # A session that ran for long begins anew with the shortest pause.
+    pauses.clear()
+    monkeypatch.setattr(feeds, "STEADY", -math.inf)
+    with suppress(asyncio.CancelledError):
+        await everything.run()
+    assert set(pauses) == {FIRST_PAUSE}
+
+
+async def test_kopf_that_does_not_end_ends_the_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no session would ever begin again."""
+    monkeypatch.setattr(kopf_session, "END_SECONDS", 0.1)
+    let_go = threading.Event()
+
+    async def stuck(_session: Session) -> None:
+        let_go.wait()
+
+    monkeypatch.setattr(Session, "_end", stuck)
+    try:
+        async with scripted(Script([listing(5)], [[]]), tmp_path) as api:
+            async with _feeding(api) as (feed, _, task):
+                await until(lambda: feed.opened == 1)
+                task.cancel()
+                await asyncio.wait([task])
+                with pytest.raises(FeedFailed, match="has not ended"):
+                    task.result()
+            let_go.set()
+    finally:
+        let_go.set()
+
+
+async def test_the_name_in_the_certificate_may_differ_from_the_address(tmp_path: Path) -> None:
+    """kubeconfig's `tls-server-name`."""
+    authority, tls = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("kubernetes.example").configure_cert(tls)
+
+    def cluster(port: int) -> dict[str, str]:
+        return {
+            "server": f"https://127.0.0.1:{port}",
+            "tls-server-name": "kubernetes.example",
+            "certificate-authority-data": base64.b64encode(authority.cert_pem.bytes()).decode(),
+        }
+
+    script = Script([listing(5)], [[]])
+    async with (
+        scripted(script, tmp_path, cluster=cluster, tls=tls) as api,
+        _feeding(api) as (feed, _, _),
+    ):
+        await until(lambda: feed.opened == 1)
+
+
+async def test_the_api_server_may_be_behind_a_proxy(tmp_path: Path) -> None:
+    """kubeconfig's `proxy-url`: the scripted server is the proxy, which is asked for all hosts."""
+
+    def cluster(port: int) -> dict[str, str]:
+        return {"server": "http://kubernetes.invalid", "proxy-url": f"http://127.0.0.1:{port}"}
+
+    script = Script([listing(5)], [[]])
+    async with (
+        scripted(script, tmp_path, cluster=cluster) as api,
+        _feeding(api) as (feed, _, _),
+    ):
+        await until(lambda: feed.opened == 1)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +412,7 @@ async def test_a_session_can_be_ended_at_any_moment(tmp_path: Path) -> None:
     script = Script([listing(5)], [expired])
     threads = threading.active_count()
     async with scripted(script, tmp_path) as api:
-        for lists in range(1, 30):
+        for lists in range(1, 51):
             async with _feeding(api):
                 wanted = script.listed + lists % 3
                 await until(lambda wanted=wanted: script.listed >= wanted)

@@ -1,6 +1,6 @@
 """All feeds of the operator, and the sessions of kopf that fill them. No policy.
 
-    kinds that are served ──► feeds ──► Session.run ──ended, outdated, other kinds──► again
+    kinds that are served ──► feeds ──► Session.run ──ended, restored, other kinds──► again
 
 A session ends by an error that kopf does not take for passing: an error event of a watch, a line
 that was cut, a kind that is gone. The next begins with lists, so nothing is missed; until then the
@@ -16,12 +16,12 @@ from typing import Final, NoReturn
 
 from tandem_kube.client import Api
 from tandem_kube.errors import ApiError, NotFound
-from tandem_kube.reflector import FIRST_PAUSE, MAX_PAUSE, QUIET_SECONDS, WATCH_SECONDS
+from tandem_kube.reflector import MAX_PAUSE, QUIET_SECONDS, WATCH_SECONDS
 
 from ..routing.endpoint.observed import OPTIONAL_KINDS
 from .cache import ClusterCache
 from .kopf_session import FeedFailed, Session
-from .watches import Feed, Watch, WatchListener, child_watch, watches
+from .watches import Feed, Watch, WatchListener, child_watch, next_pause, watches
 
 DISCOVERY_PERIOD: Final = 15.0
 """Seconds between looks for kinds that the cluster does not serve: one that is installed goes
@@ -63,7 +63,7 @@ class Feeds:
 
     async def run(self) -> NoReturn:
         """Feed the cache until cancelled."""
-        pause = FIRST_PAUSE
+        pause = 0.0
         while True:
             try:
                 missing = await self._discover()
@@ -79,21 +79,19 @@ class Feeds:
             except Exception as err:  # noqa: BLE001 - the top of kopf, of which any part may fail
                 # Whatever it is: kopf's state is the cluster's, and a new session reads it.
                 log.warning("kopf ended and is started again: %s: %s", type(err).__name__, err)
-            is_steady = time.monotonic() - started > STEADY
-            pause = FIRST_PAUSE if is_steady else min(MAX_PAUSE, 2 * pause)
+            pause = next_pause(0.0 if time.monotonic() - started > STEADY else pause)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _session(self, missing: Collection[Watch]) -> None:
-        """Run kopf until lists have to be read anew or further kinds are served. Raises what ended
+        """Run kopf until the cluster was restored or further kinds are served. Raises what ended
         it otherwise."""
         for feed in self._feeds.values():
-            feed.outdated.clear()
-            feed.in_doubt = True
+            feed.begin()
         tasks = [
             asyncio.create_task(Session(self._api, self._feeds).run(), name="kopf"),
             asyncio.create_task(self._until_served(missing)),
             asyncio.create_task(self._until_unheard(missing)),
-            *(asyncio.create_task(feed.outdated.wait()) for feed in self._feeds.values()),
+            *(asyncio.create_task(feed.restored.wait()) for feed in self._feeds.values()),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -15,9 +15,12 @@ import asyncio
 import concurrent.futures
 import contextlib
 import random
+import re
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import aiohttp
 import kopf
@@ -25,15 +28,23 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
 from tandem_contract import labels
 from tandem_kube.client import PAGE, Api
-from tandem_kube.reflector import FIRST_PAUSE, MAX_PAUSE, QUIET_SECONDS, WATCH_SECONDS
+from tandem_kube.reflector import QUIET_SECONDS, WATCH_SECONDS
 from tandem_kube.resources import Object
 from tandem_kube.transport import probe_peer
 
-from .watches import Feed
+from .watches import Feed, next_pause
 
-MIN_WATCH: Final = 1.0
-"""Seconds from the start of one watch of a collection to that of the next, at least: an API server
-that closes every watch at once causes no busy loop."""
+R = TypeVar("R")
+
+END_SECONDS: Final = 10.0
+"""Seconds in which kopf's tasks end once they are cancelled. Later the process ends, or no further
+session would ever begin."""
+SILENT_LISTS: Final = 60.0
+"""Seconds between lists of collections whose watches told nothing, at least: the API server sends
+no bookmarks for kinds that never change, so most of these lists find nothing."""
+_BOOKMARK: Final = re.compile(rb'"type": ?"BOOKMARK".*?"resourceVersion": ?"(\d+)"')
+_EXPIRED: Final = b'{"type":"ERROR","object":{"kind":"Status","code":410,"reason":"Expired"}}\n'
+"""After this event kopf lists the collection, and watches it from there."""
 _WRITES_NOTHING: Final = "kopf may not write: the operator writes by itself, while it has the Lease"
 
 
@@ -42,10 +53,10 @@ class Backoffs:
     forbidden ends the session."""
 
     def __iter__(self) -> Iterator[float]:
-        limit = FIRST_PAUSE
+        pause = 0.0
         while True:
-            yield random.uniform(0.5, 1.0) * limit
-            limit = min(MAX_PAUSE, 2 * limit)
+            pause = next_pause(pause)
+            yield random.uniform(0.5, 1.0) * pause
 
 
 class NoProgress(kopf.ProgressStorage):
@@ -122,8 +133,31 @@ def settings_for(feeds: Mapping[str, Feed], handled: SpecInMemory) -> kopf.Opera
     return settings
 
 
+class _WatchContent:
+    """What kopf reads of a watch. Bookmarks are told, since kopf passes them to no handler."""
+
+    def __init__(self, content: aiohttp.StreamReader, bookmarked: Callable[[int], None]) -> None:
+        self._content, self._bookmarked = content, bookmarked
+        self.has_expired = False
+        """kopf reads that the watch's version has expired, and so lists."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        if self.has_expired:
+            yield _EXPIRED
+            return
+        async for chunk in self._content.iter_chunked(size):
+            # A bookmark that two chunks share is missed: the next one comes in a minute.
+            for version in _BOOKMARK.findall(chunk):
+                self._bookmarked(int(version))
+            yield chunk
+
+
 class FeedFailed(Exception):
-    """A bug: the cache could not take what kopf saw. A process that starts again reads all anew."""
+    """A bug: the cache could not take what kopf saw, or kopf does not end. A process that starts
+    again reads all anew."""
 
 
 class Session:
@@ -139,23 +173,36 @@ class Session:
         self._sessions: list[aiohttp.ClientSession] = []
         self._pages: dict[str, list[Object]] = {}
         """What is listed so far of collections of several pages."""
-        self._watched_at: dict[str, float] = {}
-        """When the last watch of a collection began."""
+        self._silent_list_at = self._operator.time()
+        """When a collection was last listed because its watch told nothing."""
 
     async def run(self) -> None:
         """Run until cancelled. Raises what ended kopf, and FeedFailed."""
-        thread = asyncio.ensure_future(asyncio.to_thread(asyncio.run, self._run()))
+        kopf_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        # Not of a pool, whose threads a process waits for at its exit.
+        threading.Thread(target=self._work, args=(kopf_ended,), name="kopf", daemon=True).start()
+        ended = asyncio.wrap_future(kopf_ended)
         try:
-            await asyncio.wait([thread, self._failed], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([ended, self._failed], return_when=asyncio.FIRST_COMPLETED)
         finally:
             # kopf's thread cancels it when it ends at the same moment.
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 self._stop.set_result(None)
-            await asyncio.wait([thread])
+            await asyncio.wait([ended], timeout=END_SECONDS)
+            if not ended.done():
+                raise FeedFailed(f"kopf has not ended after {END_SECONDS:g} s")
         if self._failed.done():
-            thread.exception()  # Retrieved, or asyncio would log it as lost.
+            ended.exception()  # Retrieved, or asyncio would log it as lost.
             self._failed.result()
-        thread.result()
+        ended.result()
+
+    def _work(self, ended: "concurrent.futures.Future[None]") -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException as err:  # noqa: BLE001 - the top of the thread; `run` raises it
+            ended.set_exception(err)
+        else:
+            ended.set_result(None)
 
     async def _run(self) -> None:
         """In kopf's own thread."""
@@ -248,34 +295,53 @@ class Session:
         request.headers.update(credentials)
         if name := self._api.configuration.tls_server_name:
             request.server_hostname = name
-        path, is_watch = request.url.path, "watch" in request.url.query
-        if (feed := self._feeds.get(path)) is None:
+        if (feed := self._feeds.get(request.url.path)) is None:
             return await handler(request)  # Which kinds the cluster serves.
+        is_watch = "watch" in request.url.query
         if is_watch:
-            await self._pace(path)
-        started, status = time.monotonic(), 0
+            pause = await self._ask(feed.pause_before_watch)
+            await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
+        started, status, failed = time.monotonic(), 0, partial(feed.failed, is_outage=True)
         try:
             response = await handler(request)
             status = response.status
-            if status >= 400:
-                self._tell(feed.failed, f"{status} {(await response.text())[:300]}")
-            elif is_watch:
-                probe_peer(response)
-                self._tell(feed.watching)
-            else:
-                self._list(feed, await response.json(), "continue" in request.url.query)
+            try:
+                await self._tell_answer(feed, request, response)
+            except BaseException:
+                # kopf will not close what it does not get: the session may end at any moment.
+                response.close()
+                raise
         except (aiohttp.ClientError, OSError) as err:
-            self._tell(feed.failed, f"cannot reach the API server: {err or type(err).__name__}")
+            self._tell(failed, f"cannot reach the API server: {err or type(err).__name__}")
             raise
         except asyncio.CancelledError:
             # aiohttp's own time-out reaches a middleware so.
             if not self._stop.done():
-                self._tell(feed.failed, "no answer from the API server")
+                self._tell(failed, "no answer from the API server")
             raise
         finally:
             verb, seconds = "watch" if is_watch else "list", time.monotonic() - started
             self._tell(self._api.observe, verb, status, seconds)
         return response
+
+    async def _tell_answer(
+        self, feed: Feed, request: ClientRequest, response: ClientResponse
+    ) -> None:
+        is_watch, status = "watch" in request.url.query, response.status
+        if status >= 400:
+            why = f"{status} {(await response.text())[:300]}"
+            self._tell(partial(feed.failed, why, is_outage=status >= 500))
+        elif is_watch:
+            probe_peer(response)
+            self._tell(feed.watching)
+        else:
+            self._list(feed, await response.json(), "continue" in request.url.query)
+        if is_watch:
+            content = _WatchContent(response.content, partial(self._tell, feed.bookmarked))
+            response.content = content  # type: ignore[assignment]
+            # kopf takes credentials anew by itself, and a kind that is gone ends it.
+            if status not in (401, 404) and await self._ask(partial(self._try_doubt, feed)):
+                content.has_expired, response.status = True, 200
 
     def _list(self, feed: Feed, page: Object, is_continued: bool) -> None:
         resource = feed.watch.resource
@@ -288,11 +354,31 @@ class Session:
         else:
             self._tell(feed.listed, listed, int(page["metadata"]["resourceVersion"]))
 
-    async def _pace(self, path: str) -> None:
-        now = asyncio.get_running_loop().time()
-        starts_at = max(now, self._watched_at.get(path, now - MIN_WATCH) + MIN_WATCH)
-        self._watched_at[path] = starts_at
-        await asyncio.sleep(starts_at - now)
+    def _try_doubt(self, feed: Feed) -> bool:
+        """Whether kopf has to list a collection before it watches it: after an outage, while the
+        watch is refused, and in turn with others whose watches told nothing."""
+        if not feed.is_failing:
+            now = self._operator.time()
+            others = self._feeds.values()
+            silent = [each for each in others if each.was_silent and not each.is_failing]
+            is_next = feed.was_silent and feed is min(silent, key=lambda each: each.listed_at)
+            if not is_next or now - self._silent_list_at < SILENT_LISTS:
+                return False
+            self._silent_list_at = now
+        feed.watch_expired()
+        return True
+
+    async def _ask(self, call: Callable[[], R]) -> R:
+        """What a call on the operator's loop returns, after all that was told before."""
+        answer: concurrent.futures.Future[R] = concurrent.futures.Future()
+
+        def give() -> None:
+            # The task that asks may have been cancelled.
+            if answer.set_running_or_notify_cancel():
+                answer.set_result(call())
+
+        self._tell(give)
+        return await asyncio.wrap_future(answer)
 
     def _tell(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call on the operator's loop, in the order of these calls."""

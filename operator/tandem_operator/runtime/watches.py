@@ -19,6 +19,7 @@ from tandem_contract import labels
 from tandem_contract.custom_resources import PLURALS
 from tandem_kube.client import Api
 from tandem_kube.errors import Forbidden
+from tandem_kube.reflector import FIRST_PAUSE, MAX_PAUSE, OUTAGE
 from tandem_kube.resources import (
     CONTROLLER_REVISIONS,
     JOBS,
@@ -40,10 +41,6 @@ from .store import WatchScope
 POOL_RESOURCES: Final[Mapping[Kind, Resource]] = {
     kind: Resource(labels.API_VERSION, PLURALS[kind]) for kind in POOL_KINDS
 }
-OUTAGE: Final = 2
-"""Failures in a row that count as an outage, and not as one broken connection. The cluster may have
-been restored to an older state meanwhile, and a watch from a version that it has not reached yet is
-not refused: it stays silent. So everything is listed again."""
 _ELSEWHERE: Final = ("PodDisruptionBudget", "Secret")
 """Kinds of endpoints' objects without a watch of their own: budgets are watched for pools and
 endpoints together, and Secrets are read by name (see `reads`)."""
@@ -113,6 +110,11 @@ def _upsert_budget(cache: ClusterCache, body: Body, listed_at: int | None) -> se
     return cache.upsert_budget(body, listed_at) if labels.POOL in object_labels else set()
 
 
+def next_pause(pause: float) -> float:
+    """The pause in seconds after one more failure; `pause` is the last one, 0 for none."""
+    return min(MAX_PAUSE, max(FIRST_PAUSE, 2 * pause))
+
+
 async def may_list_nodes(api: Api) -> bool:
     """Whether RBAC lets the operator list nodes; without a ClusterRole it usually may not."""
     try:
@@ -136,30 +138,52 @@ class Feed:
         """Number of failed calls since the start."""
         self.heard_at = -math.inf
         """When kopf last told anything of it, on the event loop's clock."""
-        self.outdated = asyncio.Event()
-        """Set when a watch goes on after an outage: only lists tell what was missed."""
-        self.in_doubt = True
-        """Until the first list of a session: all that is known may be of a state that is gone. The
-        answer to a write of ours may be newer than that list, and yet be from before etcd was
-        restored."""
+        self.restored = asyncio.Event()
+        """Set when the cluster turns out to be in an older state: no watch can be trusted."""
+        self.listed_at = -math.inf
+        """When it was last listed completely."""
+        self.was_silent = False
+        """Whether the last watch ended before it told anything, not even a bookmark."""
         self._cache, self._listener = cache, listener
+        self._in_doubt = True
+        """Until the next list: all that is known may be of a state that is gone. The answer to a
+        write of ours may be newer than that list, and yet be from before etcd was restored."""
         self._failed_in_a_row = 0
+        self._is_reported = False
+        """Whether an outage was logged, and not its end."""
         self._newest = 0
         """The newest version seen."""
+        self._is_silent = False
+        """Whether the watch has told nothing yet."""
+        self._opened_at = -math.inf
+        self._pause = 0.0
+        """Seconds before the last watch; it grows while watches end at once."""
 
     @property
     def has_answer(self) -> bool:
         """Whether the cache has the objects, or the operator can do without them."""
         return self.synced or (self.watch.optional and self.failures > 0)
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether calls fail as in an outage. A watch that goes on after one may stay silent, since
+        the cluster may be older than its version; and what is not watched is listed meanwhile."""
+        return self._failed_in_a_row >= OUTAGE
+
+    def begin(self) -> None:
+        """A session begins, with lists that replace all that is known."""
+        self._in_doubt, self._newest = True, 0
+        self.restored.clear()
+
     def listed(self, bodies: list[Object], version: int) -> None:
         """A complete list of `version`."""
         self._heard()
+        self.listed_at, self._failed_in_a_row, self._is_silent = self.heard_at, 0, False
         is_older, self._newest = version < self._newest, version
-        restored, self.in_doubt = is_older or self.in_doubt, False
+        restored, self._in_doubt = is_older or self._in_doubt, False
         if is_older:
-            log.warning("the cluster was restored to an older state: %s are read anew", self.path)
-        self._connected()
+            log.warning("the cluster was restored to an older state: all is read anew")
+            self.restored.set()
         kept = [self._trim(body) for body in bodies]
         affected = self._cache.replace(
             self._scope, self.watch.upsert, kept, version, restored=restored
@@ -172,8 +196,7 @@ class Feed:
 
     def applied(self, kind: str, body: Object) -> None:
         """An event of a watch: ADDED, MODIFIED or DELETED."""
-        self._heard()
-        self._newest = max(self._newest, int(body["metadata"]["resourceVersion"]))
+        self.bookmarked(int(body["metadata"]["resourceVersion"]))
         if kind == "DELETED":
             self._listener.enqueue(self._cache.remove_deleted(body))
         else:
@@ -187,22 +210,46 @@ class Feed:
         log.log(level, "%s %s: %s", self.watch.kind, name, reason)
         self._listener.enqueue({set_key(body)})
 
+    def bookmarked(self, version: int) -> None:
+        """The watch has told everything up to a version."""
+        self._heard()
+        self._newest = max(self._newest, version)
+        self.was_silent = self._is_silent = False
+
+    def pause_before_watch(self) -> float:
+        """Seconds: they grow while watches end at once. After failures it is kopf that pauses."""
+        now, opened_at, self._opened_at = self._now(), self._opened_at, -math.inf
+        if opened_at == -math.inf:
+            return 0.0
+        self._pause = 0.0 if now - opened_at >= MAX_PAUSE else next_pause(self._pause)
+        return self._pause
+
     def watching(self) -> None:
         """A watch is open."""
         self._heard()
-        if self._failed_in_a_row >= OUTAGE:
-            # The cluster may be older than the watch, which then stays silent.
-            self.outdated.set()
-        self._connected()
+        self._opened_at = self.heard_at
+        self.was_silent, self._is_silent = self._is_silent, True
+        if self._is_reported and not self.is_failing:
+            log.info("%s: watch restored", self.path)
+            self._is_reported = False
 
-    def failed(self, why: str) -> None:
-        """A list or a watch was refused, or the API server cannot be reached."""
+    def watch_expired(self) -> None:
+        """kopf lists before it watches again."""
+        self._opened_at = self._now()
+        self.was_silent = self._is_silent = False
+
+    def failed(self, why: str, *, is_outage: bool) -> None:
+        """A list or a watch was refused; `is_outage`: the API server gives no answer, or none of
+        its own."""
         self._heard()
         self.failures += 1
         self._failed_in_a_row += 1
         # Connections break in normal operation.
-        if self._failed_in_a_row == OUTAGE:
-            log.warning("%s: watch failed, keeping what is known: %s", self.path, why)
+        if self.is_failing:
+            self._in_doubt |= is_outage
+            if not self._is_reported:
+                log.warning("%s: watch failed, keeping what is known: %s", self.path, why)
+            self._is_reported = True
         if self.watch.optional and self.failures == 1 and not self.synced:
             # From now on nothing waits for this feed.
             self._listener.enqueue_namespace(self.namespace)
@@ -213,7 +260,11 @@ class Feed:
         self._cache.replace(self._scope, self.watch.upsert, (), 0, restored=True)
 
     def _heard(self) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = self._now()
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     @property
     def _scope(self) -> WatchScope:
@@ -224,10 +275,3 @@ class Feed:
         if self.watch.kind not in POOL_RESOURCES:
             body["metadata"].pop("managedFields", None)
         return body
-
-    def _connected(self) -> None:
-        if self._failed_in_a_row >= OUTAGE:
-            log.info("%s: watch restored", self.path)
-            # Reconciliations failed too meanwhile, and wait for up to a minute to be tried again.
-            self._listener.enqueue_namespace(self.namespace)
-        self._failed_in_a_row = 0

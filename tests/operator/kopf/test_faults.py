@@ -76,7 +76,7 @@ async def cluster(*events: Any) -> AsyncIterator[list[str]]:
 
 
 async def test_watches_that_end_at_once_are_opened_without_a_pause() -> None:
-    """Workaround: `Session._pace`."""
+    """Workaround: `Feed.pause_before_watch`."""
     settings = kopf.OperatorSettings()
     settings.watching.reconnect_backoff = 3600.0
     async with cluster() as watched:

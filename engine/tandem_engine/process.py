@@ -43,9 +43,6 @@ async def run_engine(
     Raises EngineError when the start fails.
     """
     raise_descriptor_limit()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     # Before the model is loaded: an endpoint in use fails at once.
     publisher = None
     if settings.events is not None and settings.events.is_active:
@@ -55,6 +52,10 @@ async def run_engine(
     try:
         engine = Engine(settings.engine, metrics)
         await engine.start()
+        # Not before: while the model loads there is nothing to drain, and SIGTERM ends the process.
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         try:
             blocks, size = engine.stats().num_blocks, settings.engine.block_size
             # Only now: the gauges read the scheduler, which `start` creates.

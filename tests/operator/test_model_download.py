@@ -1,13 +1,16 @@
 """The Job's program, run as its containers run it, with a hub on loopback."""
 
+import asyncio
 import json
 import os
+import ssl
 import sys
 from asyncio import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from tandem_operator.planning.model_pulls import PARTS
 from tandem_operator.pods.model_download import File, needed_files, split_files
@@ -112,6 +115,25 @@ async def test_failures_say_what_to_do(hub: FakeHub, tmp_path: Path) -> None:
     assert code == 1
     assert "cannot download org/model from http://127.0.0.1:9" in message
     assert "HTTPS_PROXY" in message
+
+
+@pytest.mark.component
+async def test_trouble_with_authorities_does_not_blame_the_network(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    pod = Pod(hub, tmp_path, SSL_CERT_FILE="/authority/ca.crt")
+    code, message = await pod.run("resolve", "v1", str(PARTS))
+    assert code == 1
+    assert "SSL_CERT_FILE names /authority/ca.crt, which is not there" in message
+    del pod.env["SSL_CERT_FILE"]
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(tls)
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        pod.env["HF_ENDPOINT"] = f"https://127.0.0.1:{port}"
+        code, message = await pod.run("resolve", "v1", str(PARTS))
+    assert (code, "name it in SSL_CERT_FILE" in message) == (1, True)
 
 
 @pytest.mark.component

@@ -121,6 +121,46 @@ def test_one_job_has_what_the_pools_pods_have() -> None:
         assert security["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_the_job_has_what_the_template_gives_pods_to_reach_the_hub() -> None:
+    authority = {"name": "authority", "configMap": {"name": "authority"}}
+    template = {
+        "spec": {
+            "serviceAccountName": "models",
+            "priorityClassName": "high",
+            "imagePullSecrets": [{"name": "registry"}],
+            "tolerations": [{"operator": "Exists"}],
+            "volumes": [authority],
+            "hostNetwork": True,
+            "containers": [
+                {
+                    "name": "engine",
+                    "image": "of-the-engine",
+                    "args": ["--flag"],
+                    "env": [
+                        {"name": "SSL_CERT_FILE", "value": "/authority/ca.crt"},
+                        {"name": "HF_HUB_OFFLINE", "value": "1"},
+                    ],
+                    "volumeMounts": [{"name": "authority", "mountPath": "/authority"}],
+                },
+            ],
+        }
+    }
+    pool = prefill_pool(model=cached(), template=template, imagePullSecrets=[{"name": "own"}])
+    spec = job(pulling(pool, decode_pool()))["spec"]["template"]["spec"]
+    assert (spec["serviceAccountName"], spec["priorityClassName"]) == ("models", "high")
+    assert spec["imagePullSecrets"] == [{"name": "own"}, {"name": "registry"}]
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    assert authority in spec["volumes"]
+    assert "hostNetwork" not in spec
+    for container in [*spec["initContainers"], *spec["containers"]]:
+        env = {v["name"]: v.get("value") for v in container["env"]}
+        assert env["SSL_CERT_FILE"] == "/authority/ca.crt"
+        assert env["HF_HUB_OFFLINE"] == "0"
+        assert {"name": "authority", "mountPath": "/authority"} in container["volumeMounts"]
+        assert container["image"] != "of-the-engine"
+        assert "args" not in container
+
+
 def test_where_the_platform_assigns_users_the_job_names_none() -> None:
     defaults = Defaults(assigned_users=True, image_pull_secrets=("all",), pull_policy="Never")
     cluster = SimulatedCluster(prefill_pool(model=cached()), decode_pool(), defaults=defaults)

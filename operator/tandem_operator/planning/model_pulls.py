@@ -18,7 +18,8 @@ from tandem_contract import labels
 from ..conditions import Reason
 from ..observed import Failure, Observed, PoolResource, PullJob, PullPod, SetKey
 from ..pods import engines
-from ..pods.containers import container_security, pod_security
+from ..pods.containers import ENGINE, container_security, pod_security
+from ..pods.merge import merge
 from ..pods.models import ModelDownload, PulledModel, download_before, pulled_model
 from ..resources.pools import Pool, short_hash
 from ..resources.resolve import Defaults
@@ -36,6 +37,14 @@ _KEPT: Final = 600
 _RESOLVE: Final = "resolve"
 _PLAN_FILE: Final = f"{engines.HOME}/model-download.json"
 _REQUESTS: Final = {"cpu": "100m", "memory": "512Mi"}
+_OF_TEMPLATE: Final[tuple[str, ...]] = (
+    *("serviceAccountName", "priorityClassName", "imagePullSecrets", "volumes", "securityContext"),
+    *("nodeSelector", "tolerations", "affinity", "hostAliases", "dnsPolicy", "dnsConfig"),
+)
+"""Fields of the pool's template that the Job's pod has as well: who it is, where it may run, and
+what it needs to reach the hub."""
+_OF_ENGINE: Final[tuple[str, ...]] = ("env", "envFrom", "volumeMounts")
+"""Those of the template's engine container, for each of the Job's: a private authority, say."""
 _GIVEN_UP: Final = (
     "; Kubernetes has given it up and deletes it after 10 minutes, when the next attempt starts."
     " After a correction, kubectl delete job {name} starts it at once"
@@ -203,20 +212,20 @@ def _pod_spec(
     secrets = [*defaults.image_pull_secrets, *(s.name for s in pool.spec.image_pull_secrets)]
     # The hub's own library, without a progress bar for each file in the log.
     online = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    users = [v for v in pool.spec.engine.env if v["name"] not in online]
-    names = {variable["name"] for variable in users}
+    users = {variable["name"]: variable for variable in pool.spec.engine.env}
     env = [
         *engines.downward_api(),
-        *engines.env_vars({n: v for n, v in needs.env.items() if n not in names}),
-        *users,
-        # Pods may be offline, since all they load is here.
-        *engines.env_vars(online),
+        *engines.env_vars({n: v for n, v in needs.env.items() if n not in users}),
+        *users.values(),
     ]
+    template = pool.spec.template.spec
+    patch = {name: template[name] for name in _OF_TEMPLATE if name in template}
+    engine = _engine_of(template)
 
     def container(name: str, *arguments: str) -> dict[str, Any]:
         program = ["python3", "-m", "tandem_operator.pods.model_download"]
         command, *rest = arguments
-        return {
+        own = {
             "name": name,
             "image": defaults.tandem_image,
             **({"imagePullPolicy": defaults.pull_policy} if defaults.pull_policy else {}),
@@ -228,9 +237,13 @@ def _pod_spec(
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": needs.mounts,
         }
+        merged = merge(own, engine)
+        others = [variable for variable in merged["env"] if variable.get("name") not in online]
+        # Pods may be offline, since all they load is here.
+        return {**merged, "env": [*others, *engines.env_vars(online)]}
 
     parts = [container(f"part-{i}", "part", str(i)) for i in range(PARTS)]
-    return {
+    spec = {
         # Not OnFailure: the Job controller would delete the pod that says why it failed.
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -243,3 +256,14 @@ def _pod_spec(
         "containers": parts[-1:],
         "volumes": needs.volumes,
     }  # fmt: skip
+    return merge(spec, patch)
+
+
+def _engine_of(template: Mapping[str, Any]) -> dict[str, Any]:
+    """What a template says of the engine's container, as far as the Job's containers need it."""
+    containers = template.get("containers")
+    for container in containers if isinstance(containers, list) else ():
+        if isinstance(container, Mapping) and container.get("name") == ENGINE:
+            parts = {name: container.get(name) for name in _OF_ENGINE}
+            return {name: value for name, value in parts.items() if isinstance(value, list)}
+    return {}

@@ -22,6 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tandem_contract.programs import TERMINATED, end_at_sigterm
+
+if __name__ == "__main__":
+    # Before the next import, which is slow, and for good: a download goes on in the next pod.
+    end_at_sigterm(TERMINATED)
+
 from huggingface_hub import HfApi, errors, hf_hub_download
 
 TERMINATION_LOG: Final = "/dev/termination-log"
@@ -32,6 +38,9 @@ _DOWNLOADS: Final = 8
 """Files at the same time, as `snapshot_download` has it."""
 _OTHER_FORMATS: Final = (".bin", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pt", ".pth")
 """Weights that vLLM does not load when a repository has safetensors."""
+
+_AUTHORITIES: Final = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+"""Environment variables with the file of the authorities that the hub's library trusts."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -111,9 +120,21 @@ def explanation(err: Exception, repository: str) -> str:
             f"the claim of model.cache cannot take the files: {line}; it needs room for the model,"
             f" and user {os.getuid()} must be able to write it"
         )
-    return (
+    return _why_unreachable(hub, err) or (
         f"cannot download {repository} from {hub}: {line}; let pods of this namespace connect to"
         " it, or set HTTPS_PROXY or HF_ENDPOINT in engine.env"
+    )
+
+
+def _why_unreachable(hub: str, err: Exception) -> str | None:
+    for name in _AUTHORITIES:
+        if (file := os.environ.get(name)) and not Path(file).exists():
+            return f"{name} names {file}, which is not there: mount it with the pool's template"
+    if "CERTIFICATE_VERIFY_FAILED" not in str(err):
+        return None
+    return (
+        f"{hub} has a certificate of an authority that is not known here: mount its file with the"
+        " pool's template, and name it in SSL_CERT_FILE in engine.env"
     )
 
 

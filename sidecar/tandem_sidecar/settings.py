@@ -39,14 +39,15 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class HealthChecks:
-    """How the sidecar checks its engine; by the last check it is ready or not."""
+    """How the sidecar checks its engine; by the last checks it is ready or not."""
 
     path: str = endpoints.HEALTH
     """Path of the engine that answers 200 while it is healthy."""
     interval: float = 2.0
     """Seconds between two checks of a healthy engine. Too long: readiness is out of date."""
     timeout: float = 5.0
-    """Seconds for an answer. Too short: a busy engine makes the pod unready."""
+    """Seconds for an answer, of which ten in a row may be late. Too short: a busy engine makes the
+    pod unready."""
 
 
 @dataclass(frozen=True, slots=True)

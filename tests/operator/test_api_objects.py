@@ -78,6 +78,12 @@ def test_a_pod_being_deleted_is_neither_ready_nor_active() -> None:
             "exitCode": 1, "reason": "Error", "message": "x" * 600 + "no such model\n"}}}]},
          f"container engine: Error: {'x' * 498}no such model (exit code 1)"),
         ({"containerStatuses": [{"name": "engine", "state": {"terminated": {
+            "exitCode": 137, "reason": "Error", "message": "INFO: GET /health 200\n"}}}]},
+         "container engine: killed by SIGKILL (exit code 137)"),
+        ({"containerStatuses": [{"name": "engine", "state": {"terminated": {
+            "exitCode": 137, "reason": "OOMKilled", "message": "INFO: GET /health 200\n"}}}]},
+         "container engine: OOMKilled: killed by SIGKILL (exit code 137)"),
+        ({"containerStatuses": [{"name": "engine", "state": {"terminated": {
             "exitCode": 0, "reason": "Completed"}}}]}, None),
     ],
 )  # fmt: skip

@@ -86,8 +86,10 @@ def command(port: int, seconds: str) -> list[str]:
 
 
 async def run(port: int, seconds: str = "60") -> asyncio.subprocess.Process:
+    # Engines that download models have a proxy, which knows no pod: here nothing listens there.
+    proxy = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY"), "http://127.0.0.1:1")
     return await asyncio.create_subprocess_exec(
-        *command(port, seconds), env={"POD_IP": "127.0.0.1"}
+        *command(port, seconds), env={"POD_IP": "127.0.0.1", **proxy}
     )
 
 

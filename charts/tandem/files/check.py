@@ -27,6 +27,8 @@ MOST_POOLS, MOST_MODELS = 16, 16
 ATTEMPTS, PAUSE = 3, 5.0
 """Requests before a DecodePool counts as broken, and the seconds between them: a pod may be ready a
 moment before its address is known to the gateway."""
+# The pod may have a proxy, which is for addresses outside the cluster.
+urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler({})))
 
 
 def ask_api(path: str) -> dict:

@@ -3,6 +3,7 @@
 Pods and nodes are parsed leniently: a field of an unexpected shape counts as absent.
 """
 
+import signal
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, cast, get_args
@@ -33,6 +34,8 @@ FIELD_MANAGER: Final = "tandem-operator"
 """Server-side apply's owner of the fields that this operator sets."""
 _PHASES: Final = frozenset(get_args(Phase))
 _WAITING_IS_NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
+_KILLED: Final = {128 + number: number.name for number in signal.Signals}
+"""Exit codes of processes that a signal ended."""
 _MAX_TROUBLE: Final = 1024
 """Characters kept of what keeps a pod from running."""
 _MAX_OUTPUT: Final = 512
@@ -218,10 +221,18 @@ def _container_troubles(status: Body) -> Iterator[str]:
             if str(waiting.get("reason", "")) not in _WAITING_IS_NORMAL:
                 yield f"container {container.get('name')}: {_reason_and_message(waiting)}"
             elif ended.get("exitCode"):
-                output = str(ended.get("message") or "")[-_MAX_OUTPUT:]
-                text = _reason_and_message({**ended, "message": output})
-                code = f"exit code {ended['exitCode']}"
-                yield f"container {container.get('name')}: {text} ({code})"
+                yield f"container {container.get('name')}: {_end(ended)}"
+
+
+def _end(ended: Body) -> str:
+    """How a container failed. Its message is the end of its log, which a killed process did not
+    write as its last words."""
+    code = ended["exitCode"]
+    if code in _KILLED:
+        reason = "" if ended.get("reason") in (None, "Error") else f"{ended['reason']}: "
+        return f"{reason}killed by {_KILLED[code]} (exit code {code})"
+    output = str(ended.get("message") or "")[-_MAX_OUTPUT:]
+    return f"{_reason_and_message({**ended, 'message': output})} (exit code {code})"
 
 
 def _reports(status: Body) -> Iterator[tuple[str, PullReport]]:

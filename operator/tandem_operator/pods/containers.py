@@ -96,6 +96,8 @@ def pod_security(*, assigned_user: bool) -> dict[str, Any]:
     return {
         "runAsNonRoot": True,
         **({} if assigned_user else ids),
+        # By default Kubernetes changes the group of every file of a volume, at each start of a pod.
+        "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 

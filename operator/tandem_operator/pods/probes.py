@@ -19,13 +19,19 @@ Probe = dict[str, Any]
 _STARTUP: Final = 1800
 """Seconds an engine may take to load its weights and to compile: 400 GB from a slow disk."""
 _READY_SECONDS: Final = 2
-"""Interval and timeout of startup and readiness probes: a pod serves soon after it can."""
+"""Interval of startup and readiness probes, and timeout of the former: a pod serves soon after it
+can."""
+_READY_TIMEOUT: Final = 15
+"""Timeout of readiness probes. The event loop of a busy engine answers late, and a shorter time
+empties a pool just when it is needed. Routers notice by themselves, and sooner, that a pod accepts
+no connection or fails requests; the sidecar notices that an engine sends nothing."""
 _LIVE_SECONDS: Final = 10
 """Interval and timeout of liveness probes."""
 _LIVE_FAILURES: Final = 6
 """With the interval a minute: a slow container must not be restarted."""
-_ENGINE_READY_FAILURES: Final = 3
+_ENGINE_READY_FAILURES: Final = 10
 _SIDECAR_READY_FAILURES: Final = 2
+"""It answers from memory what it has learned of its engine: it, too, forgives slow answers."""
 
 
 def engine_startup(pool: Pool, port: int) -> Probe:
@@ -36,7 +42,8 @@ def engine_startup(pool: Pool, port: int) -> Probe:
     failures = math.ceil(seconds / probe["periodSeconds"])
     # Kubernetes allows one pass only.
     probe.pop("successThreshold", None)
-    return {**probe, "failureThreshold": failures}
+    timeout = int(checks.readiness.timeout or _READY_SECONDS)
+    return {**probe, "timeoutSeconds": timeout, "failureThreshold": failures}
 
 
 def engine_readiness(pool: Pool, port: int) -> Probe:
@@ -83,7 +90,7 @@ def _readiness(checks: HealthChecks, path: str, port: int, failures: int) -> Pro
     probe = {
         "httpGet": {"path": path, "port": port},
         "periodSeconds": int(stated.interval or _READY_SECONDS),
-        "timeoutSeconds": int(stated.timeout or _READY_SECONDS),
+        "timeoutSeconds": int(stated.timeout or _READY_TIMEOUT),
         "failureThreshold": stated.unhealthy_threshold or failures,
     }
     if stated.healthy_threshold is not None:

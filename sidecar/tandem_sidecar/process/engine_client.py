@@ -1,6 +1,7 @@
 """Requests of the process's own to its decode engines: health checks, models, and `/metrics`."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from typing import Final
 
@@ -15,12 +16,17 @@ from ..settings import HealthChecks
 
 UNHEALTHY_SECONDS: Final = 0.2
 """Seconds between checks of an engine that starts: readiness may be late by this much."""
+LATE_CHECKS: Final = 10
+"""Checks in a row without an answer in time that make an engine unhealthy. The event loop of a busy
+engine answers late; that one hangs is told by its requests (`handoff.liveness`). Fewer: a pool is
+empty when it is busiest."""
 METRICS_TIMEOUT: Final = 1.0
 """Seconds that a scrape of the sidecar waits for a busy engine's metrics."""
 
 
 class EngineHealth:
-    """Whether the engine passed the last health check: it answered 200 in time."""
+    """Whether the engine answers health checks with 200: a refused connection or another status
+    tells at once that it does not, late answers only when there are several in a row."""
 
     def __init__(self, pool: Pool, engine: HostPort, checks: HealthChecks) -> None:
         self.healthy = False
@@ -35,9 +41,14 @@ class EngineHealth:
     async def follow(self) -> None:
         """Check again and again, forever."""
         path, interval, timeout = self._checks.path, self._checks.interval, self._checks.timeout
+        late = 0
         while True:
-            page = await _get(self._pool, self._engine, path, timeout=timeout)
-            self.healthy = page is not None
+            try:
+                page = await _get(self._pool, self._engine, path, timeout=timeout)
+                self.healthy, late = page is not None, 0
+            except TimeoutError:
+                late += 1
+                self.healthy = self.healthy and late < LATE_CHECKS
             await self._read_models(timeout)
             await asyncio.sleep(interval if self.healthy else min(interval, UNHEALTHY_SECONDS))
 
@@ -49,15 +60,19 @@ class EngineHealth:
             self.max_model_len, self._listed_at = None, -LIST_SECONDS
         elif now - self._listed_at >= LIST_SECONDS:
             self._listed_at = now
-            models = await _get(self._pool, self._engine, endpoints.MODELS, timeout=timeout)
-            self.max_model_len = None if models is None else engine_length(models)
+            with contextlib.suppress(TimeoutError):
+                models = await _get(self._pool, self._engine, endpoints.MODELS, timeout=timeout)
+                self.max_model_len = None if models is None else engine_length(models)
 
 
 async def fetch_metrics(
     pool: Pool, engine: HostPort, *, timeout: float = METRICS_TIMEOUT
 ) -> bytes | None:
     """The engine's metrics page; None: no 200 within `timeout` seconds."""
-    return await _get(pool, engine, endpoints.METRICS, timeout=timeout)
+    try:
+        return await _get(pool, engine, endpoints.METRICS, timeout=timeout)
+    except TimeoutError:
+        return None
 
 
 async def fetch_all_metrics(
@@ -70,7 +85,7 @@ async def fetch_all_metrics(
 
 
 async def _get(pool: Pool, engine: HostPort, path: str, *, timeout: float) -> bytes | None:
-    """The body of a 200 answer; None: another status, no connection, or no answer in time."""
+    """The body of a 200 answer; None: another status or no connection. Raises TimeoutError."""
     result: asyncio.Future[Answer | NoAnswer] = asyncio.get_running_loop().create_future()
 
     def done(answer: Answer | NoAnswer) -> None:
@@ -83,8 +98,6 @@ async def _get(pool: Pool, engine: HostPort, path: str, *, timeout: float) -> by
     try:
         async with asyncio.timeout(timeout):
             answer = await result
-    except TimeoutError:
-        return None
     finally:
         # Frees the connection after a timeout or a cancellation; after an answer it does nothing.
         call.abort()

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tandem_http1.upstream import Pool
-from tandem_sidecar.process.engine_client import EngineHealth, fetch_metrics
+from tandem_sidecar.process.engine_client import LATE_CHECKS, EngineHealth, fetch_metrics
 from tandem_sidecar.settings import HealthChecks
 
 from ..peers import Peer, Turn
@@ -71,9 +71,16 @@ async def test_health_is_what_the_path_answers(engine: Peer) -> None:
     pool.close()
 
 
-async def test_an_engine_that_is_too_slow_is_not_healthy(engine: Peer) -> None:
+async def test_only_late_answers_in_a_row_make_an_engine_unhealthy(engine: Peer) -> None:
+    checks = 0
+
     async def script(turn: Turn) -> None:
-        await turn.gone.wait()
+        nonlocal checks
+        checks += 1
+        if checks == LATE_CHECKS - 1:
+            turn.answer(200, b"")
+        else:
+            await turn.gone.wait()
 
     engine.health = script
     pool = Pool()
@@ -83,5 +90,6 @@ async def test_an_engine_that_is_too_slow_is_not_healthy(engine: Peer) -> None:
     async with asyncio.timeout(20):
         while health.healthy:
             await asyncio.sleep(0.01)
+    assert checks >= 2 * LATE_CHECKS - 1
     following.cancel()
     pool.close()

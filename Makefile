@@ -158,12 +158,12 @@ docs: $(DOCS) ## build the site of docs/ in site/, and check its links (mkdocs)
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 generate: setup ## regenerate derived files: ext_proc's messages, the tables of llm-d, reference pages of the CRDs and metrics, the schema of bench reports, chart copies
-	$(BIN)/python -m grpc_tools.protoc -Iepp --python_out=epp --pyi_out=epp tandem_epp/ext_proc/ext_proc.proto tandem_epp/ext_proc/access_log.proto \
-	  tandem_epp/http2/health.proto
-	$(BIN)/python -m tandem_epp.scheduling.reference
+	$(BIN)/python -m grpc_tools.protoc -Iepp --python_out=epp --pyi_out=epp tandem_epp/server/ext_proc/ext_proc.proto tandem_epp/server/ext_proc/access_log.proto \
+	  tandem_epp/server/http2/health.proto
+	$(BIN)/python -m tandem_epp.llmd.plugins.reference
 	$(BIN)/python -m tandem_epp.llmd.reference
 	$(BIN)/python -m tandem_sidecar.llmd_flags
-	$(BIN)/python -m tandem_epp.llmd_metrics.table
+	$(BIN)/python -m tandem_epp.llmd.metrics.table
 	$(BIN)/python -m tandem_contract.api_paths_reference
 	$(BIN)/python -m tandem_operator.reference
 	$(BIN)/python -m tandem_cli.metrics_reference

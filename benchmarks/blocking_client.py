@@ -4,14 +4,14 @@ import select
 import socket
 from typing import Final
 
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.interface import SERVICE
-from tandem_epp.ext_proc.messages import BodyMode
-from tandem_epp.http2 import frames
-from tandem_epp.http2.frames import ACK, END_HEADERS, END_STREAM, HEADER, FrameType, Setting
-from tandem_epp.http2.grpc import PREFIX, framed
-from tandem_epp.http2.headers import EMPTY_TABLE, encode
-from tandem_epp.http2.limits import DEFAULT_WINDOW, LARGEST_WINDOW
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.interface import SERVICE
+from tandem_epp.server.ext_proc.messages import BodyMode
+from tandem_epp.server.http2 import frames
+from tandem_epp.server.http2.frames import ACK, END_HEADERS, END_STREAM, HEADER, FrameType, Setting
+from tandem_epp.server.http2.grpc import PREFIX, framed
+from tandem_epp.server.http2.headers import EMPTY_TABLE, encode
+from tandem_epp.server.http2.limits import DEFAULT_WINDOW, LARGEST_WINDOW
 
 BLOCK: Final = EMPTY_TABLE + encode(
     (

@@ -27,11 +27,12 @@ from tandem_contract.paths import Role
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.choice.routing import Routing
+from tandem_epp.choice.scheduler import Scheduler
 from tandem_epp.estimates.request_load import RequestLoad
-from tandem_epp.request import InferenceRequest
-from tandem_epp.scheduling.config import Routing, load_scheduling
-from tandem_epp.scheduling.profile import ScoringContext
-from tandem_epp.scheduling.scheduler import Scheduler
+from tandem_epp.llmd.plugins.config import load_scheduling
+from tandem_epp.request.inference import InferenceRequest
 from tandem_planner.fabrics import FABRICS, Fabric
 
 from .figures import Figure, at_most, progress, report, without_target
@@ -115,7 +116,7 @@ def _decision_seconds(
         random.choice(pods).apply_scrape(ScrapeResult(gauges, b"1", 16, 60_000), now)
         fleet.invalidate_scores()
         fleet.figures.share()
-        context = ScoringContext(request, fleet.prefixes)
+        context = ChoiceContext(request, fleet.prefixes)
         cpu_before, began = process_time(), perf_counter()
         result = scheduler.schedule(context, "m", subset, now)
         durations.append(perf_counter() - began)

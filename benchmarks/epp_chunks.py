@@ -7,14 +7,14 @@ that are ready are written together once there are `batch` of them.
 import asyncio
 from typing import Final, cast
 
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.interface import SERVICE
-from tandem_epp.ext_proc.messages import BodyMode
-from tandem_epp.http2 import frames
-from tandem_epp.http2.frames import ACK, END_HEADERS, HEADER, FrameType, Setting
-from tandem_epp.http2.grpc import framed
-from tandem_epp.http2.headers import EMPTY_TABLE, encode
-from tandem_epp.http2.limits import DEFAULT_WINDOW, LARGEST_WINDOW
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.interface import SERVICE
+from tandem_epp.server.ext_proc.messages import BodyMode
+from tandem_epp.server.http2 import frames
+from tandem_epp.server.http2.frames import ACK, END_HEADERS, HEADER, FrameType, Setting
+from tandem_epp.server.http2.grpc import framed
+from tandem_epp.server.http2.headers import EMPTY_TABLE, encode
+from tandem_epp.server.http2.limits import DEFAULT_WINDOW, LARGEST_WINDOW
 
 STREAMS: Final = 32
 CHUNKS: Final = 20_000

@@ -25,17 +25,18 @@ from tandem_contract.paths import Role
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.messages import Continue
-from tandem_epp.ext_proc.stream import ExtProcStream
-from tandem_epp.ext_proc.wire_answers import encode_answer
-from tandem_epp.ext_proc.wire_bodies import read_body
-from tandem_epp.ext_proc.wire_headers import read_headers
-from tandem_epp.history import History
-from tandem_epp.metrics import Metrics
-from tandem_epp.picker import EndpointPicker
-from tandem_epp.scheduling.config import Routing, load_scheduling
-from tandem_epp.shared_fleet import SharedFleet
+from tandem_epp.choice.routing import Routing
+from tandem_epp.llmd.plugins.config import load_scheduling
+from tandem_epp.metrics.counters import Metrics
+from tandem_epp.placement.history import History
+from tandem_epp.placement.picker import EndpointPicker
+from tandem_epp.replicas.shared_fleet import SharedFleet
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.messages import Continue
+from tandem_epp.server.ext_proc.stream import ExtProcStream
+from tandem_epp.server.ext_proc.wire_answers import encode_answer
+from tandem_epp.server.ext_proc.wire_bodies import read_body
+from tandem_epp.server.ext_proc.wire_headers import read_headers
 
 from .figures import Figure, progress, report, without_target
 

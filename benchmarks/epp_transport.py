@@ -12,11 +12,10 @@ import uvloop
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
-from tandem_epp.allocator import reuse_large_blocks
-from tandem_epp.ext_proc.http2_server import Http2Server
-from tandem_epp.ext_proc.messages import HeaderMutation, HttpRequest, ResponseHeaders
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.http2.tls import TlsSettings, tls_context
+from tandem_epp.exchange import HeaderChanges, HttpRequest, NotPlaced, ResponseHeaders
+from tandem_epp.process.memory import reuse_large_blocks
+from tandem_epp.server.ext_proc.http2_server import Http2Server
+from tandem_epp.server.http2.tls import TlsSettings, tls_context
 
 _BODY_LIMIT: Final = 4 << 20
 
@@ -27,7 +26,7 @@ class _Placed:
     response_headers = ()
     answered_model = None
 
-    def __init__(self, mutation: HeaderMutation) -> None:
+    def __init__(self, mutation: HeaderChanges) -> None:
         self.mutation = mutation
 
     def take_body(self) -> None:
@@ -47,7 +46,7 @@ class _Picker:
         plan = "v1.k." + "x" * 200
         headers = ((wire.DESTINATION_ENDPOINT, address), (wire.PLAN, plan))
         remove = tuple(sorted(wire.INTERNAL - {name for name, _ in headers}))
-        self._placed = _Placed(HeaderMutation(headers, remove, address))
+        self._placed = _Placed(HeaderChanges(headers, remove, address))
 
     def needs_body(self, request: HttpRequest) -> bool:
         return request.method == "POST"
@@ -55,13 +54,13 @@ class _Picker:
     def place(self, request: HttpRequest, body: bytes, now: float) -> _Placed:
         return self._placed
 
-    def body_too_large(self, limit: int) -> LocalReply:
+    def body_too_large(self, limit: int) -> NotPlaced:
         raise NotImplementedError
 
-    def body_too_slow(self) -> LocalReply:
+    def body_too_slow(self) -> NotPlaced:
         raise NotImplementedError
 
-    def memory_full(self) -> LocalReply:
+    def memory_full(self) -> NotPlaced:
         raise NotImplementedError
 
 

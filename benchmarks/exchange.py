@@ -23,9 +23,9 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from tandem_contract.commandline import HostPort
-from tandem_epp.ext_proc.messages import ResponseHeaders
-from tandem_epp.peers.channel import PeerChannel, PeerSettings
-from tandem_epp.peers.frames import (
+from tandem_epp.exchange import ResponseHeaders
+from tandem_epp.replicas.peers.channel import PeerChannel, PeerSettings
+from tandem_epp.replicas.peers.frames import (
     Event,
     RequestAnswered,
     RequestEnded,
@@ -34,9 +34,9 @@ from tandem_epp.peers.frames import (
     TurnGranted,
     pack,
 )
-from tandem_epp.peers.metrics import PeerMetrics
-from tandem_epp.peers.turns import Turns
-from tandem_epp.shared_fleet import encode_response
+from tandem_epp.replicas.peers.metrics import PeerMetrics
+from tandem_epp.replicas.peers.turns import Turns
+from tandem_epp.replicas.shared_fleet import encode_response
 from tandem_local.ports import free_port
 
 from .figures import Figure, at_most, report, without_target

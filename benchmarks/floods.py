@@ -7,9 +7,9 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Final
 
-from tandem_epp.http2 import frames
-from tandem_epp.http2.frames import END_HEADERS, FrameType, Setting
-from tandem_epp.http2.limits import DEFAULT_WINDOW, LARGEST_WINDOW
+from tandem_epp.server.http2 import frames
+from tandem_epp.server.http2.frames import END_HEADERS, FrameType, Setting
+from tandem_epp.server.http2.limits import DEFAULT_WINDOW, LARGEST_WINDOW
 
 from .blocking_client import BLOCK, Client, body_message, chunk_message, head_message
 from .figures import Figure, at_most, progress, without_target

@@ -23,7 +23,7 @@ from typing import Final
 import anyio
 import click
 
-from tandem_epp.ext_proc.messages import BodyMode
+from tandem_epp.server.ext_proc.messages import BodyMode
 from tandem_local.ports import free_port
 
 from .blocking_client import Client, body_message, head_message

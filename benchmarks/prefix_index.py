@@ -23,11 +23,11 @@ import click
 
 from tandem_contract.chains import Chain
 from tandem_contract.prefix import covered_tokens, text_chain, whole_blocks
-from tandem_epp.backends.block_keys import TokenizedPrompt
-from tandem_epp.backends.blocks import StoredBlocks, Tier
-from tandem_epp.backends.pod_blocks import PodBlocks
-from tandem_epp.backends.prefix_tree import PrefixTree
-from tandem_epp.kv_events.collector import EventCollector
+from tandem_epp.prefix.block_keys import TokenizedPrompt
+from tandem_epp.prefix.blocks import StoredBlocks, Tier
+from tandem_epp.prefix.kv_events.collector import EventCollector
+from tandem_epp.prefix.pod_blocks import PodBlocks
+from tandem_epp.prefix.prefix_tree import PrefixTree
 
 from .figures import Figure, at_most, report, without_target
 from .figures import progress as show_progress

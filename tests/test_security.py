@@ -17,10 +17,10 @@ from tandem_engine.config import EngineConfig
 from tandem_engine.main import main as engine
 from tandem_engine.settings import Settings as EngineSettings
 from tandem_engine.transfer.wire import DEFAULT_LIMITS
-from tandem_epp.http2.limits import Limits as Http2Limits
 from tandem_epp.main import main as epp
-from tandem_epp.peers import listener as peers
-from tandem_epp.peers.messages import MAX_MESSAGE
+from tandem_epp.replicas.peers import listener as peers
+from tandem_epp.replicas.peers.messages import MAX_MESSAGE
+from tandem_epp.server.http2.limits import Limits as Http2Limits
 from tandem_epp.settings import Settings as EppSettings
 from tandem_http1.server import Limits as ProxyLimits
 from tandem_kvstore.server.app import StoreSettings

@@ -9,7 +9,7 @@ from typing import Final
 
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document
-from tandem_epp.scheduling.config import load_scheduling
+from tandem_epp.llmd.plugins.config import load_scheduling
 
 _PATH: Final = "spec.routing.epp.config"
 _RENDERED: Final = ("backends", "disaggregated_serving")

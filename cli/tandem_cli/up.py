@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tandem_contract.commandline import DURATION, fail, format_duration
 from tandem_contract.documents import DocumentError
-from tandem_epp.configuration import FileWatch
+from tandem_epp.process.configuration import FileWatch
 from tandem_local.errors import SetupError, StartFailed
 from tandem_local.pool_files import read_documents, read_pool_sets
 from tandem_local.stack import START_TIMEOUT, Stack

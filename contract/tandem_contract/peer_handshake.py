@@ -1,7 +1,8 @@
 """Mutual authentication by shared keys, and the MAC of messages after it. Pure.
 
-Used by the channel between the replicas of an EPP (`tandem_epp.peers`) and by the KV transfer of
-the reference engine (`tandem_engine.transfer`), each with a name and version of its own.
+Used by the channel between the replicas of an EPP (`tandem_epp.replicas.peers`) and by the KV
+transfer of the reference engine (`tandem_engine.transfer`), each with a name and version of its
+own.
 
     T        = msgpack [Hello, Challenge without proof]: versions, instances, nonces, key ids, key
     listener proof    HMAC-SHA256(key, name " listener " T), checked by the dialer

@@ -3,15 +3,19 @@
 Envoy asks over ext_proc before it routes a request. The hand-off itself belongs to the sidecar, and
 the desired state of the cluster to the operator.
 
-    picker          one request, from its body to the headers that Envoy sets; read this first
-    ext_proc/       Envoy's protocol: its two servers and the state machine of one stream
-    http2/          HTTP/2 and gRPC, for the server that does not use grpcio
-    scheduling/     the choice of pods: scheduler, filters, scorers, pickers, decider, plugins
-    backends/       what is known of the engines: discovery, scrapes, prefix index, warm-up
-    peers/          the channel between the replicas of this EPP
-    service         start and stop of the process; its `servers`, and where `discovery` finds pods
-    llmd/           the flags of llm-d's EPP, beside those of `main`
+    choice/         which pods serve a request, and whether it is split; read this first
+    placement/      one request, from its body to its end; `placement.picker` decides on it
+    exchange        a request and what becomes of it, as values between servers and picker
+    request/        what a request's body says of the prompt
+    backends/       what is known of the engines: discovery, scrapes, health, warm-up
+    prefix/         which pod has which part of a prompt
+    estimates/      what requests take, as the answers tell
+    metrics/        counters, and gauges of pods
+    replicas/       what the replicas of this EPP know together
+    server/         what Envoy talks to: ext_proc, HTTP/2 and gRPC
+    llmd/           llm-d's plugins, flags and metrics, for those who come from it
+    process/        the running process: what it builds, serves and reads
 
-Errors: a client's request is answered locally by `ext_proc.stream.LocalReply`. At start:
-`DocumentError` with file and line, `ext_proc.interface.ListenError`.
+Errors: a client's request is answered locally by `exchange.NotPlaced`. At start:
+`DocumentError` with file and line, `server.ext_proc.interface.ListenError`.
 """

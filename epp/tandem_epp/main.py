@@ -18,17 +18,16 @@ from tandem_contract.otlp import traces_url
 from tandem_contract.plan import load_keys
 from tandem_kube.errors import NotConfigured
 
-from . import logs
-from .allocator import reuse_large_blocks
-from .compiled import is_compiled
-from .configuration import load, load_text, log_notices, log_unsent_timeouts
-from .garbage import collect_seldom
-from .http2.tls import TlsSettings
+from .backends.selection import checked_subdomain, selected_pods
 from .llmd.options import LlmdCommand, given, llmd_options, log_treatments
+from .llmd.plugins.explain import explain
 from .llmd.values import selects_pods, with_values
-from .scheduling.explain import explain
-from .selection import checked_subdomain, selected_pods
-from .service import serve
+from .process import logs
+from .process.compiled import is_compiled
+from .process.configuration import load, load_text, log_notices, log_unsent_timeouts
+from .process.memory import collect_seldom, reuse_large_blocks
+from .process.service import serve
+from .server.http2.tls import TlsSettings
 from .settings import Settings
 
 _log: Final = logging.getLogger(__name__)

@@ -9,10 +9,9 @@ from tandem_contract.commandline import HostPort
 
 from .backends.inference_pool import PoolName, PoolReference
 from .backends.pod_backend import PodSelection
-from .ext_proc.body_deadlines import BODY_SECONDS
-from .http2.tls import TlsSettings
-from .llmd_metrics.families import NO_POOL, Pool
-from .peers.channel import PeerSettings
+from .replicas.peers.channel import PeerSettings
+from .server.ext_proc.body_deadlines import BODY_SECONDS
+from .server.http2.tls import TlsSettings
 
 _LISTEN: Final = HostPort("0.0.0.0", ports.EPP_GRPC)
 _HEALTH: Final = HostPort("0.0.0.0", ports.EPP_HEALTH)
@@ -95,14 +94,6 @@ class Settings:
     inference_pool: str = ""
     """Name of an InferencePool in the namespace of pods that are selected by label: objects that
     refer to it, such as InferenceModelRewrite, apply to their requests; empty: there is none."""
-
-    @property
-    def pool(self) -> Pool:
-        """What metrics under llm-d's names call the backends."""
-        if self.pods is None:
-            return NO_POOL
-        name = self.pods.name if isinstance(self.pods, PoolReference) else self.inference_pool
-        return Pool(name, self.pods.namespace)
 
     @property
     def pool_name(self) -> PoolName | None:

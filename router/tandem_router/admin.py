@@ -11,8 +11,8 @@ from aiohttp import web
 
 from tandem_contract import endpoints
 from tandem_contract.metrics_text import metrics_text
-from tandem_epp.debug import routes as decision_routes
-from tandem_epp.decisions import Decisions
+from tandem_epp.process.decisions import Decisions
+from tandem_epp.process.pages import routes as decision_routes
 from tandem_sidecar.observability.engine_counters import EngineCounters
 from tandem_sidecar.process.admin import Health, ProcessAdmin
 from tandem_sidecar.process.aggregate import format_page, parse_page

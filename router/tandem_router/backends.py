@@ -6,7 +6,7 @@ from typing import Final
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import Role
-from tandem_epp.configuration import Configuration
+from tandem_epp.process.configuration import Configuration
 from tandem_http1.messages import Headers
 from tandem_sidecar.security.credentials import EngineTls
 from tandem_sidecar.settings import Settings

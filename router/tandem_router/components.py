@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import Role
-from tandem_epp.configuration import Configuration
-from tandem_epp.decisions import Decisions
+from tandem_epp.process.configuration import Configuration
+from tandem_epp.process.decisions import Decisions, share
 from tandem_epp.settings import Settings as EppSettings
-from tandem_epp.sharing import share
 from tandem_sidecar.process.wiring import DataPath
 from tandem_sidecar.security.credentials import listen_tls
 from tandem_sidecar.settings import Settings

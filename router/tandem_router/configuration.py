@@ -18,8 +18,8 @@ from tandem_contract.commandline import HostPort, parse_host_port
 from tandem_contract.config import Backend
 from tandem_contract.connectors import ConnectorName
 from tandem_contract.documents import DocumentError, load_documents
-from tandem_epp.configuration import Configuration, log_notices, read
-from tandem_epp.scheduling.config import load_routing
+from tandem_epp.llmd.plugins.config import load_routing
+from tandem_epp.process.configuration import Configuration, log_notices, read
 from tandem_http1.messages import Headers
 from tandem_sidecar.settings import Policy, Settings
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from tandem_contract.commandline import HostPort
-from tandem_epp.peers.channel import PeerSettings
+from tandem_epp.replicas.peers.channel import PeerSettings
 from tandem_sidecar.process.listen import listen
 
 KEY_VARIABLE: Final = "TANDEM_ROUTER_WORKER_KEY"

@@ -11,10 +11,9 @@ from tandem_contract.plan import Timeouts
 from tandem_contract.response_ids import response_id_in
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import Pod
-from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.picker import EndpointPicker
-from tandem_epp.placement import Placement
+from tandem_epp.exchange import HttpRequest, NotPlaced
+from tandem_epp.placement.picker import EndpointPicker
+from tandem_epp.placement.placement import Placement
 from tandem_http1.messages import Request
 from tandem_http1.server import ActiveRequest, ClientConnection
 from tandem_sidecar.bodies.edit import with_response_id
@@ -114,7 +113,7 @@ class PlacedRequest:
             placement = self._parts.picker.place(
                 replace(self._http, subset=subset), self._request.body, now
             )
-        except LocalReply:
+        except NotPlaced:
             return False
         self._parts.placements.replace(self._record, placement)
         active = self.start(placement)

@@ -8,8 +8,8 @@ request runs.
 from time import time
 
 from tandem_contract.paths import RoutingPath
-from tandem_epp.ext_proc.messages import ResponseHeaders
-from tandem_epp.placement import Placement
+from tandem_epp.exchange import ResponseHeaders
+from tandem_epp.placement.placement import Placement
 from tandem_http1.messages import ResponseHead
 from tandem_sidecar.handoff.context import RecordObserver
 from tandem_sidecar.observability.record import Leg, Phase, Record

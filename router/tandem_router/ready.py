@@ -3,7 +3,7 @@
 import sys
 
 from tandem_contract.commandline import HostPort
-from tandem_epp.configuration import Configuration
+from tandem_epp.process.configuration import Configuration
 
 
 def print_ready(

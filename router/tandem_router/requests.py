@@ -1,6 +1,6 @@
 """One request of a client: placed by the picker, then served by the sidecar's data path.
 
-    handle ──► picker.place ──┬─ LocalReply ──► an error, or a list of models
+    handle ──► picker.place ──┬─ NotPlaced ──► an error, or a list of models
                               └─ Placement ───► placed.PlacedRequest: 1 or 2 engines
 
 Everything runs in callbacks of the event loop. Only a body that the picker has to prepare (a large
@@ -17,9 +17,8 @@ from typing import Final
 import msgspec
 
 from tandem_contract import endpoints, headers
-from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.placement import Placement
+from tandem_epp.exchange import HttpRequest, NotPlaced, Reply
+from tandem_epp.placement.placement import Placement
 from tandem_http1.messages import Request, response_bytes
 from tandem_http1.server import ActiveRequest, ClientConnection
 from tandem_sidecar.bodies.kinds import kind_of
@@ -38,7 +37,7 @@ _TRACEPARENT: Final = headers.TRACEPARENT
 _HEALTH: Final = endpoints.HEALTH.encode()
 
 Prepare = Callable[[HttpRequest, bytes], AbstractAsyncContextManager[object] | None]
-"""`tandem_epp.preparer.Preparer.prepare`."""
+"""`tandem_epp.placement.preparer.Preparer.prepare`."""
 
 
 class RoutedRequests:
@@ -80,10 +79,10 @@ class RoutedRequests:
     ) -> ActiveRequest | None:
         try:
             placement = self._picker.place(http, request.body, time())
-        except LocalReply as reply:
+        except NotPlaced as refusal:
             request_id, observer = http.headers[headers.REQUEST_ID], self._context.observer
             lines = refuse_generation(observer, request, "", request_id)
-            _send_reply(client, request, reply, lines)
+            _send_reply(client, request, refusal.reply, lines)
             return None
         if body is not None and (changed := placement.take_body()) is not None:
             body = parse_body(changed)
@@ -163,16 +162,13 @@ def _trace_under_decision(record: Record, placement: Placement) -> None:
             record.traceparent = value
 
 
-def _send_reply(
-    client: ClientConnection, request: Request, reply: LocalReply, lines: bytes
-) -> None:
+def _send_reply(client: ClientConnection, request: Request, reply: Reply, lines: bytes) -> None:
     """Send the picker's own answer with header `lines`."""
-    response = reply.response
     lines += b"".join(
         b"%b: %b\r\n" % (name.encode(), value.encode())
-        for name, value in response.headers
+        for name, value in reply.headers
         if name != "content-type"
     )
     close, head = not request.keep_alive, request.method == b"HEAD"
-    client.write(response_bytes(response.status, lines, response.body, close=close, head=head))
+    client.write(response_bytes(reply.status, lines, reply.body, close=close, head=head))
     client.finish(keep=not close)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from tandem_contract.commandline import HostPort
-from tandem_epp.configuration import Configuration, FileWatch
-from tandem_epp.peers.channel import PeerChannel
+from tandem_epp.process.configuration import Configuration, FileWatch
+from tandem_epp.replicas.peers.channel import PeerChannel
 from tandem_epp.settings import Settings as EppSettings
 from tandem_sidecar.process.listen import WorkerSockets
 from tandem_sidecar.process.run import StopSignals, serve, wait_for_first

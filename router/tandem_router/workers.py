@@ -3,10 +3,10 @@
     await supervise(settings, file, configuration, arguments)
 
 Each worker is a whole router. They accept from the same listening socket, and tell each other what
-they place and learn by the channel between an EPP's replicas (`tandem_epp.peers`), over loopback.
-The supervisor is the sidecar's: it binds the sockets, replaces a worker that exits, and answers the
-admin port for all. It checks a changed configuration, so that a file that cannot be used reaches no
-worker, and reads the decode engines' counters, once for all.
+they place and learn by the channel between an EPP's replicas (`tandem_epp.replicas.peers`), over
+loopback. The supervisor is the sidecar's: it binds the sockets, replaces a worker that exits, and
+answers the admin port for all. It checks a changed configuration, so that a file that cannot be
+used reaches no worker, and reads the decode engines' counters, once for all.
 
 Errors: `CannotListen`; `WorkerFailed`: a worker exited before it served.
 """
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tandem_epp.configuration import Configuration, FileWatch
+from tandem_epp.process.configuration import Configuration, FileWatch
 from tandem_http1.upstream import Pool
 from tandem_sidecar.process.admin import serve_admin
 from tandem_sidecar.process.engine_client import fetch_all_metrics

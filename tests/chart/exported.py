@@ -16,11 +16,11 @@ from tandem_contract.config import Backend
 from tandem_engine.metrics import EngineMetrics
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.inference_pool import PoolReference
+from tandem_epp.backends.outcomes import Outcome
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.backends.pool_discovery import PoolDiscovery
-from tandem_epp.metrics import Metrics as EppMetrics
-from tandem_epp.outcomes import Outcome
-from tandem_epp.peers.metrics import PeerMetrics
+from tandem_epp.metrics.counters import Metrics as EppMetrics
+from tandem_epp.replicas.peers.metrics import PeerMetrics
 from tandem_kube.client import Api
 from tandem_kvstore.guard.breaker import BreakerState
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics

@@ -19,11 +19,11 @@ from tandem_engine.metrics import EngineMetrics
 from tandem_engine.served_model import ServedModel
 from tandem_engine.server import EngineServer
 from tandem_engine.text import Tokenizer
-from tandem_epp.http2.limits import Limits
-from tandem_epp.http2.tls import TlsSettings, tls_context
-from tandem_epp.peers.channel import PeerChannel, PeerSettings
-from tandem_epp.peers.frames import PATH
-from tandem_epp.peers.metrics import PeerMetrics
+from tandem_epp.replicas.peers.channel import PeerChannel, PeerSettings
+from tandem_epp.replicas.peers.frames import PATH
+from tandem_epp.replicas.peers.metrics import PeerMetrics
+from tandem_epp.server.http2.limits import Limits
+from tandem_epp.server.http2.tls import TlsSettings, tls_context
 from tandem_http1.server import Limits as ProxyLimits
 from tandem_kube.pages import health_app, listening
 from tandem_sidecar.settings import Settings

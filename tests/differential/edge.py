@@ -4,9 +4,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tandem_contract.request_kinds import RequestKind
-from tandem_epp.body_fields import BadBody as RefusedByEpp
-from tandem_epp.form import form_model
-from tandem_epp.request import parse_request
+from tandem_epp.request.body_fields import BadBody as RefusedByEpp
+from tandem_epp.request.form import form_model
+from tandem_epp.request.inference import parse_request
 from tandem_sidecar.bodies.parse import BadBody, clean_passthrough, parse_body
 
 

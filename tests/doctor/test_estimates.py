@@ -19,7 +19,7 @@ from tandem_doctor.findings import Finding, Severity
 from tandem_doctor.gather import gather_estimates
 from tandem_doctor.pod_http import NoAnswer
 from tandem_epp.estimates.pod_estimates import PodEstimates
-from tandem_epp.pod_reports import fit_reports
+from tandem_epp.process.pages import fit_reports
 
 
 def pod(name: str, estimate: Estimate, in_flight: int = 0) -> PodReport:

@@ -20,7 +20,7 @@ import pytest
 
 from tandem_contract import ports
 from tandem_contract.paths import RoutingPath
-from tandem_epp.http2.health import SERVING
+from tandem_epp.server.http2.health import SERVING
 from tests.cluster import node_images
 from tests.cluster.node import Node
 

@@ -10,18 +10,12 @@ import pytest
 from tandem_contract import headers as wire
 from tandem_contract.timing import Timing
 from tandem_epp.backends.pods import DiscoveredBackend
-from tandem_epp.ext_proc.access_log import BrokenAnswer
-from tandem_epp.ext_proc.messages import (
-    BodyMode,
-    HttpRequest,
-    RequestBody,
-    RequestHeaders,
-    ResponseHeaders,
-)
-from tandem_epp.ext_proc.stream import ExtProcStream, LocalReply
-from tandem_epp.preparation import MAX_MODEL
-from tandem_epp.recent_requests import RecentRequests
-from tandem_epp.shared_fleet import SharedFleet
+from tandem_epp.exchange import BrokenAnswer, HttpRequest, NotPlaced, ResponseHeaders
+from tandem_epp.placement.preparation import MAX_MODEL
+from tandem_epp.replicas.recent_requests import RecentRequests
+from tandem_epp.replicas.shared_fleet import SharedFleet
+from tandem_epp.server.ext_proc.messages import BodyMode, RequestBody, RequestHeaders
+from tandem_epp.server.ext_proc.stream import ExtProcStream
 
 from .test_picker import NOW, PickerSetup
 
@@ -112,6 +106,6 @@ def test_metrics_do_not_grow_with_names(setup: PickerSetup) -> None:
 
 def test_a_models_name_is_bounded(setup: PickerSetup) -> None:
     long = json.dumps({"model": "m" * (MAX_MODEL + 1), "prompt": "x"}).encode()
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         setup.picker.place(HttpRequest("POST", "/v1/completions", {}), long, NOW)
-    assert refusal.value.response.status == 400
+    assert refusal.value.reply.status == 400

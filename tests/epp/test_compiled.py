@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from images.hot_path import MODULES, CannotCompile, check_import, compile_modules
 
-from tandem_epp.compiled import is_compiled
+from tandem_epp.process.compiled import is_compiled
 
 from ..cluster.fixtures import LEFT_OUT
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.documents import DocumentError
-from tandem_epp.configuration import FileWatch, load, log_notices, reload, reload_keys
+from tandem_epp.process.configuration import FileWatch, load, log_notices, reload, reload_keys
 
 GOOD = "backends: [{name: a, url: 'http://10.0.0.1:8000'}]\n"
 

@@ -12,8 +12,8 @@ from tandem_contract.endpoints import DEBUG_DECISIONS, DEBUG_PODS
 from tandem_contract.paths import RoutingPath
 from tandem_contract.pod_reports import PodReport
 from tandem_contract.trace import DecisionTrace, trace_path
-from tandem_epp.debug import LATEST, routes
-from tandem_epp.history import Decision, History
+from tandem_epp.placement.history import Decision, History
+from tandem_epp.process.pages import LATEST, routes
 
 from .test_picker import PickerSetup
 

@@ -13,18 +13,18 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_epp.backends.pods import Pod
-from tandem_epp.configuration import load
+from tandem_epp.backends.precise import PrecisePrefixes
+from tandem_epp.choice.scheduler import Scheduler
 from tandem_epp.estimates.request_load import RequestLoad
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.history import Decision
-from tandem_epp.precise import PrecisePrefixes
-from tandem_epp.preparation import Preparation
-from tandem_epp.prompt_entries import PromptEntries
-from tandem_epp.scheduling.scheduler import Scheduler
-from tandem_epp.scheduling.sessions import TokenSession
-from tandem_epp.service import Service
+from tandem_epp.exchange import HttpRequest, ResponseHeaders
+from tandem_epp.llmd.plugins.sessions import TokenSession
+from tandem_epp.placement.history import Decision
+from tandem_epp.placement.preparation import Preparation
+from tandem_epp.placement.prompt_entries import PromptEntries
+from tandem_epp.process.configuration import load
+from tandem_epp.process.service import Service
+from tandem_epp.replicas.turn_taking import TurnTaker
 from tandem_epp.settings import Settings
-from tandem_epp.turn_taking import TurnTaker
 from tandem_planner.prefill_fit import PrefillCost
 
 from .test_picker import LONG, NOW, PickerSetup
@@ -204,7 +204,9 @@ TASKS = ("share", "trace", "learn", "session", "end")
 
 
 class BrokenSession(TokenSession):
-    def response_header(self, decode: Pod, prefill: Pod | None) -> tuple[str, str] | None:
+    def response_header(
+        self, decode: Pod, prefill: Pod | None, served: str | None
+    ) -> tuple[str, str] | None:
         raise KeyError(LONG)
 
 
@@ -228,7 +230,7 @@ def test_a_placement_that_is_not_told_or_traced_is_served_and_ends() -> None:
     setup = PickerSetup(d="decode")
     setup.picker.observer = setup.picker.tracer = BrokenParts()
     placement, _ = setup.place()
-    placement.sessions = (BrokenSession("x-session"),)
+    placement.added_headers = (BrokenSession("x-session"),)
     placement.on_response_headers(ResponseHeaders("", 200, path="unified"), NOW)
     assert placement.response_headers == ()
     placement.end(NOW)

@@ -8,10 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tandem_contract.request_kinds import PATHS, RequestKind
-from tandem_epp.body_fields import BadBody
-from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.request import parse_request, read_model
+from tandem_epp.exchange import HttpRequest, NotPlaced
+from tandem_epp.request.body_fields import BadBody
+from tandem_epp.request.inference import parse_request, read_model
 
 from .test_picker import NOW, PickerSetup
 
@@ -177,8 +176,8 @@ def test_any_json_is_placed_or_refused(kind: RequestKind, body: Any) -> None:
     refusal = None
     try:
         setup.picker.place(request, encoded(body), NOW).end(NOW)
-    except LocalReply as reply:
-        refusal = reply.response
+    except NotPlaced as not_placed:
+        refusal = not_placed.reply
     if refusal is not None:
         error = json.loads(refusal.body)["error"]
         assert error["message"]

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_contract.forms import MAX_TYPE
-from tandem_epp.bodies import is_form, named_model
-from tandem_epp.body_fields import BadBody
-from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.form import form_model, with_form_model
+from tandem_epp.exchange import HttpRequest
+from tandem_epp.request.bodies import is_form, named_model
+from tandem_epp.request.body_fields import BadBody
+from tandem_epp.request.form import form_model, with_form_model
 
 PATH = "/v1/audio/transcriptions"
 TYPE = "multipart/form-data; boundary=XB"

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from tandem_contract import headers as wire
-from tandem_epp.form import form_model
+from tandem_epp.request.form import form_model
 from tandem_operator.routing.envoy.http_filters import BodyMode
 
 from ..sidecar.processes import sidecar

@@ -1,7 +1,7 @@
 """What Prometheus gets to see of failing backends."""
 
 from tandem_epp.backends.health import EJECT_IN_A_ROW
-from tandem_epp.outcomes import Outcome
+from tandem_epp.backends.outcomes import Outcome
 
 from .test_picker import NOW, PickerSetup
 

@@ -11,9 +11,9 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, CostTrace
 from tandem_epp.estimates.cost_record import Prediction
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.history import EXPLAINED, Decision, History
-from tandem_epp.preparation import MAX_MODEL
+from tandem_epp.exchange import HttpRequest, ResponseHeaders
+from tandem_epp.placement.history import EXPLAINED, Decision, History
+from tandem_epp.placement.preparation import MAX_MODEL
 
 from .test_picker import NOW, PickerSetup
 

@@ -8,7 +8,7 @@ import pytest
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.pods import Pod
-from tandem_epp.ext_proc.messages import ResponseHeaders
+from tandem_epp.exchange import ResponseHeaders
 
 from .test_picker import LONG, NOW, PickerSetup
 from .test_shared_fleet import Replicas

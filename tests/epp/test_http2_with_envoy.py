@@ -10,8 +10,8 @@ import grpc.aio
 import pytest
 import trustme
 
-from tandem_epp.http2 import health_pb2 as pb
-from tandem_epp.http2.health import SERVICE, SERVING
+from tandem_epp.server.http2 import health_pb2 as pb
+from tandem_epp.server.http2.health import SERVICE, SERVING
 from tandem_operator.routing.envoy.clusters import EPP, TYPE, Json
 
 from .http2.test_server import issue

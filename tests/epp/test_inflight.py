@@ -11,8 +11,8 @@ import pytest
 
 from tandem_contract import headers as wire
 from tandem_contract.plan_keys import PlanKeys
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.placement import Placement
+from tandem_epp.exchange import HttpRequest, ResponseHeaders
+from tandem_epp.placement.placement import Placement
 
 from ..sidecar.conftest import Harness
 from ..sidecar.peers import Turn

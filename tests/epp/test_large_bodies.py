@@ -14,19 +14,18 @@ import pytest
 from tandem_contract.headers import MODEL_REWRITES
 from tandem_contract.prompt_length import ANY_VOCABULARY, TokenSizes
 from tandem_contract.request_kinds import RequestKind
-from tandem_epp import body_worker, form, large_bodies
-from tandem_epp.backends.blocks import BlockMatch
-from tandem_epp.body_fields import BadBody
-from tandem_epp.body_worker import HEADER, KINDS, Reading
-from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.form import with_form_model
-from tandem_epp.kv_events.collector import PreciseMatch
-from tandem_epp.large_bodies import LargeBodies, WorkerFault
-from tandem_epp.precise import PrecisePrefixes
-from tandem_epp.preparation import Preparation, read_body
-from tandem_epp.preparer import Preparer
-from tandem_epp.request import parse_request
+from tandem_epp.backends.precise import PrecisePrefixes
+from tandem_epp.exchange import HttpRequest, NotPlaced
+from tandem_epp.placement.preparation import Preparation, read_body
+from tandem_epp.placement.preparer import Preparer
+from tandem_epp.prefix.blocks import BlockMatch
+from tandem_epp.prefix.kv_events.collector import PreciseMatch
+from tandem_epp.request import body_worker, form, large_bodies
+from tandem_epp.request.body_fields import BadBody
+from tandem_epp.request.body_worker import HEADER, KINDS, Reading
+from tandem_epp.request.form import with_form_model
+from tandem_epp.request.inference import parse_request
+from tandem_epp.request.large_bodies import LargeBodies, WorkerFault
 
 from .real import until
 from .test_picker import NOW, PickerSetup
@@ -111,7 +110,7 @@ def test_bodies_come_one_after_the_other() -> None:
 
 
 def test_the_program_ends_with_its_input() -> None:
-    command = [sys.executable, "-m", "tandem_epp.body_worker"]
+    command = [sys.executable, "-m", "tandem_epp.request.body_worker"]
     assert run(command, input=b"", check=True).returncode == 0
 
 
@@ -285,9 +284,9 @@ def test_a_text_that_is_too_long_for_every_pod_is_refused(
     if not is_refused:
         assert setup.picker.place(request, b"not read", NOW)
         return
-    with pytest.raises(LocalReply) as refused:
+    with pytest.raises(NotPlaced) as refused:
         setup.picker.place(request, b"not read", NOW)
-    response = refused.value.response
+    response = refused.value.reply
     assert (response.status, refused.value.reason) == (400, "bad_request")
     assert b"maximum context length is 4096 tokens. However, your" in response.body
 
@@ -312,6 +311,6 @@ def test_a_tokenizer_tells_the_length_more_exactly(
     if contents is None:
         assert setup.picker.place(request, b"not read", NOW)
         return
-    with pytest.raises(LocalReply) as refused:
+    with pytest.raises(NotPlaced) as refused:
         setup.picker.place(request, b"not read", NOW)
-    assert contents in refused.value.response.body
+    assert contents in refused.value.reply.body

@@ -6,9 +6,9 @@ from random import Random
 
 from tandem_contract.fabric_classes import FabricClass
 from tandem_epp.estimates.pod_estimates import PodEstimates
-from tandem_epp.peers.frames import Frame, RequestStarted, decode_frame, encode_event
-from tandem_epp.peers.outbox import MAX_QUEUE, Outbox
-from tandem_epp.shared_fleet import SNAPSHOT_BYTES, SharedFleet
+from tandem_epp.replicas.peers.frames import Frame, RequestStarted, decode_frame, encode_event
+from tandem_epp.replicas.peers.outbox import MAX_QUEUE, Outbox
+from tandem_epp.replicas.shared_fleet import SNAPSHOT_BYTES, SharedFleet
 from tandem_planner.prefill_fit import prefill_sample
 
 from .test_picker import NOW, PickerSetup

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tandem_contract import headers as wire
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import Timing
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.placement import Placement
-from tandem_epp.prompt_key import PromptForm
-from tandem_epp.request import InferenceRequest, parse_request
+from tandem_epp.exchange import HttpRequest, ResponseHeaders
+from tandem_epp.placement.placement import Placement
+from tandem_epp.request.inference import InferenceRequest, parse_request
+from tandem_epp.request.prompt_key import PromptForm
 
 from .test_picker import PickerSetup
 

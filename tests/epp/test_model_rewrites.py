@@ -12,14 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract import headers as wire
-from tandem_epp.answered_model import AnsweredModel
-from tandem_epp.backends.rewrite_rules import RewriteObject, RewriteRules, rewrite_rules
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.large_bodies import LARGE
-from tandem_epp.model_rewrites import ModelRewrites, with_model
-from tandem_epp.precise import PrecisePrefixes
-from tandem_epp.preparer import Preparer
+from tandem_epp.backends.precise import PrecisePrefixes
+from tandem_epp.exchange import HttpRequest, NotPlaced, ResponseHeaders
+from tandem_epp.placement.preparer import Preparer
+from tandem_epp.request.answered_model import AnsweredModel
+from tandem_epp.request.large_bodies import LARGE
+from tandem_epp.request.model_rewrites import (
+    ModelRewrites,
+    RewriteObject,
+    RewriteRules,
+    rewrite_rules,
+    with_model,
+)
 
 from .test_picker import NOW, PickerSetup
 
@@ -177,9 +181,9 @@ def test_the_header_is_removed_also_where_it_changes_nothing(setup: PickerSetup)
 def test_an_unknown_target_and_a_wrong_body_are_answered(setup: PickerSetup) -> None:
     for header, body, status in (("unknown", b'{"model": "m"}', 404), ("m", b'{"model": 5}', 400)):
         request = HttpRequest("POST", "/v1/completions", {wire.MODEL_REWRITE: header})
-        with pytest.raises(LocalReply) as refusal:
+        with pytest.raises(NotPlaced) as refusal:
             setup.picker.place(request, body, NOW)
-        assert refusal.value.response.status == status
+        assert refusal.value.reply.status == status
 
 
 def test_any_json_of_the_api_is_rewritten(setup: PickerSetup) -> None:
@@ -207,10 +211,10 @@ async def test_a_large_body_is_rewritten_once_and_read_elsewhere(setup: PickerSe
             async with context as preparation:
                 rewrite = preparation.rewrite  # type: ignore[attr-defined]
                 prepared = HttpRequest("POST", "/v1/completions", {}, preparation=preparation)
-                with pytest.raises(LocalReply) as refusal:
+                with pytest.raises(NotPlaced) as refusal:
                     setup.picker.place(prepared, body, NOW)
                 assert json.loads(rewrite.body)["model"] == "other"
-                targets.append(refusal.value.response.status)
+                targets.append(refusal.value.reply.status)
     finally:
         await asyncio.wait_for(preparer.close(), 10)
     assert targets == [404] * 3

@@ -9,7 +9,7 @@ import pytest
 from hpack import Decoder
 
 from tandem_contract import headers as wire
-from tandem_epp.http2.frames import HEADER, FrameType
+from tandem_epp.server.http2.frames import HEADER, FrameType
 from tandem_operator.routing.envoy.clusters import Json
 
 from .http2 import client

@@ -4,7 +4,7 @@ import pytest
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.stalls import STALL_SECONDS
-from tandem_epp.outcomes import Outcome, abandoned, decode_outcome, prefill_outcomes
+from tandem_epp.backends.outcomes import Outcome, abandoned, decode_outcome, prefill_outcomes
 
 REFUSED = (
     "upstream_reset_before_response_started"

@@ -20,14 +20,14 @@ from tandem_epp.backends.adapters import AdapterSlots
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
-from tandem_epp.configuration import load_text
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.history import History
-from tandem_epp.metrics import Metrics
-from tandem_epp.picker import EndpointPicker
-from tandem_epp.placement import Placement
-from tandem_epp.scheduling.config import Routing, load_scheduling
+from tandem_epp.choice.routing import Routing
+from tandem_epp.exchange import HttpRequest, NotPlaced, ResponseHeaders
+from tandem_epp.llmd.plugins.config import load_scheduling
+from tandem_epp.metrics.counters import Metrics
+from tandem_epp.placement.history import History
+from tandem_epp.placement.picker import EndpointPicker
+from tandem_epp.placement.placement import Placement
+from tandem_epp.process.configuration import load_text
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost
 
 KEYS = {"k": b"0123456789abcdef"}
@@ -87,9 +87,9 @@ class PickerSetup:
 
     def refusal(self, body: bytes, **request: str) -> tuple[int, dict[str, object]]:
         http = HttpRequest("POST", "/v1/completions", request)
-        with pytest.raises(LocalReply) as refusal:
+        with pytest.raises(NotPlaced) as refusal:
             self.picker.place(http, body, NOW)
-        response = refusal.value.response
+        response = refusal.value.reply
         error = json.loads(response.body)["error"]
         assert error["code"] == response.status
         return response.status, {**error, **dict(response.headers)}
@@ -256,7 +256,7 @@ def test_no_prefill_pod_gets_fields_that_only_a_sidecar_removes(member: str) -> 
     setup.down("d")
     assert setup.refusal(body)[0] == 503
     unread = HttpRequest("POST", "/v1/embeddings", {wire.REQUEST_ID: "r"})
-    with pytest.raises(LocalReply):
+    with pytest.raises(NotPlaced):
         setup.picker.place(unread, b"", NOW)
     assert setup.picker.place(HttpRequest("GET", "/health", {}), b"", NOW).decode is setup["p"]
 
@@ -321,13 +321,13 @@ def test_timing_is_credited_to_the_backend_that_computed() -> None:
 def test_errors_that_are_not_the_clients_fault_carry_llm_ds_reason() -> None:
     setup = PickerSetup(d="decode")
     reason = wire.REQUEST_DROPPED_REASON
-    assert dict(setup.picker.memory_full(None).response.headers)[reason] == "rejected-saturated"
+    assert dict(setup.picker.memory_full(None).reply.headers)[reason] == "rejected-saturated"
     _, bad = setup.refusal(b"{")
     assert reason not in bad
     subset = HttpRequest("POST", "/v1/completions", {}, frozenset({"10.9.9.9:8000"}))
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         setup.picker.place(subset, b'{"model": "m", "prompt": "x"}', NOW)
-    assert dict(refusal.value.response.headers)[reason] == "rejected-no-endpoints"
+    assert dict(refusal.value.reply.headers)[reason] == "rejected-no-endpoints"
     setup.down("d")
     status, gone = setup.refusal(b'{"model": "m", "prompt": "x"}')
     assert (status, gone[reason], gone["retry-after"]) == (503, "rejected-no-endpoints", "1")
@@ -339,18 +339,18 @@ def test_error_responses() -> None:
     assert (status, error["param"]) == (404, "model")
     assert error["message"] == "The model `other` does not exist. This endpoint serves `m`."
     assert setup.refusal(b"{")[0] == 400
-    assert json.loads(setup.picker.body_too_large(None, 5).response.body)["error"]["code"] == 413
-    assert json.loads(setup.picker.body_too_slow(None).response.body)["error"]["code"] == 408
+    assert json.loads(setup.picker.body_too_large(None, 5).reply.body)["error"]["code"] == 413
+    assert json.loads(setup.picker.body_too_slow(None).reply.body)["error"]["code"] == 408
     assert setup.decisions("refused", "unknown_model") == 1
 
 
 def test_error_responses_of_messages_have_anthropics_form() -> None:
     setup = PickerSetup(d="decode")
     request = HttpRequest("POST", "/v1/messages", {})
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         setup.picker.place(request, b'{"model": "other"}', NOW)
     replies = [refusal.value, setup.picker.body_too_large(request, 5)]
-    errors = [json.loads(reply.response.body) for reply in replies]
+    errors = [json.loads(reply.reply.body) for reply in replies]
     assert [error["type"] for error in errors] == ["error", "error"]
     kinds = [error["error"]["type"] for error in errors]
     assert kinds == ["not_found_error", "request_too_large"]
@@ -361,10 +361,10 @@ def test_a_coded_body_is_refused_before_it_is_read(path: str) -> None:
     setup = PickerSetup(d="decode", p="prefill")
     coded = HttpRequest("POST", path, {"content-encoding": "identity, gzip"})
     assert not setup.picker.needs_body(coded)
-    with pytest.raises(LocalReply) as reply:
+    with pytest.raises(NotPlaced) as reply:
         setup.picker.place(coded, None, NOW)
-    assert reply.value.response.status == 415
-    assert ("accept-encoding", "identity") in reply.value.response.headers
+    assert reply.value.reply.status == 415
+    assert ("accept-encoding", "identity") in reply.value.reply.headers
     plain = HttpRequest("POST", path, {"content-encoding": "identity"})
     assert setup.picker.place(plain, b'{"prompt": "a"}', NOW).decode.name == "d"
 
@@ -422,10 +422,10 @@ def test_a_body_nested_too_deeply_is_answered_with_400_and_the_place(path: str) 
     setup = PickerSetup()
     setup.fleet.apply([backend("a", "decode", None, "m"), backend("b", "decode", None, "n")])
     body = b'{"model": "m", "input": ' + b'{"a":[' * 100_000
-    with pytest.raises(LocalReply) as reply:
+    with pytest.raises(NotPlaced) as reply:
         setup.picker.place(HttpRequest("POST", path, {}), body, NOW)
-    assert reply.value.response.status == 400
-    assert b"nested too deeply (byte " in reply.value.response.body
+    assert reply.value.reply.status == 400
+    assert b"nested too deeply (byte " in reply.value.reply.body
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_a_subset_hint_restricts_the_pods(hint: str) -> None:
     for _ in range(4):
         request = HttpRequest("GET", "/health", {}, frozenset({hint, "10.9.9.9:1"}))
         assert setup.picker.place(request, b"", NOW).decode.name == "d2"
-    with pytest.raises(LocalReply):
+    with pytest.raises(NotPlaced):
         setup.picker.place(HttpRequest("GET", "/health", {}, frozenset({"10.9.9.9:1"})), b"", NOW)
 
 
@@ -594,7 +594,7 @@ def test_no_request_is_handed_off_between_hashes(
         placement = setup.picker.place(
             request, json.dumps({"prompt": LONG, **fields}).encode(), NOW
         )
-    except LocalReply:
+    except NotPlaced:
         assert not any(
             m.serving and (model is None or not m.backend.models or model in m.backend.models)
             for m in members.values()
@@ -659,18 +659,18 @@ def test_with_several_models_the_epp_answers_v1_models() -> None:
     pods = [backend("a", "decode", None, "m"), backend("b", "decode", None, "n", "k")]
     ask = HttpRequest("GET", "/v1/models?x=1", {})
     setup.fleet.apply(pods)
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         setup.picker.place(ask, b"", NOW)
-    answer = refusal.value.response
+    answer = refusal.value.reply
     models = json.loads(answer.body)
     assert (answer.status, models["object"]) == (200, "list")
     assert [model["id"] for model in models["data"]] == ["k", "m", "n"]
     assert models["data"][0]["object"] == "model"
     assert setup.decisions("answered", "models") == 1
     setup.down("a")
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         setup.picker.place(ask, b"", NOW)
-    ids = [model["id"] for model in json.loads(refusal.value.response.body)["data"]]
+    ids = [model["id"] for model in json.loads(refusal.value.reply.body)["data"]]
     assert ids == ["k", "n"], "models of ready pods only"
     setup.fleet.apply([pods[1], DiscoveredBackend(Backend("any", "http://10.1.1.1:1"))])
     assert setup.picker.place(ask, b"", NOW).decode.name in ("any", "b"), (

@@ -9,8 +9,8 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.placement import Placement
+from tandem_epp.exchange import HttpRequest, ResponseHeaders
+from tandem_epp.placement.placement import Placement
 
 from .test_picker import LONG, NOW, PickerSetup
 

@@ -14,7 +14,7 @@ from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.estimates.exposed_share import ExposedShare
 from tandem_epp.estimates.fabric_fits import FabricFits
-from tandem_epp.pod_reports import fit_reports, pod_report
+from tandem_epp.process.pages import fit_reports, pod_report
 from tandem_planner.decode_fit import DECODE_PRIOR, DecodeCost, DecodeFit
 from tandem_planner.prefill_fit import PrefillCost, PrefillFit, prefill_sample
 from tandem_planner.transfer import TransferFit

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.request_kinds import POOLED_PATHS, PooledKind
-from tandem_epp import body_worker
-from tandem_epp.bodies import kind_of
-from tandem_epp.body_fields import BadBody
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.pooled import MAX_TOKENS, parse_pooled
+from tandem_epp.exchange import HttpRequest, NotPlaced, ResponseHeaders
+from tandem_epp.request import body_worker
+from tandem_epp.request.bodies import kind_of
+from tandem_epp.request.body_fields import BadBody
+from tandem_epp.request.pooled import MAX_TOKENS, parse_pooled
 
 from .test_picker import NOW, PickerSetup
 
@@ -204,9 +203,9 @@ def test_an_unknown_model_and_a_wrong_type_are_answered() -> None:
             (b'{"model": 5}', 400, "model"),
             (b'{"model": "m"', 400, None),
         ):
-            with pytest.raises(LocalReply) as refusal:
+            with pytest.raises(NotPlaced) as refusal:
                 setup.picker.place(HttpRequest("POST", path, {}), body, NOW)
-            error = json.loads(refusal.value.response.body)["error"]
+            error = json.loads(refusal.value.reply.body)["error"]
             assert (error["code"], error["param"]) == (status, param)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from tandem_contract.request_kinds import RequestKind
 from tandem_epp.backends.fleet import Fleet
-from tandem_epp.kv_events.settings import EventSettings
-from tandem_epp.precise import PrecisePrefixes
+from tandem_epp.backends.precise import PrecisePrefixes
+from tandem_epp.prefix.kv_events.settings import EventSettings
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from tandem_contract.paths import Role
 from tandem_contract.prefix import text_chain
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
-from tandem_epp.backends.prefix_tree import PrefixTree
-from tandem_epp.ext_proc.messages import ResponseHeaders
-from tandem_epp.prompt_entries import PromptEntries
+from tandem_epp.exchange import ResponseHeaders
+from tandem_epp.placement.prompt_entries import PromptEntries
+from tandem_epp.prefix.prefix_tree import PrefixTree
 
 CHAIN = text_chain(bytes(640))
 

@@ -6,8 +6,8 @@ import pytest
 
 from tandem_contract.prefix import FINE_TOKENS
 from tandem_contract.request_kinds import RequestKind
-from tandem_epp.prompt_key import SALT_FIELDS
-from tandem_epp.request import InferenceRequest, parse_request
+from tandem_epp.request.inference import InferenceRequest, parse_request
+from tandem_epp.request.prompt_key import SALT_FIELDS
 
 TEXT = "hello " * 50
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from tandem_contract.timing import Timing
 from tandem_epp.backends.adapters import AdapterSlots
 from tandem_epp.backends.health import EJECT_IN_A_ROW
-from tandem_epp.ext_proc.access_log import BrokenAnswer
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.placement import Placement
-from tandem_epp.shared_fleet import SharedFleet
+from tandem_epp.exchange import BrokenAnswer, HttpRequest, ResponseHeaders
+from tandem_epp.placement.placement import Placement
+from tandem_epp.replicas.shared_fleet import SharedFleet
 from tests.epp.simulation.replicas import LoopbackMesh
 from tests.epp.test_picker import LONG, NOW, PickerSetup
 

@@ -6,11 +6,11 @@ import pytest
 
 from tandem_contract.prefix import text_chain, token_bytes
 from tandem_contract.request_kinds import PATHS, RequestKind
-from tandem_epp import body_fields
-from tandem_epp.bodies import kind_of
-from tandem_epp.body_fields import BadBody
-from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.request import InferenceRequest, parse_request, read_model
+from tandem_epp.exchange import HttpRequest
+from tandem_epp.request import body_fields
+from tandem_epp.request.bodies import kind_of
+from tandem_epp.request.body_fields import BadBody
+from tandem_epp.request.inference import InferenceRequest, parse_request, read_model
 
 DEEP = b"[" * 100_000
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}

@@ -4,8 +4,8 @@ import json
 from base64 import b64encode
 
 from tandem_contract import headers as wire
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.placement import Placement
+from tandem_epp.exchange import HttpRequest, ResponseHeaders
+from tandem_epp.placement.placement import Placement
 
 from .test_picker import LONG, NOW, PickerSetup
 

@@ -1,7 +1,6 @@
 """Replicas that share their placements: each sees the others' counts and prompts, and returns
 them."""
 
-import dataclasses
 import json
 from array import array
 
@@ -14,11 +13,11 @@ from tandem_contract.timing import Timing
 from tandem_epp.backends.adapters import AdapterSlots
 from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.health import BASE_EJECTION, EJECT_IN_A_ROW, HealthState
+from tandem_epp.backends.outcomes import Outcome
 from tandem_epp.backends.pods import DiscoveredBackend
-from tandem_epp.ext_proc.access_log import BrokenAnswer
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.outcomes import Ending, Outcome
-from tandem_epp.peers.frames import (
+from tandem_epp.exchange import BrokenAnswer, Ending, HttpRequest, ResponseHeaders
+from tandem_epp.placement.placement import Placement
+from tandem_epp.replicas.peers.frames import (
     PrefixCached,
     RequestAnswered,
     RequestEnded,
@@ -29,8 +28,7 @@ from tandem_epp.peers.frames import (
     encode_frame,
     pack,
 )
-from tandem_epp.placement import Placement
-from tandem_epp.shared_fleet import SNAPSHOT_BYTES, SharedFleet, encode_response
+from tandem_epp.replicas.shared_fleet import SNAPSHOT_BYTES, SharedFleet, encode_response
 from tandem_planner.cost import HANDOFF_SECONDS
 from tests.epp.simulation.replicas import LoopbackMesh
 from tests.epp.test_picker import LONG, NOW, WEIGHTED, PickerSetup
@@ -364,7 +362,7 @@ def test_prefixes_in_a_snapshot_are_the_latest_and_bounded(
     events = list(replicas.shared[0].snapshot())
     assert [type(event) for event in events] == [PrefixCached] * 3
     size = len(pack(text_chain(b"x" * 4000)))
-    monkeypatch.setattr("tandem_epp.shared_fleet.SNAPSHOT_BYTES", 2 * size)
+    monkeypatch.setattr("tandem_epp.replicas.shared_fleet.SNAPSHOT_BYTES", 2 * size)
     assert list(replicas.shared[0].snapshot()) == events[1:]
 
 
@@ -407,7 +405,7 @@ def test_a_stall_that_metrics_and_the_log_show_counts_once(
         setup["d"].apply_scrape(counted(9), NOW + STALL_SECONDS)
 
     def log() -> None:
-        idle = dataclasses.replace(broken(placement), ending=Ending.IDLE)
+        idle = msgspec.structs.replace(broken(placement), ending=Ending.IDLE)
         replicas.shared[logs].on_broken(idle, NOW + STALL_SECONDS)
         replicas.mesh.advance(replicas.mesh.now + 1.0)
 

@@ -14,9 +14,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tandem_contract import headers as wire
-from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.spans import DECIDE, OtlpTracer
+from tandem_epp.exchange import HttpRequest, NotPlaced
+from tandem_epp.process.spans import DECIDE, OtlpTracer
 
 from ..sidecar.observability.collector import GrpcCollector
 from .test_picker import LONG, NOW, PickerSetup
@@ -106,7 +105,7 @@ async def test_errors_are_exported_and_probes_only_in_a_clients_trace() -> None:
     async with traced(setup) as collector:
         assert wire.TRACEPARENT not in dict(setup.picker.place(probe, b"", NOW).mutation.set)
         setup.down("d")
-        with pytest.raises(LocalReply):
+        with pytest.raises(NotPlaced):
             send(setup, {"model": "m", "prompt": "hi"})
     (span,) = collector.spans
     assert attributes(span)["http.response.status_code"] == 503

@@ -10,8 +10,8 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import verify
 from tandem_contract.response_ids import new_response_id
 from tandem_epp.backends.pods import DiscoveredBackend
-from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.placement import Placement
+from tandem_epp.exchange import HttpRequest
+from tandem_epp.placement.placement import Placement
 
 from .test_picker import KEYS, NOW, WEIGHTED, PickerSetup
 

@@ -8,13 +8,13 @@ from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
-from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.history import History
-from tandem_epp.metrics import Metrics
-from tandem_epp.picker import EndpointPicker
-from tandem_epp.scheduling.config import Routing, load_scheduling
-from tandem_epp.subset_hints import HintlessPicker
+from tandem_epp.choice.routing import Routing
+from tandem_epp.exchange import HttpRequest, NotPlaced
+from tandem_epp.llmd.plugins.config import load_scheduling
+from tandem_epp.metrics.counters import Metrics
+from tandem_epp.placement.history import History
+from tandem_epp.placement.picker import EndpointPicker
+from tandem_epp.placement.subset_hints import HintlessPicker
 
 ELSEWHERE = HttpRequest("GET", "/health", {}, frozenset({"10.9.9.9:1"}))
 
@@ -31,5 +31,5 @@ def picker(kind: type[EndpointPicker]) -> EndpointPicker:
 
 def test_a_hint_that_names_no_backend_changes_nothing() -> None:
     assert picker(HintlessPicker).place(ELSEWHERE, b"", 1.0).decode.name == "d1"
-    with pytest.raises(LocalReply):
+    with pytest.raises(NotPlaced):
         picker(EndpointPicker).place(ELSEWHERE, b"", 1.0)

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from tandem_contract.api_paths import API, FORMS, ApiPaths
-from tandem_epp.bodies import kind_of
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.large_bodies import LARGE
-from tandem_epp.placement import Placement
-from tandem_epp.tenant_salts import SaltingPicker
+from tandem_epp.exchange import HttpRequest, NotPlaced, ResponseHeaders
+from tandem_epp.placement.placement import Placement
+from tandem_epp.placement.tenant_salts import SaltingPicker
+from tandem_epp.request.bodies import kind_of
+from tandem_epp.request.large_bodies import LARGE
 
 from .test_picker import LONG, NOW, PickerSetup
 
@@ -93,16 +92,16 @@ def test_what_is_no_object_is_refused_on_every_path(
     picker: SaltingPicker, path: str, body: bytes
 ) -> None:
     assert picker.salted(request("a", path), body) == body
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         picker.place(request("a", path), body, NOW)
-    assert refusal.value.response.status == 400
+    assert refusal.value.reply.status == 400
 
 
 def test_a_request_without_a_body_needs_no_salt(picker: SaltingPicker) -> None:
     assert picker.place(request("a", "/v1/responses/resp_1/cancel"), b"", NOW).take_body() is None
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         picker.place(request("a"), b"", NOW)
-    assert refusal.value.response.status == 400
+    assert refusal.value.reply.status == 400
 
 
 def test_a_large_body_gets_the_salt_of_its_tenant(picker: SaltingPicker) -> None:
@@ -122,9 +121,9 @@ def test_no_large_body_is_json_without_its_tenants_salt(picker: SaltingPicker) -
             json.loads(sent or b"")
     sent = picker.place(asked, b"{%b} 7" % inner, NOW).take_body()
     assert json.loads(sent or b"")["cache_salt"] == salt(picker, "a")
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         picker.place(asked, b" " * LARGE, NOW)
-    assert refusal.value.response.status == 400
+    assert refusal.value.reply.status == 400
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/v1/completions?x=1", ADDED])
@@ -152,9 +151,9 @@ def test_others_stay_as_they_are(picker: SaltingPicker) -> None:
 
 def test_an_unknown_path_is_refused_as_such(picker: SaltingPicker) -> None:
     plain = {"content-type": "text/plain"}
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         picker.place(request("a", "/v1/unknown", **plain), b"{}", NOW)
-    assert refusal.value.response.status == 404
+    assert refusal.value.reply.status == 404
 
 
 def test_the_prefix_index_expects_no_hit_across_tenants(picker: SaltingPicker) -> None:
@@ -172,9 +171,9 @@ def test_the_prefix_index_expects_no_hit_across_tenants(picker: SaltingPicker) -
 
 @pytest.mark.parametrize("path", [*PATHS, ADDED])
 def test_a_body_that_the_gateway_does_not_send_is_refused(picker: SaltingPicker, path: str) -> None:
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         picker.place(request("a", path), None, NOW)
-    assert refusal.value.response.status == 500
+    assert refusal.value.reply.status == 500
 
 
 @pytest.mark.parametrize("path", [*PATHS, ADDED])
@@ -186,6 +185,6 @@ def test_a_body_that_is_called_a_text_has_a_salt_or_is_refused(
     if kind_of(asked) is not None:
         assert "cache_salt" in json.loads(picker.place(asked, body, NOW).take_body() or b"")
         return
-    with pytest.raises(LocalReply) as refusal:
+    with pytest.raises(NotPlaced) as refusal:
         picker.place(asked, body, NOW)
-    assert refusal.value.response.status == 415
+    assert refusal.value.reply.status == 415

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tandem_epp.peers.frames import Event, TurnAsked, TurnGranted
-from tandem_epp.peers.turns import Turns
-from tandem_epp.turn_taking import UNSEEN_SECONDS, Crowding, TurnMetrics, TurnTaker
+from tandem_epp.replicas.peers.frames import Event, TurnAsked, TurnGranted
+from tandem_epp.replicas.peers.turns import Turns
+from tandem_epp.replicas.turn_taking import UNSEEN_SECONDS, Crowding, TurnMetrics, TurnTaker
 from tests.epp.peers.replicas import mesh
 from tests.epp.test_picker import PickerSetup
 

@@ -7,10 +7,9 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.stalls import STALL_SECONDS
 from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
 from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
-from tandem_epp.ext_proc.access_log import BrokenAnswer
-from tandem_epp.ext_proc.messages import ResponseHeaders
-from tandem_epp.outcomes import Ending, Outcome
-from tandem_epp.verdicts import judge_broken
+from tandem_epp.backends.outcomes import Outcome
+from tandem_epp.exchange import BrokenAnswer, Ending, ResponseHeaders
+from tandem_epp.placement.verdicts import judge_broken
 
 from .test_picker import NOW, WEIGHTED, PickerSetup
 

@@ -20,9 +20,9 @@ import grpc
 import grpc.aio
 
 from tandem_contract import headers as wire
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.interface import SERVICE
-from tandem_epp.ext_proc.messages import BodyMode
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.interface import SERVICE
+from tandem_epp.server.ext_proc.messages import BodyMode
 
 
 @dataclass

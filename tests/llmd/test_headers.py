@@ -13,8 +13,8 @@ import pytest
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
-from tandem_epp.ext_proc.messages import HttpRequest
-from tandem_epp.placement import Placement
+from tandem_epp.exchange import HttpRequest
+from tandem_epp.placement.placement import Placement
 from tandem_http1.messages import Request
 from tandem_sidecar.security.route import Route, UsedPlans, parse_allow, route
 

@@ -105,6 +105,6 @@ async def test_scheduling_of_the_file_takes_the_place_of_the_default(harness: Ha
     await harness.prefill("p")
     await harness.decode("d")
     await harness.start(plugins=[{"type": "predicted-cost"}])
-    assert harness.router.components.decisions.picker.routing.scheduling.cost is not None
+    assert harness.router.components.decisions.picker.routing.scheduling.chooser is None
     response, _ = await harness.ask({"model": "m", "prompt": PROMPT})
     assert response.status == 200

@@ -7,7 +7,7 @@ from io import BytesIO
 import pytest
 
 from tandem_contract.prompt_length import EXHAUSTING
-from tandem_epp.outcomes import Outcome
+from tandem_epp.backends.outcomes import Outcome
 from tandem_sidecar.settings import Settings
 
 from ..sidecar.peers import FakeDecode, Script, Turn, hangs

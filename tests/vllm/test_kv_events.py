@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 
 from tandem_contract.request_kinds import PATHS, RequestKind
-from tandem_epp.backends.pod_blocks import PodBlocks
-from tandem_epp.kv_events.collector import EventCollector, PodEngine
-from tandem_epp.kv_events.feed import Knowledge
-from tandem_epp.kv_events.subscriber import EngineAddress
-from tandem_epp.tokenization.tokenizer import PromptTokenizer, TokenizerSettings
+from tandem_epp.prefix.kv_events.collector import EventCollector, PodEngine
+from tandem_epp.prefix.kv_events.feed import Knowledge
+from tandem_epp.prefix.kv_events.subscriber import EngineAddress
+from tandem_epp.prefix.pod_blocks import PodBlocks
+from tandem_epp.prefix.tokenization.tokenizer import PromptTokenizer, TokenizerSettings
 from tandem_local.ports import free_port
 
 from .engines import MODEL_NAME

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from tandem_contract import endpoints, headers, vllm_storage
 from tandem_contract.paths import RoutingPath
-from tandem_epp.backends.pod_blocks import PodBlocks
-from tandem_epp.kv_events.collector import EventCollector, PodEngine
-from tandem_epp.kv_events.subscriber import EngineAddress
+from tandem_epp.prefix.kv_events.collector import EventCollector, PodEngine
+from tandem_epp.prefix.kv_events.subscriber import EngineAddress
+from tandem_epp.prefix.pod_blocks import PodBlocks
 
 from ..kvstore.gate import Refuse, gate
 from ..kvstore.servers import store_in_this_process

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 from tandem_contract.paths import Role
 
-from ..outcomes import Outcome
 from .failed_requests import FailedRequests, RequestPart
+from .outcomes import Outcome
 
 if TYPE_CHECKING:
     from .health import OutcomeCounts

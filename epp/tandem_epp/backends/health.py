@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from ..outcomes import Outcome
+from .outcomes import Outcome
 
 HALF_LIFE: Final = 10.0
 """Seconds in which the weight of an outcome halves. Shorter: a pod with few requests is never

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from tandem_contract.config import Backend
 
+from ..prefix.prefix_tree import PrefixTree
 from .pods import DiscoveredBackend, Pod
-from .prefix_tree import PrefixTree
 
 
 class Members:

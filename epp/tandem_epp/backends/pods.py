@@ -15,12 +15,12 @@ from tandem_planner.fabrics import Place
 
 from ..estimates.pod_estimates import PodEstimates
 from ..estimates.prompt_hits import PromptHits
+from ..prefix.prefix_tree import PrefixTree
 from .adapters import PodAdapters
 from .ejections import log_return
 from .engine_page import EngineCounters, Gauges, ScrapeResult
 from .health import Health
 from .pace import fade
-from .prefix_tree import PrefixTree
 
 BLOCK_TOKENS: Final = 16
 """KV block size, in tokens, of a backend whose metrics do not report it: vLLM's default."""

@@ -11,6 +11,6 @@ pods without samples the figures of alike pods. `fabric_fits` has what transfers
 far pods take, `exposed_share` how much of that first tokens wait for. `cost_record` keeps what a
 choice was made from.
 
-Not here: which pod is chosen (`scheduling`), I/O, a clock. Times are Unix seconds. Read
+Not here: which pod is chosen (`choice`), I/O, a clock. Times are Unix seconds. Read
 `pod_estimates` first.
 """

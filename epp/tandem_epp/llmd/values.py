@@ -18,11 +18,11 @@ from tandem_contract.commandline import HostPort
 
 from ..backends.inference_pool import GROUP, PoolReference
 from ..backends.pod_backend import PodSelection
-from ..http2.tls import TlsSettings
-from ..scheduling.feature_gates import last_entries
-from ..selection import checked_label, checked_selector, checked_subdomain
+from ..backends.selection import checked_label, checked_selector, checked_subdomain
+from ..server.http2.tls import TlsSettings
 from ..settings import Settings
 from .flags import FEATURE_GATES
+from .plugins.feature_gates import last_entries
 
 Values = Mapping[str, Any]
 """Flag name → value, of the flags that are given."""

@@ -9,9 +9,9 @@ from cryptography import x509
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandem_contract import ports
-from tandem_epp.ext_proc.interface import SERVICE
-from tandem_epp.http2 import frames, health
-from tandem_epp.http2 import health_pb2 as pb
+from tandem_epp.server.ext_proc.interface import SERVICE
+from tandem_epp.server.http2 import frames, health
+from tandem_epp.server.http2 import health_pb2 as pb
 from tandem_operator.routing.envoy.bootstrap import STATS
 
 from .router import STATISTICS

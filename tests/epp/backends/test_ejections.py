@@ -10,8 +10,8 @@ from tandem_epp.backends.ejections import MAX_SHARE, UPKEEP_SECONDS, is_alike
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
+from tandem_epp.backends.outcomes import Outcome
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
-from tandem_epp.outcomes import Outcome
 
 NOW = 1000.0
 

@@ -9,8 +9,8 @@ from tandem_epp.backends.ejections import SHARED_RATE
 from tandem_epp.backends.failed_requests import MAX_REQUESTS, MEMORY, FailedRequests, RequestPart
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.health import EJECT_IN_A_ROW, MIN_VOLUME, Health
+from tandem_epp.backends.outcomes import Outcome
 from tandem_epp.backends.pods import Pod
-from tandem_epp.outcomes import Outcome
 
 from .test_ejections import NOW, decodes, fleet_of
 

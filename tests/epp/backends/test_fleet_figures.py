@@ -10,9 +10,9 @@ from tandem_contract.config import Backend
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.outcomes import Outcome
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad
-from tandem_epp.outcomes import Outcome
 from tandem_planner.cost import FAILURE_SECONDS, PodFigures
 
 PAGE = ScrapeResult(Gauges(running=3.0, kv_usage=0.5), b"1", 16, 1000)

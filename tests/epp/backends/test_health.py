@@ -16,7 +16,7 @@ from tandem_epp.backends.health import (
     Health,
     HealthState,
 )
-from tandem_epp.outcomes import Outcome
+from tandem_epp.backends.outcomes import Outcome
 
 NOW = 1000.0
 

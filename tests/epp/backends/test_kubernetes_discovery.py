@@ -21,7 +21,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, load_keys, verify
 from tandem_contract.pod_reports import PodReport
 from tandem_epp.backends.pod_backend import pod_backends
-from tandem_epp.configuration import load
+from tandem_epp.process.configuration import load
 from tandem_kube.client import connect
 from tandem_kube.resources import ROLE_BINDINGS, ROLES
 

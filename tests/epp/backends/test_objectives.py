@@ -3,7 +3,7 @@
 import pytest
 
 from tandem_contract import headers as wire
-from tandem_epp.backends.objectives import Objective, Objectives, read_objective
+from tandem_epp.request.objectives import Objective, Objectives, read_objective
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_epp.backends.block_keys import ROOT, MediaItem, TokenizedPrompt, block_keys
-from tandem_epp.backends.blocks import BlockMatch, CachedPrefix, StoredBlocks, Tier
-from tandem_epp.backends.pod_blocks import PodBlocks
-from tandem_epp.backends.sorted_table import SortedTable
+from tandem_epp.prefix.block_keys import ROOT, MediaItem, TokenizedPrompt, block_keys
+from tandem_epp.prefix.blocks import BlockMatch, CachedPrefix, StoredBlocks, Tier
+from tandem_epp.prefix.pod_blocks import PodBlocks
+from tandem_epp.prefix.sorted_table import SortedTable
 
 BLOCK = 2
 Prefix = tuple[int, ...]

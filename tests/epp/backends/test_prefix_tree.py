@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tandem_contract.chains import Chain
 from tandem_contract.prefix import FINE_TOKENS, covered_tokens
-from tandem_epp.backends.cached_prefixes import MAX_DROPS
-from tandem_epp.backends.prefix_tree import PrefixTree
+from tandem_epp.prefix.cached_prefixes import MAX_DROPS
+from tandem_epp.prefix.prefix_tree import PrefixTree
 
 PODS = ("a", "b", "c")
 Prompt = tuple[int, ...]

@@ -18,8 +18,8 @@ from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.scrape import Scraper
 from tandem_epp.backends.scrape_settings import ScrapeSettings
-from tandem_epp.configuration import read
-from tandem_epp.scheduling.explain import explain
+from tandem_epp.llmd.plugins.explain import explain
+from tandem_epp.process.configuration import read
 
 from ...cluster.control_plane import ControlPlane
 from ...sidecar.processes import sidecar

@@ -25,7 +25,7 @@ from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.warmup import ATTEMPTS, WarmUps
 from tandem_epp.backends.warmup_requests import SidecarHandOffs
-from tandem_epp.metrics import Metrics
+from tandem_epp.metrics.counters import Metrics
 from tandem_local.ports import free_port
 from tandem_local.stack import Stack
 from tandem_operator.resources.pool_files import parse_pools

@@ -12,14 +12,14 @@ from aiohttp import web
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.stalls import STALL_SECONDS
-from tandem_epp.ext_proc import access_log_pb2 as pb
-from tandem_epp.ext_proc.access_log import SERVICE, BrokenAnswer, broken_answers
-from tandem_epp.ext_proc.grpc_server import GrpcServer
-from tandem_epp.ext_proc.http2_server import Http2Server
-from tandem_epp.http2.errors import ErrorCode
-from tandem_epp.http2.frames import FrameType
-from tandem_epp.http2.grpc import framed
-from tandem_epp.outcomes import Ending
+from tandem_epp.exchange import BrokenAnswer, Ending
+from tandem_epp.server.ext_proc import access_log_pb2 as pb
+from tandem_epp.server.ext_proc.access_log import SERVICE, broken_answers
+from tandem_epp.server.ext_proc.grpc_server import GrpcServer
+from tandem_epp.server.ext_proc.http2_server import Http2Server
+from tandem_epp.server.http2.errors import ErrorCode
+from tandem_epp.server.http2.frames import FrameType
+from tandem_epp.server.http2.grpc import framed
 from tandem_operator.routing.envoy.clusters import Json
 
 from ..http2.client import call_of, data, headers, ping

@@ -12,14 +12,14 @@ import pytest
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
 from tandem_contract.held_bytes import STREAM_BYTES, HeldBytes
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.body_deadlines import BODY_SECONDS
-from tandem_epp.ext_proc.grpc_server import GrpcServer
-from tandem_epp.ext_proc.http2_server import Http2Server
-from tandem_epp.ext_proc.interface import SERVICE, ExtProcServer
-from tandem_epp.ext_proc.messages import BodyMode
-from tandem_epp.http2.frames import FrameType
-from tandem_epp.http2.grpc import PREFIX, framed
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.body_deadlines import BODY_SECONDS
+from tandem_epp.server.ext_proc.grpc_server import GrpcServer
+from tandem_epp.server.ext_proc.http2_server import Http2Server
+from tandem_epp.server.ext_proc.interface import SERVICE, ExtProcServer
+from tandem_epp.server.ext_proc.messages import BodyMode
+from tandem_epp.server.http2.frames import FrameType
+from tandem_epp.server.http2.grpc import PREFIX, framed
 
 from ..http2.client import data, headers
 from ..http2.test_server import RawClient, connected

@@ -4,9 +4,10 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 
 from tandem_contract import headers as wire
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.codec import read_message
-from tandem_epp.ext_proc.messages import BodyMode, RequestHeaders, ResponseHeaders
+from tandem_epp.exchange import ResponseHeaders
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.codec import read_message
+from tandem_epp.server.ext_proc.messages import BodyMode, RequestHeaders
 
 from .test_servers import head
 

@@ -16,18 +16,18 @@ import pytest
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.grpc_server import GrpcServer
-from tandem_epp.ext_proc.http2_server import Http2Server
-from tandem_epp.ext_proc.interface import SERVICE, ExtProcServer
-from tandem_epp.ext_proc.messages import BodyMode
-from tandem_epp.http2 import frames
-from tandem_epp.http2 import grpc as framing
-from tandem_epp.http2.connection import Connection
-from tandem_epp.http2.frames import END_STREAM, FrameType, Setting
-from tandem_epp.http2.headers import EMPTY_TABLE, BlockCache, encode
-from tandem_epp.http2.limits import Limits
-from tandem_epp.http2.session import GrpcSession
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.grpc_server import GrpcServer
+from tandem_epp.server.ext_proc.http2_server import Http2Server
+from tandem_epp.server.ext_proc.interface import SERVICE, ExtProcServer
+from tandem_epp.server.ext_proc.messages import BodyMode
+from tandem_epp.server.http2 import frames
+from tandem_epp.server.http2 import grpc as framing
+from tandem_epp.server.http2.connection import Connection
+from tandem_epp.server.http2.frames import END_STREAM, FrameType, Setting
+from tandem_epp.server.http2.headers import EMPTY_TABLE, BlockCache, encode
+from tandem_epp.server.http2.limits import Limits
+from tandem_epp.server.http2.session import GrpcSession
 
 from ..http2.client import data, headers, parse
 from .test_stream import Placer

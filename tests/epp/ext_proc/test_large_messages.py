@@ -8,16 +8,17 @@ from contextlib import nullcontext
 import pytest
 
 from tandem_contract.commandline import HostPort
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.http2_server import Http2Server
-from tandem_epp.ext_proc.messages import BodyMode, HttpRequest
-from tandem_epp.http2 import frames
-from tandem_epp.http2.connection import Connection
-from tandem_epp.http2.frames import Setting
-from tandem_epp.http2.grpc import MessageReader, framed
-from tandem_epp.http2.headers import BlockCache
-from tandem_epp.http2.limits import Limits
-from tandem_epp.http2.session import GrpcSession
+from tandem_epp.exchange import HttpRequest
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.http2_server import Http2Server
+from tandem_epp.server.ext_proc.messages import BodyMode
+from tandem_epp.server.http2 import frames
+from tandem_epp.server.http2.connection import Connection
+from tandem_epp.server.http2.frames import Setting
+from tandem_epp.server.http2.grpc import MessageReader, framed
+from tandem_epp.server.http2.headers import BlockCache
+from tandem_epp.server.http2.limits import Limits
+from tandem_epp.server.http2.session import GrpcSession
 
 from ..http2.client import data, headers, parse
 from ..real import until

@@ -10,11 +10,11 @@ import grpc.aio
 import pytest
 
 from tandem_contract.commandline import HostPort
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.grpc_server import GrpcServer
-from tandem_epp.ext_proc.http2_server import Http2Server
-from tandem_epp.ext_proc.interface import SERVICE
-from tandem_epp.ext_proc.messages import HttpRequest
+from tandem_epp.exchange import HttpRequest
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.grpc_server import GrpcServer
+from tandem_epp.server.ext_proc.http2_server import Http2Server
+from tandem_epp.server.ext_proc.interface import SERVICE
 
 from ..real import until
 from .test_servers import Kind, body, head

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
 from tandem_contract.held_bytes import HeldBytes
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.grpc_server import GrpcServer
-from tandem_epp.ext_proc.http2_server import Http2Server
-from tandem_epp.ext_proc.messages import BodyMode
-from tandem_epp.http2 import frames
-from tandem_epp.http2.connection import Connection
-from tandem_epp.http2.frames import Setting
-from tandem_epp.http2.grpc import framed
-from tandem_epp.http2.headers import BlockCache
-from tandem_epp.http2.limits import Limits
-from tandem_epp.http2.session import GrpcSession
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.grpc_server import GrpcServer
+from tandem_epp.server.ext_proc.http2_server import Http2Server
+from tandem_epp.server.ext_proc.messages import BodyMode
+from tandem_epp.server.http2 import frames
+from tandem_epp.server.http2.connection import Connection
+from tandem_epp.server.http2.frames import Setting
+from tandem_epp.server.http2.grpc import framed
+from tandem_epp.server.http2.headers import BlockCache
+from tandem_epp.server.http2.limits import Limits
+from tandem_epp.server.http2.session import GrpcSession
 
 from ..http2.client import data, headers
 from ..real import until

@@ -9,11 +9,11 @@ import pytest
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.grpc_server import GrpcServer
-from tandem_epp.ext_proc.http2_server import Http2Server
-from tandem_epp.ext_proc.interface import SERVICE, ExtProcServer, ListenError
-from tandem_epp.ext_proc.messages import BodyMode
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.grpc_server import GrpcServer
+from tandem_epp.server.ext_proc.http2_server import Http2Server
+from tandem_epp.server.ext_proc.interface import SERVICE, ExtProcServer, ListenError
+from tandem_epp.server.ext_proc.messages import BodyMode
 
 from ..real import until
 from ..test_picker import PickerSetup

@@ -9,38 +9,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract import headers as wire
-from tandem_epp.answered_model import AnsweredModel
-from tandem_epp.ext_proc.bodies import CHUNK
-from tandem_epp.ext_proc.messages import (
+from tandem_epp.exchange import HeaderChanges, HttpRequest, NotPlaced, Reply, ResponseHeaders
+from tandem_epp.request.answered_model import AnsweredModel
+from tandem_epp.server.ext_proc.bodies import CHUNK
+from tandem_epp.server.ext_proc.messages import (
     Answer,
     BodyMode,
     Continue,
-    HeaderMutation,
-    HttpRequest,
-    ImmediateResponse,
     Part,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
     ResponseBody,
-    ResponseHeaders,
     ResponseTrailers,
     StreamedChunk,
 )
-from tandem_epp.ext_proc.stream import ExtProcStream, LocalReply
+from tandem_epp.server.ext_proc.stream import ExtProcStream
 
 DUPLEX, BUFFERED = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED
 POST = HttpRequest("POST", "/v1/completions", {})
 LIMIT = 1 << 20
-TOO_LARGE = ImmediateResponse(413, b"too large")
-TOO_SLOW = ImmediateResponse(408, b"too slow")
-FULL = ImmediateResponse(503, b"full")
-REFUSAL = ImmediateResponse(400, b"bad")
+TOO_LARGE = Reply(413, b"too large")
+TOO_SLOW = Reply(408, b"too slow")
+FULL = Reply(503, b"full")
+REFUSAL = Reply(400, b"bad")
 
 
 @dataclass
 class Placement:
-    mutation: HeaderMutation
+    mutation: HeaderChanges
     timings: list[str | None] = field(default_factory=list)
     ended: int = 0
     response_headers: tuple[tuple[str, str], ...] = ()
@@ -69,19 +66,19 @@ class Placer:
 
     def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
         if body == b"bad":
-            raise LocalReply(REFUSAL)
-        mutation = HeaderMutation((("picked", str(hash(body))),), (), f"{len(body or b'')}:{now}")
+            raise NotPlaced(REFUSAL)
+        mutation = HeaderChanges((("picked", str(hash(body))),), (), f"{len(body or b'')}:{now}")
         self.placements.append(Placement(mutation))
         return self.placements[-1]
 
-    def body_too_large(self, request: HttpRequest | None, limit: int) -> LocalReply:
-        return LocalReply(TOO_LARGE)
+    def body_too_large(self, request: HttpRequest | None, limit: int) -> NotPlaced:
+        return NotPlaced(TOO_LARGE)
 
-    def body_too_slow(self, request: HttpRequest | None) -> LocalReply:
-        return LocalReply(TOO_SLOW)
+    def body_too_slow(self, request: HttpRequest | None) -> NotPlaced:
+        return NotPlaced(TOO_SLOW)
 
-    def memory_full(self, request: HttpRequest | None) -> LocalReply:
-        return LocalReply(FULL)
+    def memory_full(self, request: HttpRequest | None) -> NotPlaced:
+        return NotPlaced(FULL)
 
 
 def split_at(body: bytes, cuts: Sequence[int]) -> list[bytes]:
@@ -164,7 +161,7 @@ def test_a_body_that_is_not_read_passes_through_whatever_its_size() -> None:
 @pytest.mark.parametrize("mode", [DUPLEX, BUFFERED])
 @pytest.mark.parametrize(("body", "answer"), [(b"bad", REFUSAL), (b"x" * 11, TOO_LARGE)])
 def test_no_answer_follows_an_immediate_response(
-    mode: BodyMode, body: bytes, answer: ImmediateResponse
+    mode: BodyMode, body: bytes, answer: Reply
 ) -> None:
     placer = Placer()
     stream = ExtProcStream(placer, 10)
@@ -195,8 +192,8 @@ def test_the_client_gets_the_headers_of_the_placement() -> None:
     ]
     headers = (("x-session-token", "dA=="),)
     assert mutations == [
-        HeaderMutation(headers),
-        HeaderMutation(headers, remove=("x-tandem-timing",)),
+        HeaderChanges(headers),
+        HeaderChanges(headers, remove=("x-tandem-timing",)),
     ]
 
 
@@ -205,7 +202,7 @@ def test_the_timing_header_is_read_and_removed() -> None:
     stream = ExtProcStream(placer, LIMIT)
     stream.receive(RequestHeaders(POST, True, DUPLEX), 1.0)
     (answer,) = stream.receive(ResponseHeaders("queue=1"), 1.0)
-    assert answer == Continue(Part.RESPONSE_HEADERS, HeaderMutation(remove=(wire.TIMING,)))
+    assert answer == Continue(Part.RESPONSE_HEADERS, HeaderChanges(remove=(wire.TIMING,)))
     assert stream.receive(ResponseHeaders(None), 1.0) == (Continue(Part.RESPONSE_HEADERS),)
     assert placer.placements[0].timings == ["queue=1", None]
 

@@ -4,25 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.bodies import CHUNK
-from tandem_epp.ext_proc.codec import write_answer
-from tandem_epp.ext_proc.messages import (
-    Answer,
-    Continue,
-    HeaderMutation,
-    ImmediateResponse,
-    Part,
-    StreamedChunk,
-)
-from tandem_epp.ext_proc.wire_answers import encode_answer, encode_head
-from tandem_epp.http2.grpc import MessageReader
+from tandem_epp.exchange import HeaderChanges, Reply
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.bodies import CHUNK
+from tandem_epp.server.ext_proc.codec import write_answer
+from tandem_epp.server.ext_proc.messages import Answer, Continue, Part, StreamedChunk
+from tandem_epp.server.ext_proc.wire_answers import encode_answer, encode_head
+from tandem_epp.server.http2.grpc import MessageReader
 
 NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=200)
 VALUES = st.text(st.characters(max_codepoint=255), max_size=300)
 HEADERS = st.lists(st.tuples(NAMES, VALUES), max_size=5).map(tuple)
 MUTATIONS = st.builds(
-    HeaderMutation,
+    HeaderChanges,
     HEADERS,
     st.lists(NAMES, max_size=12).map(tuple),
     st.none() | st.text(max_size=60),
@@ -35,7 +29,7 @@ ANSWERS = st.one_of(
     ),
     st.builds(StreamedChunk, st.sampled_from([Part.REQUEST_BODY, Part.RESPONSE_BODY]), BODIES,
               st.booleans()),
-    st.builds(ImmediateResponse, st.integers(100, 599), st.binary(max_size=300), HEADERS),
+    st.builds(Reply, st.integers(100, 599), st.binary(max_size=300), HEADERS),
 )  # fmt: skip
 
 
@@ -59,6 +53,6 @@ def test_chunks_of_every_length_of_length(size: int, end: bool) -> None:
 
 
 @given(st.sampled_from([Part.REQUEST_BODY, Part.RESPONSE_BODY]), st.none() | MUTATIONS, BODIES)
-def test_a_body_behind_its_head(part: Part, mutation: HeaderMutation | None, body: bytes) -> None:
+def test_a_body_behind_its_head(part: Part, mutation: HeaderChanges | None, body: bytes) -> None:
     answer = Continue(part, mutation, body)
     assert decoded(encode_head(answer, len(body)) + body) == write_answer(answer)

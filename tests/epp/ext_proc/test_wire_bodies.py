@@ -5,11 +5,11 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.codec import read_message
-from tandem_epp.ext_proc.messages import RequestBody, ResponseBody
-from tandem_epp.ext_proc.wire_bodies import head_size, read_body, read_large_body
-from tandem_epp.http2.pieces import LARGE, Pieces
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.codec import read_message
+from tandem_epp.server.ext_proc.messages import RequestBody, ResponseBody
+from tandem_epp.server.ext_proc.wire_bodies import head_size, read_body, read_large_body
+from tandem_epp.server.http2.pieces import LARGE, Pieces
 
 BODIES = st.binary(max_size=300) | st.sampled_from([b"x" * n for n in (127, 128, 16_384, 70_000)])
 

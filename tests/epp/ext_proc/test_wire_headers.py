@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem_contract import headers as names
-from tandem_epp.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.ext_proc.codec import read_message
-from tandem_epp.ext_proc.messages import RequestHeaders, ResponseHeaders
-from tandem_epp.ext_proc.wire_headers import read_headers
+from tandem_epp.exchange import ResponseHeaders
+from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
+from tandem_epp.server.ext_proc.codec import read_message
+from tandem_epp.server.ext_proc.messages import RequestHeaders
+from tandem_epp.server.ext_proc.wire_headers import read_headers
 
 NAMES = st.sampled_from(
     [

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from tandem_epp.http2.connection import Connection
-from tandem_epp.http2.errors import CallFault, Status
-from tandem_epp.http2.headers import BlockCache
-from tandem_epp.http2.limits import Limits
-from tandem_epp.http2.session import Call, GrpcSession
+from tandem_epp.server.http2.connection import Connection
+from tandem_epp.server.http2.errors import CallFault, Status
+from tandem_epp.server.http2.headers import BlockCache
+from tandem_epp.server.http2.limits import Limits
+from tandem_epp.server.http2.session import Call, GrpcSession
 
 from .client import PATH, START, Frame, parse
 

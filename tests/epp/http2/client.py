@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 from hpack import Decoder, Encoder
 
-from tandem_epp.http2 import frames, grpc
-from tandem_epp.http2.connection import Connection
-from tandem_epp.http2.errors import ErrorCode
-from tandem_epp.http2.frames import END_HEADERS, END_STREAM, HEADER, FrameType, Setting
-from tandem_epp.http2.headers import BlockCache, encode
-from tandem_epp.http2.limits import Limits
-from tandem_epp.http2.stream import Event
+from tandem_epp.server.http2 import frames, grpc
+from tandem_epp.server.http2.connection import Connection
+from tandem_epp.server.http2.errors import ErrorCode
+from tandem_epp.server.http2.frames import END_HEADERS, END_STREAM, HEADER, FrameType, Setting
+from tandem_epp.server.http2.headers import BlockCache, encode
+from tandem_epp.server.http2.limits import Limits
+from tandem_epp.server.http2.stream import Event
 
 START = frames.PREFACE + frames.settings({})
 PATH = "/test.Service/Method"

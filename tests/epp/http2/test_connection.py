@@ -4,11 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from tandem_epp.http2 import frames
-from tandem_epp.http2.errors import ErrorCode
-from tandem_epp.http2.frames import ACK, END_HEADERS, PADDED, PRIORITY_FLAG, FrameType, Setting
-from tandem_epp.http2.limits import LAST_STREAM, Limits
-from tandem_epp.http2.stream import DataReceived, RequestReceived, StreamEnded
+from tandem_epp.server.http2 import frames
+from tandem_epp.server.http2.errors import ErrorCode
+from tandem_epp.server.http2.frames import (
+    ACK,
+    END_HEADERS,
+    PADDED,
+    PRIORITY_FLAG,
+    FrameType,
+    Setting,
+)
+from tandem_epp.server.http2.limits import LAST_STREAM, Limits
+from tandem_epp.server.http2.stream import DataReceived, RequestReceived, StreamEnded
 
 from .client import BLOCK, START, Peer, data, headers, message, ping
 

@@ -10,9 +10,9 @@ import grpc.aio
 import pytest
 import trustme
 
-from tandem_epp.http2.frames import FrameType
-from tandem_epp.http2.limits import Limits
-from tandem_epp.http2.tls import TlsSettings, tls_context
+from tandem_epp.server.http2.frames import FrameType
+from tandem_epp.server.http2.limits import Limits
+from tandem_epp.server.http2.tls import TlsSettings, tls_context
 
 from ..real import until
 from .test_server import Serving, connected, echo, issue, serving

@@ -5,11 +5,11 @@ from sys import getsizeof
 
 import pytest
 
-from tandem_epp.http2 import frames, grpc
-from tandem_epp.http2.errors import ErrorCode
-from tandem_epp.http2.frames import END_HEADERS, FrameType, Setting
-from tandem_epp.http2.headers import encode
-from tandem_epp.http2.limits import LARGEST_WINDOW, Limits
+from tandem_epp.server.http2 import frames, grpc
+from tandem_epp.server.http2.errors import ErrorCode
+from tandem_epp.server.http2.frames import END_HEADERS, FrameType, Setting
+from tandem_epp.server.http2.headers import encode
+from tandem_epp.server.http2.limits import LARGEST_WINDOW, Limits
 
 from .calls import Calls
 from .client import BLOCK, Peer, data, headers, message, ping

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_epp.http2 import frames
-from tandem_epp.http2.errors import ErrorCode
-from tandem_epp.http2.frames import FrameType, Setting
-from tandem_epp.http2.limits import DEFAULT_WINDOW, LARGEST_WINDOW, Limits
-from tandem_epp.http2.stream import RequestReceived, Stream, StreamEnded
+from tandem_epp.server.http2 import frames
+from tandem_epp.server.http2.errors import ErrorCode
+from tandem_epp.server.http2.frames import FrameType, Setting
+from tandem_epp.server.http2.limits import DEFAULT_WINDOW, LARGEST_WINDOW, Limits
+from tandem_epp.server.http2.stream import RequestReceived, Stream, StreamEnded
 
 from .client import Frame, Peer, data, headers, ping
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_epp.http2 import frames
-from tandem_epp.http2.frames import HEADER, FrameType, Setting
+from tandem_epp.server.http2 import frames
+from tandem_epp.server.http2.frames import HEADER, FrameType, Setting
 
 from .calls import Calls, check_invariants
 from .client import BLOCK, GET, START, data, headers, message, parse, ping

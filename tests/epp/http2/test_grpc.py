@@ -7,8 +7,8 @@ from hpack import Decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_epp.http2 import grpc
-from tandem_epp.http2.errors import CallFault, Status
+from tandem_epp.server.http2 import grpc
+from tandem_epp.server.http2.errors import CallFault, Status
 
 
 @given(st.lists(st.binary(max_size=50), max_size=8), st.lists(st.integers(0, 500), max_size=12))

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tandem_epp.http2.limits import Limits
+from tandem_epp.server.http2.limits import Limits
 
 from .test_server import serving
 

@@ -6,9 +6,9 @@ from hpack.exceptions import HPACKError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_epp.http2.errors import ConnectionFault, ErrorCode, MalformedFields
-from tandem_epp.http2.headers import EMPTY_TABLE, BlockCache, HeaderDecoder, encode, split
-from tandem_epp.http2.limits import Limits
+from tandem_epp.server.http2.errors import ConnectionFault, ErrorCode, MalformedFields
+from tandem_epp.server.http2.headers import EMPTY_TABLE, BlockCache, HeaderDecoder, encode, split
+from tandem_epp.server.http2.limits import Limits
 
 from .client import BLOCK, Peer, block, headers, hpack_encoder
 

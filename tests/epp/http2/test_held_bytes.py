@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract.held_bytes import SMALL, STREAM_BYTES, HeldBytes
-from tandem_epp.http2 import frames, grpc
-from tandem_epp.http2.connection import Connection
-from tandem_epp.http2.errors import ErrorCode
-from tandem_epp.http2.frames import FrameType, Setting
-from tandem_epp.http2.headers import BlockCache
-from tandem_epp.http2.limits import Limits
+from tandem_epp.server.http2 import frames, grpc
+from tandem_epp.server.http2.connection import Connection
+from tandem_epp.server.http2.errors import ErrorCode
+from tandem_epp.server.http2.frames import FrameType, Setting
+from tandem_epp.server.http2.headers import BlockCache
+from tandem_epp.server.http2.limits import Limits
 
 from .calls import Calls
 from .client import data, headers, message

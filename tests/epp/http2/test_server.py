@@ -18,16 +18,22 @@ import trustme
 import uvloop
 
 from tandem_contract.server_tls import CERTIFICATE, KEY
-from tandem_epp.http2 import frames
-from tandem_epp.http2 import health_pb2 as pb
-from tandem_epp.http2.errors import ErrorCode
-from tandem_epp.http2.frames import FrameType, Setting
-from tandem_epp.http2.grpc import framed
-from tandem_epp.http2.health import NOT_SERVING, SERVICE, SERVICE_UNKNOWN, SERVING, HealthService
-from tandem_epp.http2.limits import LAST_STREAM, Limits
-from tandem_epp.http2.server import Server
-from tandem_epp.http2.session import Call, GrpcSession
-from tandem_epp.http2.tls import TlsSettings, load_certificate, tls_context
+from tandem_epp.server.http2 import frames
+from tandem_epp.server.http2 import health_pb2 as pb
+from tandem_epp.server.http2.errors import ErrorCode
+from tandem_epp.server.http2.frames import FrameType, Setting
+from tandem_epp.server.http2.grpc import framed
+from tandem_epp.server.http2.health import (
+    NOT_SERVING,
+    SERVICE,
+    SERVICE_UNKNOWN,
+    SERVING,
+    HealthService,
+)
+from tandem_epp.server.http2.limits import LAST_STREAM, Limits
+from tandem_epp.server.http2.server import Server
+from tandem_epp.server.http2.session import Call, GrpcSession
+from tandem_epp.server.http2.tls import TlsSettings, load_certificate, tls_context
 
 from ..real import until
 from .client import BLOCK, HEADER, PATH, START, Frame, block, data, headers, message, ping

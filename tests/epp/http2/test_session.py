@@ -3,9 +3,9 @@
 import pytest
 from hpack import Decoder
 
-from tandem_epp.http2 import frames, grpc
-from tandem_epp.http2.errors import ErrorCode
-from tandem_epp.http2.frames import FrameType
+from tandem_epp.server.http2 import frames, grpc
+from tandem_epp.server.http2.errors import ErrorCode
+from tandem_epp.server.http2.frames import FrameType
 
 from .calls import Calls
 from .client import BLOCK, GET, Frame, block, data, headers, message, ping

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from tandem_epp.kv_events.subscriber import EngineAddress
+from tandem_epp.prefix.kv_events.subscriber import EngineAddress
 
 END = (-1).to_bytes(8, "big", signed=True)
 

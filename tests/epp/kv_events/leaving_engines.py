@@ -7,9 +7,9 @@ from functools import partial
 import zmq
 import zmq.asyncio
 
-from tandem_epp.backends.pod_blocks import PodBlocks
-from tandem_epp.kv_events.feed import PodFeed
-from tandem_epp.kv_events.subscriber import Subscriber
+from tandem_epp.prefix.kv_events.feed import PodFeed
+from tandem_epp.prefix.kv_events.subscriber import Subscriber
+from tandem_epp.prefix.pod_blocks import PodBlocks
 from tests.epp.real import until
 
 from .fake_publisher import FakeVllmPublisher

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from tandem_epp.backends.block_keys import TokenizedPrompt
-from tandem_epp.backends.blocks import CachedPrefix
-from tandem_epp.backends.pod_blocks import PodBlocks
-from tandem_epp.kv_events import subscriber
-from tandem_epp.kv_events.collector import EventCollector, PodEngine
-from tandem_epp.kv_events.feed import Knowledge
+from tandem_epp.prefix.block_keys import TokenizedPrompt
+from tandem_epp.prefix.blocks import CachedPrefix
+from tandem_epp.prefix.kv_events import subscriber
+from tandem_epp.prefix.kv_events.collector import EventCollector, PodEngine
+from tandem_epp.prefix.kv_events.feed import Knowledge
+from tandem_epp.prefix.pod_blocks import PodBlocks
 
 from .fake_publisher import CLEARED, FakeVllmPublisher, removed, stored
 

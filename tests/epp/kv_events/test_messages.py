@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem_epp.kv_events.messages import (
+from tandem_epp.prefix.kv_events.messages import (
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,

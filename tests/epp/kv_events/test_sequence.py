@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_epp.kv_events.sequence import (
+from tandem_epp.prefix.kv_events.sequence import (
     BatchOrder,
     Position,
     continues,

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from tandem_epp.backends.block_keys import TokenizedPrompt
-from tandem_epp.backends.pod_blocks import PodBlocks
-from tandem_epp.kv_events.feed import PodFeed, StoreIndex
-from tandem_epp.kv_events.messages import decode_batch
+from tandem_epp.prefix.block_keys import TokenizedPrompt
+from tandem_epp.prefix.kv_events.feed import PodFeed, StoreIndex
+from tandem_epp.prefix.kv_events.messages import decode_batch
+from tandem_epp.prefix.pod_blocks import PodBlocks
 
 from .fake_publisher import CLEARED, removed, stored
 

@@ -1,6 +1,6 @@
 """How the Envoy of llm-d's standalone chart (0.10) calls the endpoint picker."""
 
-from tandem_epp.ext_proc.interface import SERVICE
+from tandem_epp.server.ext_proc.interface import SERVICE
 from tandem_operator.routing.envoy.clusters import TYPE, Json
 
 

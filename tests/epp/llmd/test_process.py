@@ -14,8 +14,8 @@ import grpc.aio
 import pytest
 import trustme
 
-from tandem_epp.http2 import health_pb2 as pb
-from tandem_epp.http2.health import NOT_SERVING, SERVICE, SERVING
+from tandem_epp.server.http2 import health_pb2 as pb
+from tandem_epp.server.http2.health import NOT_SERVING, SERVICE, SERVING
 from tandem_operator.routing.envoy.clusters import EPP, Json
 
 from ..http2.test_server import issue

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from tandem_contract.commandline import HostPort
 from tandem_epp.backends.inference_pool import PoolReference
 from tandem_epp.backends.pod_backend import PodSelection
-from tandem_epp.http2.tls import TlsSettings
 from tandem_epp.llmd.options import LlmdCommand, given, llmd_options, log_treatments
 from tandem_epp.llmd.values import with_values
+from tandem_epp.server.http2.tls import TlsSettings
 from tandem_epp.settings import Settings
 
 PLAIN = Settings(config=None)

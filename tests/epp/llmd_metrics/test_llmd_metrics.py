@@ -13,16 +13,16 @@ from tandem_contract.config import HealthChecks
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import Gauges
-from tandem_epp.backends.objectives import Objective
 from tandem_epp.backends.pods import Pod, ScrapeResult
-from tandem_epp.backends.rewrite_rules import RewriteObject, RewriteRules, rewrite_rules
-from tandem_epp.discovery import DiscoveredBackend
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.history import Decision
-from tandem_epp.llmd_metrics.families import PREFIX, Pool
-from tandem_epp.llmd_metrics.requests import MAX_MODELS
-from tandem_epp.llmd_metrics.table import EXPORTED, MISSING, PAGE, with_table
-from tandem_epp.metrics import Metrics
+from tandem_epp.exchange import HttpRequest, ResponseHeaders
+from tandem_epp.llmd.metrics.families import PREFIX, Pool
+from tandem_epp.llmd.metrics.requests import MAX_MODELS, add_llmd_metrics
+from tandem_epp.llmd.metrics.table import EXPORTED, MISSING, PAGE, with_table
+from tandem_epp.metrics.counters import Metrics
+from tandem_epp.placement.history import Decision
+from tandem_epp.process.discovery import DiscoveredBackend
+from tandem_epp.request.model_rewrites import RewriteObject, RewriteRules, rewrite_rules
+from tandem_epp.request.objectives import Objective
 
 from ..test_picker import LONG, NOW, PickerSetup
 
@@ -68,6 +68,14 @@ MODEL = {"model_name": "m", "target_model_name": "m"}
 FLOW = {**MODEL, "fairness_id": "default-flow", "priority": "0"}
 
 
+class LlmdSetup(PickerSetup):
+    """With metrics under llm-d's names."""
+
+    def __init__(self, scheduling: str = "{}", **roles: str) -> None:
+        super().__init__(scheduling, **roles)
+        self.requests = add_llmd_metrics(self.metrics.registry, self.history, self.fleet)
+
+
 def value(metrics: Metrics, name: str, labels: Mapping[str, str]) -> float | None:
     return metrics.registry.get_sample_value(name, dict(labels))
 
@@ -77,7 +85,7 @@ def load(pod: Pod, waiting: float, running: float, kv_usage: float) -> None:
     pod.apply_scrape(ScrapeResult(gauges, b""))
 
 
-def answer(setup: PickerSetup, status: int = 200, timing: str = "", prompt: object = LONG) -> None:
+def answer(setup: LlmdSetup, status: int = 200, timing: str = "", prompt: object = LONG) -> None:
     """Place a request, answer it as a stream of a sidecar, and end it."""
     placement, _ = setup.place(prompt)
     response = ResponseHeaders(timing or None, status, path="unified", is_stream=True)
@@ -108,7 +116,7 @@ def test_the_documented_table_is_current() -> None:
 
 
 def test_all_exported_metrics_and_no_others_are_on_the_page() -> None:
-    setup = PickerSetup(d="unified")
+    setup = LlmdSetup(d="unified")
     load(setup["d"], 0, 0, 0)
     answer(setup, timing="cached=1;computed=2")
     setup.refusal(b"{")
@@ -120,7 +128,7 @@ def test_all_exported_metrics_and_no_others_are_on_the_page() -> None:
 
 
 def test_a_request_counts_while_it_runs_and_when_it_ends() -> None:
-    setup = PickerSetup(d="unified")
+    setup = LlmdSetup(d="unified")
     placement, _ = setup.place()
     read = lambda name, labels=FLOW: value(setup.metrics, name, labels)  # noqa: E731
     assert read("llm_d_epp_request_total") == read("llm_d_epp_request_running") == 1
@@ -139,7 +147,7 @@ def test_a_request_counts_while_it_runs_and_when_it_ends() -> None:
 
 
 def test_prompts_of_which_the_answer_tells_nothing_count_as_estimated() -> None:
-    setup = PickerSetup(d="unified")
+    setup = LlmdSetup(d="unified")
     answer(setup)
     assert value(setup.metrics, "inference_objective_input_tokens_sum", MODEL) == pytest.approx(
         setup.history.latest(1)[0].prompt_tokens
@@ -148,7 +156,7 @@ def test_prompts_of_which_the_answer_tells_nothing_count_as_estimated() -> None:
 
 
 def test_errors_by_code() -> None:
-    setup = PickerSetup(d="unified")
+    setup = LlmdSetup(d="unified")
     answer(setup, status=500)
     setup.refusal(b'{"model": "other", "prompt": "x"}')
     setup.refusal(b"{")
@@ -173,7 +181,7 @@ def test_errors_by_code() -> None:
 
 
 def test_choices_by_pod_and_kind_until_the_pod_leaves() -> None:
-    setup = PickerSetup(d="decode", p="prefill")
+    setup = LlmdSetup(d="decode", p="prefill")
     for prompt in (LONG, "short"):
         answer(setup, prompt=prompt)
     kinds = {"plugin_name": "disagg-profile-handler", "plugin_type": "disagg-profile-handler"}
@@ -188,8 +196,9 @@ def test_choices_by_pod_and_kind_until_the_pod_leaves() -> None:
 
 
 def test_mean_spread_and_queue_of_the_pods_that_answer() -> None:
-    setup = PickerSetup(a="unified", b="unified", c="unified")
-    metrics = Metrics(setup.fleet, Pool("pool", "ns"))
+    setup = LlmdSetup(a="unified", b="unified", c="unified")
+    metrics = Metrics(setup.fleet)
+    add_llmd_metrics(metrics.registry, setup.history, setup.fleet, Pool("pool", "ns"))
     name = {"name": "pool"}
     assert value(metrics, "inference_pool_ready_pods", name) == 0
     assert value(metrics, "inference_pool_average_queue_size", name) is None
@@ -215,15 +224,15 @@ def test_mean_spread_and_queue_of_the_pods_that_answer() -> None:
 
 def test_names_that_clients_choose_are_bounded() -> None:
     """A name is a label once an engine has answered for it, and only so many are."""
-    setup = PickerSetup(d="unified")
+    setup = LlmdSetup(d="unified")
     lists_none = msgspec.structs.replace(setup["d"].backend, models=())
     setup.fleet.apply([DiscoveredBackend(lists_none)])
 
     def ask(model: str, status: int) -> None:
         decision = Decision("r", NOW, path=RoutingPath.UNIFIED)
         decision.model, decision.status = model, status
-        setup.metrics.requests.begin(decision)
-        setup.metrics.requests.end(decision)
+        setup.requests.begin(decision)
+        setup.requests.end(decision)
 
     def models() -> set[str]:
         page = generate_latest(setup.metrics.registry).decode()
@@ -251,17 +260,17 @@ def test_names_that_clients_choose_are_bounded() -> None:
 
 def test_many_ended_requests_are_counted_before_the_scrape() -> None:
     """What waits for a scrape must not grow with the requests since the last one."""
-    setup = PickerSetup(d="unified")
+    setup = LlmdSetup(d="unified")
     for _ in range(1000):
         answer(setup, prompt="x")
-    requests = setup.metrics.requests
+    requests = setup.requests
     waiting = len(requests._ended) + len(requests._begun)
     assert waiting < 600
     assert value(setup.metrics, "llm_d_epp_request_total", FLOW) == 1000
 
 
 def test_requests_count_by_priority_and_under_the_name_that_the_client_used() -> None:
-    setup = PickerSetup(d="unified")
+    setup = LlmdSetup(d="unified")
     rule = {"matches": [{"model": {"value": "alias"}}], "targets": [{"modelRewrite": "m"}]}
     rules = rewrite_rules({"rules": [rule]}, "aliases")
     setup.picker.rewrites.rules = RewriteRules([RewriteObject("2026", "aliases", rules)])
@@ -289,7 +298,7 @@ def test_requests_count_by_priority_and_under_the_name_that_the_client_used() ->
 
 
 def test_probes_and_lists_of_models_are_no_requests() -> None:
-    setup = PickerSetup(d="unified")
+    setup = LlmdSetup(d="unified")
     request = HttpRequest("GET", "/health", {wire.REQUEST_ID: "r"})
     setup.picker.place(request, b"", NOW).end(NOW)
     page = generate_latest(setup.metrics.registry).decode()
@@ -298,6 +307,6 @@ def test_probes_and_lists_of_models_are_no_requests() -> None:
 
 def test_a_timing_without_figures_changes_nothing() -> None:
     assert Timing().prompt_tokens is None
-    setup = PickerSetup(d="unified")
+    setup = LlmdSetup(d="unified")
     answer(setup, timing="-")
     assert value(setup.metrics, "llm_d_epp_request_total", FLOW) == 1

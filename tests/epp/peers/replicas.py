@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from tandem_contract.commandline import HostPort
-from tandem_epp.peers.channel import PeerChannel, PeerSettings
-from tandem_epp.peers.frames import Event, RequestEnded, RequestStarted
-from tandem_epp.peers.metrics import PeerMetrics
+from tandem_epp.replicas.peers.channel import PeerChannel, PeerSettings
+from tandem_epp.replicas.peers.frames import Event, RequestEnded, RequestStarted
+from tandem_epp.replicas.peers.metrics import PeerMetrics
 from tandem_local.ports import free_port
 
 KEYS = {"k1": b"first secret of sixteen bytes"}

@@ -10,8 +10,8 @@ import pytest
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.peer_handshake import Challenge, Session
-from tandem_epp.peers import channel, dialer
-from tandem_epp.peers.frames import (
+from tandem_epp.replicas.peers import channel, dialer
+from tandem_epp.replicas.peers.frames import (
     HANDSHAKE,
     PATH,
     PodEjected,
@@ -19,7 +19,7 @@ from tandem_epp.peers.frames import (
     encode_event,
     encode_frame,
 )
-from tandem_epp.peers.listener import MAX_CONNECTIONS, MAX_HANDSHAKES
+from tandem_epp.replicas.peers.listener import MAX_CONNECTIONS, MAX_HANDSHAKES
 from tests.epp.peers.replicas import (
     KEYS,
     OTHER_KEYS,

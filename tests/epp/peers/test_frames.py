@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_epp.outcomes import Ending
-from tandem_epp.peers.frames import (
+from tandem_epp.exchange import Ending
+from tandem_epp.replicas.peers.frames import (
     MAX_CHAIN,
     AnswerBroke,
     Event,
@@ -24,8 +24,8 @@ from tandem_epp.peers.frames import (
     pack,
     unpack,
 )
-from tandem_epp.peers.inbox import Inbox, Verdict
-from tandem_epp.peers.outbox import MAX_FRAME, Outbox
+from tandem_epp.replicas.peers.inbox import Inbox, Verdict
+from tandem_epp.replicas.peers.outbox import MAX_FRAME, Outbox
 
 
 class Log:

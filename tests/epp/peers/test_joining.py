@@ -5,9 +5,9 @@ import asyncio
 import aiohttp
 import pytest
 
-from tandem_epp.peers import channel
-from tandem_epp.peers.frames import PATH
-from tandem_epp.peers.outbox import MAX_FRAME
+from tandem_epp.replicas.peers import channel
+from tandem_epp.replicas.peers.frames import PATH
+from tandem_epp.replicas.peers.outbox import MAX_FRAME
 from tests.epp.peers.replicas import (
     OTHER_KEYS,
     mesh,

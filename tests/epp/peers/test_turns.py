@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_epp.peers.frames import TurnAsked, TurnGranted
-from tandem_epp.peers.turns import FIRST_PAUSE, LONGEST_WAIT, Turns, Waiter
+from tandem_epp.replicas.peers.frames import TurnAsked, TurnGranted
+from tandem_epp.replicas.peers.turns import FIRST_PAUSE, LONGEST_WAIT, Turns, Waiter
 
 Told = TurnAsked | TurnGranted | int
 """An int stands for a placement: the number of the decision."""

@@ -7,10 +7,10 @@ import pytest
 
 from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.pods import Pod
-from tandem_epp.request import InferenceRequest
-from tandem_epp.scheduling.burst_prefix import BurstPrefix
-from tandem_epp.scheduling.llmd_parameters import BurstParameters
-from tandem_epp.scheduling.profile import ScoringContext
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.llmd.plugins.burst_prefix import BurstPrefix
+from tandem_epp.llmd.plugins.llmd_parameters import BurstParameters
+from tandem_epp.request.inference import InferenceRequest
 
 from .pods import make_pod
 
@@ -28,7 +28,7 @@ class Burst:
         self, prompt: bytes, placed: str, *, pods: list[Pod] | None = None, now: float = 10.0
     ) -> str | None:
         """The pod that the burst wants for the request, which then goes to `placed`."""
-        context = ScoringContext(InferenceRequest("m", prompt * 4 * 64), now=now)
+        context = ChoiceContext(InferenceRequest("m", prompt * 4 * 64), now=now)
         pods = PODS if pods is None else pods
         scores = self._burst.score(pods, context)
         assert sorted(scores)[:-1] == [0.0] * (len(pods) - 1)
@@ -81,7 +81,7 @@ def test_prompts_that_begin_alike_stay_together_within_their_share() -> None:
     first, second, third = (b"x" * 64 + bytes([i]) * 192 for i in (1, 2, 3))
 
     def send(prompt: bytes, placed: str) -> str | None:
-        context = ScoringContext(InferenceRequest("m", prompt), now=10.0)
+        context = ChoiceContext(InferenceRequest("m", prompt), now=10.0)
         scores = burst._burst.score(PODS, context)
         burst._burst.on_placed(context, PODS[NAMES.index(placed)], None)
         return next((p.name for p, score in zip(PODS, scores, strict=True) if score), None)
@@ -129,7 +129,7 @@ def test_parameters_are_checked(parameters: dict[str, Any]) -> None:
 
 def test_prompts_without_a_whole_block_are_free() -> None:
     burst = BurstPrefix(BurstParameters())
-    context = ScoringContext(None)
+    context = ChoiceContext(None)
     burst.on_placed(context, PODS[0], None)
     assert burst.score(PODS, context) == [0, 0, 0]
     assert burst.score([], context) == []

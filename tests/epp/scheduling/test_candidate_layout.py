@@ -16,14 +16,14 @@ from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pairing import can_hand_off, known_fabric
 from tandem_epp.backends.pods import DiscoveredBackend
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.placement import Placement
-from tandem_epp.scheduling.candidate_layout import (
+from tandem_epp.choice.candidate_layout import (
     MAX_NARROWED,
     CandidateLayout,
     RecentlyUsed,
     make_layout,
 )
+from tandem_epp.exchange import HttpRequest, ResponseHeaders
+from tandem_epp.placement.placement import Placement
 from tandem_planner.fabrics import fabric_class
 from tests.epp.test_picker import LONG, NOW, PickerSetup, backend
 

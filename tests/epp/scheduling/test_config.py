@@ -11,15 +11,16 @@ from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import DocumentError, parse_documents
 from tandem_contract.paths import Role
 from tandem_epp.backends.pods import Pod
-from tandem_epp.request import InferenceRequest
-from tandem_epp.scheduling import listed_plugins
-from tandem_epp.scheduling.config import Scheduling, load_scheduling
-from tandem_epp.scheduling.cost_choice import CostSettings
-from tandem_epp.scheduling.decider import DeciderSettings
-from tandem_epp.scheduling.parameters import NoParameters
-from tandem_epp.scheduling.plugin_types import FilterType
-from tandem_epp.scheduling.profile import ScoringContext
-from tandem_epp.scheduling.registry import REGISTRY
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.choice.cost_choice import CostSettings
+from tandem_epp.choice.routing import Scheduling
+from tandem_epp.llmd.plugins import listed_plugins
+from tandem_epp.llmd.plugins.config import load_scheduling
+from tandem_epp.llmd.plugins.decider import DeciderSettings
+from tandem_epp.llmd.plugins.parameters import NoParameters
+from tandem_epp.llmd.plugins.plugin_types import FilterType
+from tandem_epp.llmd.plugins.registry import REGISTRY
+from tandem_epp.request.inference import InferenceRequest
 
 LLMD = """
 apiVersion: llm-d.ai/v1alpha1
@@ -66,15 +67,15 @@ def pods() -> list[Pod]:
 
 def test_an_llmd_file_loads() -> None:
     scheduling = loaded(LLMD)
-    assert scheduling.decider == DeciderSettings(non_cached_tokens=16)
-    assert (scheduling.decode.max_endpoints, scheduling.index.capacity_blocks) == (2, 1000)
+    assert scheduling.chooser.decider == DeciderSettings(non_cached_tokens=16)
+    assert (scheduling.chooser.decode.max_endpoints, scheduling.index.capacity_blocks) == (2, 1000)
     request = InferenceRequest("m", b"x" * 640)
     fleet = pods()
-    context = ScoringContext(request, fleet[1].prefixes)
+    context = ChoiceContext(request, fleet[1].prefixes)
     fleet[1].prefixes.place(fleet[1], request.chain)
-    decode = scheduling.decode.run(fleet, context, 2, Random(1))
+    decode = scheduling.chooser.decode.run(fleet, context, 2, Random(1))
     assert [pod.name for pod in decode] == ["decode-1", "decode-0"]
-    prefill = scheduling.prefill.run(fleet, context, 2, Random(1))
+    prefill = scheduling.chooser.prefill.run(fleet, context, 2, Random(1))
     assert [pod.name for pod in prefill] == ["prefill-2"]
 
 
@@ -94,7 +95,7 @@ def test_the_cost_chooses_unless_scores_are_configured(text: str) -> None:
     "other", ["queue-scorer", "max-score-picker", "disagg-profile-handler", "decode-filter"]
 )
 def test_scores_choose_where_they_are_configured_and_never_with_the_cost(other: str) -> None:
-    assert loaded(f"plugins: [{{type: {other}}}]").cost is None
+    assert loaded(f"plugins: [{{type: {other}}}]").chooser is not None
     with pytest.raises(DocumentError, match=f"stands alone: remove it, or {other}"):
         loaded(f"plugins: [{{type: {other}}}, {{type: predicted-cost}}]")
 
@@ -121,15 +122,15 @@ schedulingProfiles:
   plugins: [{pluginRef: prefix-cache-scorer, weight: 3}, {pluginRef: active-request-scorer}]
 """
     scheduling = loaded(text, fallback=False)
-    assert scheduling.decider == DeciderSettings(fallback_to_unified=False)
+    assert scheduling.chooser.decider == DeciderSettings(fallback_to_unified=False)
     request = InferenceRequest("m", b"x" * 640)
     fleet = pods()
     prefixes = fleet[1].prefixes
     prefixes.place(fleet[1], request.chain)
     fleet[1].in_flight = 1
     for chosen in (1, 0):
-        context = ScoringContext(request, prefixes)
-        assert scheduling.decode.run(fleet, context, 1, Random(1)) == [fleet[chosen]]
+        context = ChoiceContext(request, prefixes)
+        assert scheduling.chooser.decode.run(fleet, context, 1, Random(1)) == [fleet[chosen]]
         prefixes.clear(fleet[1])
 
 
@@ -147,7 +148,7 @@ schedulingProfiles:
     ],
 )
 def test_the_decider_follows_from_the_configuration(text: str, settings: DeciderSettings) -> None:
-    assert loaded(text).decider == settings
+    assert loaded(text).chooser.decider == settings
 
 
 @pytest.mark.parametrize(
@@ -193,9 +194,9 @@ def test_an_error_names_its_line(text: str, message: str) -> None:
 def test_steady_scores_are_cached_per_view() -> None:
     scheduling = loaded("plugins: [{type: queue-scorer}]")
     view = tuple(pods())
-    first = scheduling.decode.run(view, ScoringContext(None), 2, Random(1))
+    first = scheduling.chooser.decode.run(view, ChoiceContext(None), 2, Random(1))
     assert {pod.name for pod in first} == {"decode-0", "decode-1"}
-    others = scheduling.decode.run(view[1:], ScoringContext(None), 2, Random(1))
+    others = scheduling.chooser.decode.run(view[1:], ChoiceContext(None), 2, Random(1))
     assert {pod.name for pod in others} == {"decode-1"}
 
 
@@ -204,7 +205,7 @@ class NothingPasses:
 
     is_steady = True
 
-    def keep(self, _pods: Sequence[Pod], _context: ScoringContext) -> Sequence[Pod]:
+    def keep(self, _pods: Sequence[Pod], _context: ChoiceContext) -> Sequence[Pod]:
         return ()
 
 
@@ -224,6 +225,6 @@ def test_without_profiles_a_filter_applies_to_its_phase_or_to_both(
     )
     monkeypatch.setattr(listed_plugins, "REGISTRY", {**REGISTRY, entry.type_name: entry})
     scheduling = loaded("plugins: [{type: nothing-passes}]")
-    context = ScoringContext(None)
-    assert len(scheduling.decode.run(pods(), context, 3, Random(0))) == decodes
-    assert len(scheduling.prefill.run(pods(), context, 3, Random(0))) == prefills
+    context = ChoiceContext(None)
+    assert len(scheduling.chooser.decode.run(pods(), context, 3, Random(0))) == decodes
+    assert len(scheduling.chooser.prefill.run(pods(), context, 3, Random(0))) == prefills

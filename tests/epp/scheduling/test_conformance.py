@@ -4,8 +4,8 @@ import pytest
 
 from tandem_contract.config import Backend
 from tandem_epp.backends.pods import Pod
-from tandem_epp.scheduling.conformance import EndpointSelectionFilter, ServedHeader
-from tandem_epp.scheduling.profile import ScoringContext
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.llmd.plugins.conformance import EndpointSelectionFilter, ServedHeader
 
 # Two data-parallel ranks on 10.0.0.1, each with its own port.
 PODS = [
@@ -36,16 +36,16 @@ PODS = [
     ],
 )
 def test_the_named_endpoints_stay(value: str, names: list[str]) -> None:
-    context = ScoringContext(None, headers={"test-epp-endpoint-selection": value})
+    context = ChoiceContext(None, headers={"test-epp-endpoint-selection": value})
     assert [pod.name for pod in EndpointSelectionFilter().keep(PODS, context)] == names
 
 
 def test_every_endpoint_stays_without_the_header() -> None:
-    assert EndpointSelectionFilter().keep(PODS, ScoringContext(None)) == PODS
+    assert EndpointSelectionFilter().keep(PODS, ChoiceContext(None)) == PODS
 
 
 def test_the_served_endpoint_or_what_is_missing() -> None:
     name = "x-conformance-test-served-endpoint"
-    assert ServedHeader().header("10.0.0.1:8000") == (name, "10.0.0.1:8000")
+    assert ServedHeader().response_header(PODS[0], None, "10.0.0.1:8000") == (name, "10.0.0.1:8000")
     missing = "fail: missing x-gateway-destination-endpoint-served metadata"
-    assert ServedHeader().header(None) == (name, missing)
+    assert ServedHeader().response_header(PODS[0], None, None) == (name, missing)

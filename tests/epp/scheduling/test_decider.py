@@ -5,12 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tandem_contract.paths import RoutingPath
-from tandem_epp.scheduling.decider import (
-    DeciderInputs,
-    DeciderSettings,
-    SplitImpossible,
-    decide_path,
-)
+from tandem_epp.choice.result import SplitImpossible
+from tandem_epp.llmd.plugins.decider import DeciderInputs, DeciderSettings, decide_path
 
 LONG = DeciderInputs(
     prompt_tokens=1000,

@@ -6,10 +6,11 @@ import pytest
 
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import DocumentError, parse_documents
-from tandem_epp.scheduling.config import Scheduling, load_scheduling
-from tandem_epp.scheduling.decider import DeciderInputs, DeciderSettings, decide_path
-from tandem_epp.scheduling.profile import ScoringContext
-from tandem_epp.scheduling.sessions import IdSession
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.choice.routing import Scheduling
+from tandem_epp.llmd.plugins.config import load_scheduling
+from tandem_epp.llmd.plugins.decider import DeciderInputs, DeciderSettings, decide_path
+from tandem_epp.llmd.plugins.sessions import IdSession
 
 from .pods import make_pod
 
@@ -39,13 +40,16 @@ def test_handlers_of_all_ages_split(handler: str, parameters: str) -> None:
         f"plugins: [{{type: {handler}, parameters: {parameters}}}, "
         "{type: always-disagg-pd-decider, name: always}]"
     )
-    assert scheduling.is_split_by_handler
-    assert scheduling.decider == DeciderSettings(always=True)
+    assert scheduling.chooser.is_split_by_handler
+    assert scheduling.chooser.decider == DeciderSettings(always=True)
 
 
 def test_the_older_handler_has_a_decider_by_default() -> None:
     scheduling = loaded("plugins: [{type: pd-profile-handler}]")
-    assert (scheduling.is_split_by_handler, scheduling.decider) == (True, DeciderSettings())
+    assert (scheduling.chooser.is_split_by_handler, scheduling.chooser.decider) == (
+        True,
+        DeciderSettings(),
+    )
 
 
 PROFILES = """
@@ -57,21 +61,21 @@ schedulingProfiles:
 
 def test_without_a_prefill_profile_nothing_is_split() -> None:
     text = f"plugins:{PROFILES}- {{name: decode}}"
-    assert not loaded(text).decider.split
-    assert not loaded(text).is_split_by_handler
+    assert not loaded(text).chooser.decider.split
+    assert not loaded(text).chooser.is_split_by_handler
     assert parts(text) == ["the decider"]
 
 
 def test_a_profile_that_no_phase_uses_is_named() -> None:
     text = f"plugins:{PROFILES}- {{name: decode}}\n- {{name: prefill}}\n- {{name: other}}"
-    assert loaded(text).is_split_by_handler
+    assert loaded(text).chooser.is_split_by_handler
     assert parts(text) == ["profile other"]
 
 
 def test_one_handler_counts() -> None:
     text = "plugins: [{type: disagg-profile-handler}, {type: pd-profile-handler}]"
     assert parts(text) == ["pd-profile-handler"]
-    assert not loaded(text).is_split_by_handler
+    assert not loaded(text).chooser.is_split_by_handler
 
 
 def test_a_decider_without_its_parameter_differs_from_llm_d() -> None:
@@ -83,7 +87,7 @@ def test_a_decider_without_its_parameter_differs_from_llm_d() -> None:
 
 def test_prompts_below_a_length_are_not_split() -> None:
     text = "plugins: [{type: prefix-based-pd-decider, parameters: {nonCachedTokens: 16, %s}}]"
-    settings = loaded(text % "promptTokens: 100").decider
+    settings = loaded(text % "promptTokens: 100").chooser.decider
     reasons = [
         decide_path(
             DeciderInputs(tokens, 0, 16, is_disaggregated=True, has_prefill_candidate=True),
@@ -103,7 +107,7 @@ def test_a_stage_order_that_is_not_built_is_refused() -> None:
 def test_a_profile_without_a_picker_uses_the_one_that_is_listed() -> None:
     text = "plugins: [{type: random-picker, parameters: {maxNumOfEndpoints: 3}}, "
     text += "{type: queue-scorer}]\nschedulingProfiles: [{name: x, plugins: [{pluginRef: %s}]}]"
-    assert loaded(text % "queue-scorer").decode.max_endpoints == 3
+    assert loaded(text % "queue-scorer").chooser.decode.max_endpoints == 3
 
 
 def test_an_unknown_producer_is_refused() -> None:
@@ -119,7 +123,8 @@ plugins:
 - {type: approx-prefix-cache-producer, parameters: {maxPrefixTokensToMatch: 1024, autoTune: false}}
 - {type: prefix-cache-scorer}
 """
-    assert loaded(text).index.max_tokens == 1024
+    scorer, _ = loaded(text).chooser.decode._per_request[0]
+    assert scorer._max_tokens == 1024
 
 
 SESSION = """
@@ -148,12 +153,12 @@ plugins:
     ],
 )
 def test_ids_of_sessions(source: str, plugin: str, headers: dict[str, str]) -> None:
-    (learner,) = loaded(SESSION % (source, plugin)).learners
+    (learner,) = loaded(SESSION % (source, plugin)).chooser.learners
     assert isinstance(learner, IdSession)
     pod = make_pod("a")
-    learner.on_placed(ScoringContext(None, headers=headers), pod, None)
-    assert learner.pod([pod], ScoringContext(None, headers=headers)) is pod
-    assert learner.pod([pod], ScoringContext(None)) is None
+    learner.on_placed(ChoiceContext(None, headers=headers), pod, None)
+    assert learner.pod([pod], ChoiceContext(None, headers=headers)) is pod
+    assert learner.pod([pod], ChoiceContext(None)) is None
 
 
 @pytest.mark.parametrize(
@@ -177,7 +182,7 @@ def test_one_plugin_in_two_profiles_is_one_instance() -> None:
     profiles: list[Any] = [
         {"name": n, "plugins": [{"pluginRef": "no-hit-lru-scorer"}]} for n in names
     ]
-    assert len(loaded(text % profiles).learners) == 1
+    assert len(loaded(text % profiles).chooser.learners) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from tandem_contract.config import Backend
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, verify
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.ext_proc.stream import LocalReply
-from tandem_epp.scheduling.fallback import choose_alone
+from tandem_epp.choice.fallback import choose_alone
+from tandem_epp.exchange import HttpRequest, NotPlaced, ResponseHeaders
 
 from ..test_picker import KEYS, LONG, NOW, PickerSetup
 
@@ -53,8 +52,8 @@ def placed(setup: PickerSetup, model: str) -> Plan | int:
     body = json.dumps({"model": model, "prompt": LONG}).encode()
     try:
         placement = setup.picker.place(request, body, NOW)
-    except LocalReply as reply:
-        return reply.response.status
+    except NotPlaced as refusal:
+        return refusal.reply.status
     return verify(dict(placement.mutation.set)[wire.PLAN], KEYS, request_id="r", now=NOW)
 
 

@@ -9,24 +9,25 @@ import pytest
 from tandem_contract.paths import Role
 from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.pods import Pod
-from tandem_epp.scheduling.filters import (
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.llmd.plugins.filters import (
     LabelFilter,
     RoleFilter,
     SelectorFilter,
     UtilizationFilter,
 )
-from tandem_epp.scheduling.llmd_parameters import (
+from tandem_epp.llmd.plugins.llmd_parameters import (
     LabelParameters,
     LabelSelector,
     UtilizationParameters,
 )
-from tandem_epp.scheduling.pickers import MaxScorePicker
-from tandem_epp.scheduling.profile import Filter, Profile, ScoringContext
-from tandem_epp.scheduling.scorers import QueueScorer
+from tandem_epp.llmd.plugins.pickers import MaxScorePicker
+from tandem_epp.llmd.plugins.profile import Filter, Profile
+from tandem_epp.llmd.plugins.scorers import QueueScorer
 
 from .pods import make_pod
 
-NOTHING = ScoringContext(None)
+NOTHING = ChoiceContext(None)
 
 
 def kept(by: Filter, pods: list[Pod]) -> list[str]:

@@ -19,13 +19,13 @@ from tandem_contract.paths import Role, RoutingPath
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
-from tandem_epp.configuration import load, log_notices
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.choice.result import SchedulingResult
+from tandem_epp.choice.routing import Scheduling
+from tandem_epp.choice.scheduler import Scheduler
 from tandem_epp.main import main
-from tandem_epp.request import InferenceRequest
-from tandem_epp.scheduling.config import Scheduling
-from tandem_epp.scheduling.profile import ScoringContext
-from tandem_epp.scheduling.result import SchedulingResult
-from tandem_epp.scheduling.scheduler import Scheduler
+from tandem_epp.process.configuration import load, log_notices
+from tandem_epp.request.inference import InferenceRequest
 
 CONFIGS = Path(__file__).parent / "llmd_configs"
 REFUSED = {
@@ -98,7 +98,7 @@ class Setup:
     def send(self, prompt: bytes = LONG, *, now: float = 100.0) -> SchedulingResult:
         """The choice for a request; its prompt then counts as placed."""
         request = InferenceRequest("m", prompt)
-        context = ScoringContext(request, self.fleet.prefixes, now=now)
+        context = ChoiceContext(request, self.fleet.prefixes, now=now)
         result = self._scheduler.schedule(context, "m", None, now)
         for pod in (result.decode[0], *result.prefill[:1]):
             self.fleet.prefixes.place(pod, request.chain)
@@ -343,14 +343,14 @@ def test_sessions_of_both_phases(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(SESSIONS)
     routing = load(file, {}, lists_backends=False).routing
-    headers = [session.header for session in routing.scheduling.sessions]
+    headers = [session.header for session in routing.scheduling.added_headers]
     assert headers == ["x-session-token", "x-session-prefill"]
     assert check(file)[1][-2:] == [f"session token: header {header}" for header in headers]
     setup = Setup("pd-epp-config", p1="prefill", p2="prefill", d1="decode", d2="decode")
     scheduler = Scheduler(setup.fleet, routing, Random(7))
     for decode, prefill in (("d1", "p2"), ("d2", "p1")):
         tokens = [b64encode(name.encode()).decode() for name in (decode, prefill)]
-        context = ScoringContext(
+        context = ChoiceContext(
             InferenceRequest("m", LONG), headers=dict(zip(headers, tokens, strict=True))
         )
         result = scheduler.schedule(context, "m", None, 1.0)

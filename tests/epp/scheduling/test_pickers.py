@@ -7,8 +7,8 @@ import pytest
 
 from tandem_contract.config import Backend
 from tandem_epp.backends.pods import Pod
-from tandem_epp.scheduling.pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker
-from tandem_epp.scheduling.profile import Picker
+from tandem_epp.llmd.plugins.pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker
+from tandem_epp.llmd.plugins.profile import Picker
 
 A, B, C = (Pod(Backend(name=name, url="http://127.0.0.1:1")) for name in "abc")
 

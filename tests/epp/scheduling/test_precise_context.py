@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from tandem_contract.config import Backend
 from tandem_contract.request_kinds import RequestKind
-from tandem_epp.backends.blocks import BlockMatch, CachedPrefix
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
-from tandem_epp.kv_events.collector import PreciseMatch
-from tandem_epp.kv_events.feed import Knowledge
-from tandem_epp.request import InferenceRequest, parse_request
-from tandem_epp.scheduling.profile import ScoringContext
-from tandem_epp.scheduling.prompt_tokens import prompt_tokens
-from tandem_epp.scheduling.scorers import PrefixCacheScorer
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.choice.prompt_tokens import prompt_tokens
+from tandem_epp.llmd.plugins.scorers import PrefixCacheScorer
+from tandem_epp.prefix.blocks import BlockMatch, CachedPrefix
+from tandem_epp.prefix.kv_events.collector import PreciseMatch
+from tandem_epp.prefix.kv_events.feed import Knowledge
+from tandem_epp.request.inference import InferenceRequest, parse_request
 
 TEXT = "word " * 400
 EXACT_TOKENS = 1000
@@ -60,7 +60,7 @@ def test_events_replace_the_approximation(
     entry = fleet.prefixes.place(pod, _request().chain)
     if is_answered:
         fleet.prefixes.confirm(entry)
-    context = ScoringContext(_request(), fleet.prefixes, _match(knowledge, 320))
+    context = ChoiceContext(_request(), fleet.prefixes, _match(knowledge, 320))
     # The approximation, in blocks of the index and true tokens, covers nearly the whole prompt.
     assert context.cached_tokens(pod) == pytest.approx(cached, abs=40)
     assert context.placed_tokens(pod) == pytest.approx(placed, abs=40)
@@ -69,7 +69,7 @@ def test_events_replace_the_approximation(
     _check_all_at_once(context, fleet)
 
 
-def _check_all_at_once(context: ScoringContext, fleet: Fleet) -> None:
+def _check_all_at_once(context: ChoiceContext, fleet: Fleet) -> None:
     tokens = prompt_tokens(context, fleet.figures)
     assert list(tokens.cached) == [context.cached_tokens(pod) for pod in fleet]
     assert list(tokens.placed) == [context.placed_tokens(pod) for pod in fleet]
@@ -102,7 +102,7 @@ def test_all_pods_at_once_have_what_each_has(data: st.DataObject) -> None:
     if gone:
         # Between the look-up and the decision.
         fleet.apply([DiscoveredBackend(pod.backend, uid=pod.name) for pod in pods[1:]])
-    context = ScoringContext(request, None, data.draw(st.sampled_from([None, precise])))
+    context = ChoiceContext(request, None, data.draw(st.sampled_from([None, precise])))
     context._match = match
     _check_all_at_once(context, fleet)
 
@@ -111,5 +111,5 @@ def test_a_prompt_without_tokens_is_matched_approximately() -> None:
     fleet, pod = _fleet()
     request = parse_request(RequestKind.COMPLETIONS, json.dumps({"prompt": TEXT}).encode())
     fleet.prefixes.confirm(fleet.prefixes.place(pod, request.chain))
-    context = ScoringContext(request, fleet.prefixes)
+    context = ChoiceContext(request, fleet.prefixes)
     assert context.cached_tokens(pod) == pytest.approx(request.prompt_tokens, abs=40)

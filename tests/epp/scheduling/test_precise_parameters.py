@@ -4,9 +4,10 @@ import pytest
 
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import DocumentError, parse_documents
-from tandem_epp.kv_events.settings import EventSettings
-from tandem_epp.scheduling.config import Scheduling, load_scheduling
-from tandem_epp.tokenization.tokenizer import TokenizerSettings
+from tandem_epp.choice.routing import Scheduling
+from tandem_epp.llmd.plugins.config import load_scheduling
+from tandem_epp.prefix.kv_events.settings import EventSettings
+from tandem_epp.prefix.tokenization.tokenizer import TokenizerSettings
 
 
 def load(text: str) -> Scheduling:

@@ -7,19 +7,19 @@ import pytest
 
 from tandem_contract.config import DisaggregatedServing, router_config
 from tandem_contract.documents import parse_documents
-from tandem_epp.scheduling.config import load_scheduling
-from tandem_epp.scheduling.decider import DeciderSettings
-from tandem_epp.scheduling.listed_plugins import ListedPlugins
-from tandem_epp.scheduling.plugin_types import (
+from tandem_epp.llmd.plugins.config import load_scheduling
+from tandem_epp.llmd.plugins.decider import DeciderSettings
+from tandem_epp.llmd.plugins.listed_plugins import ListedPlugins
+from tandem_epp.llmd.plugins.plugin_types import (
     AcceptedType,
     FilterType,
     PluginType,
     ScorerType,
     SourceType,
 )
-from tandem_epp.scheduling.reference import PAGE, plugin_tables, with_tables
-from tandem_epp.scheduling.registry import PLUGINS, REGISTRY
-from tandem_epp.scheduling.unsupported import REFUSED
+from tandem_epp.llmd.plugins.reference import PAGE, plugin_tables, with_tables
+from tandem_epp.llmd.plugins.registry import PLUGINS, REGISTRY
+from tandem_epp.llmd.plugins.unsupported import REFUSED
 
 WITH_EFFECT = [plugin for plugin in PLUGINS if not isinstance(plugin, AcceptedType | SourceType)]
 EPP_PAGE = PAGE.parents[1] / "understand" / "picker.md"
@@ -70,7 +70,7 @@ def test_parameters_reach_the_picker(picker: str) -> None:
     text = f"plugins: [{{type: {picker}, parameters: {{maxNumOfEndpoints: 3}}}}]"
     document = parse_documents(text, "router.yaml")[0]
     scheduling = load_scheduling(document, document.data, DisaggregatedServing())
-    assert scheduling.decode.max_endpoints == scheduling.prefill.max_endpoints == 3
+    assert scheduling.chooser.decode.max_endpoints == scheduling.chooser.prefill.max_endpoints == 3
 
 
 def test_each_profile_has_the_parameters_of_its_own_picker() -> None:
@@ -86,7 +86,10 @@ schedulingProfiles:
         "router.yaml",
     )[0]
     scheduling = load_scheduling(document, document.data, DisaggregatedServing())
-    assert (scheduling.decode.max_endpoints, scheduling.prefill.max_endpoints) == (2, 5)
+    assert (scheduling.chooser.decode.max_endpoints, scheduling.chooser.prefill.max_endpoints) == (
+        2,
+        5,
+    )
 
 
 def test_a_decider_named_without_being_listed_has_its_default_parameters() -> None:
@@ -96,7 +99,7 @@ def test_a_decider_named_without_being_listed_has_its_default_parameters() -> No
     )
     document = parse_documents(text, "router.yaml")[0]
     scheduling = load_scheduling(document, document.data, DisaggregatedServing())
-    assert scheduling.decider == DeciderSettings()
+    assert scheduling.chooser.decider == DeciderSettings()
 
 
 @pytest.mark.interpreted
@@ -112,7 +115,7 @@ def test_the_example_in_the_documentation_loads() -> None:
     document = parse_documents(example, "router.yaml")[0]
     config = router_config(document, {})
     scheduling = load_scheduling(document, config.extra, config.disaggregated_serving)
-    assert scheduling.decider == DeciderSettings(non_cached_tokens=256)
+    assert scheduling.chooser.decider == DeciderSettings(non_cached_tokens=256)
 
 
 def test_the_first_table_has_a_row_for_every_plugin() -> None:

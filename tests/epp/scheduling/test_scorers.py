@@ -7,9 +7,9 @@ from tandem_contract.paths import Role
 from tandem_epp.backends.adapters import AdapterSlots
 from tandem_epp.backends.engine_page import Gauges, ScrapeResult
 from tandem_epp.backends.pods import Pod
-from tandem_epp.request import InferenceRequest
-from tandem_epp.scheduling.profile import Scorer, ScoringContext
-from tandem_epp.scheduling.scorers import (
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.llmd.plugins.profile import Scorer
+from tandem_epp.llmd.plugins.scorers import (
     ActiveRequestScorer,
     KvCacheUtilizationScorer,
     LoadAwareScorer,
@@ -19,8 +19,9 @@ from tandem_epp.scheduling.scorers import (
     RunningRequestsSizeScorer,
     TokenLoadScorer,
 )
+from tandem_epp.request.inference import InferenceRequest
 
-NOTHING = ScoringContext(None)
+NOTHING = ChoiceContext(None)
 
 
 def pod(gauges: Gauges | None = None, *, weight: int = 1, role: Role = Role.UNIFIED) -> Pod:
@@ -53,7 +54,7 @@ def test_kv_usage_is_not_compared_with_other_backends() -> None:
 def test_lora_affinity_compares_only_requests_for_an_adapter() -> None:
     pods = [pod(Gauges()) for _ in range(3)]
     scorer = LoraAffinityScorer()
-    request = ScoringContext(InferenceRequest("x", b""))
+    request = ChoiceContext(InferenceRequest("x", b""))
     assert scorer.score(pods, request) == [1, 1, 1], "no backend has it"
     for each, running in zip(pods, ("x", "ab", "a"), strict=True):
         each.adapters.apply(AdapterSlots(frozenset(running), slots=2))
@@ -93,18 +94,18 @@ def test_token_load_counts_what_is_to_be_computed_with_this_request() -> None:
     pods = [pod(), pod(), pod(weight=2)]
     pods[1].tokens_in_flight, pods[2].tokens_in_flight = 96, 64
     scorer = TokenLoadScorer(threshold=128)
-    assert scorer.score(pods, ScoringContext(request)) == [0.5, 0, 0.5]
+    assert scorer.score(pods, ChoiceContext(request)) == [0.5, 0, 0.5]
     assert scorer.score(pods, NOTHING) == [1, 0.25, 0.75]
     prefixes = pods[0].prefixes
     prefixes.place(pods[0], request.chain)
-    assert scorer.score(pods[:1], ScoringContext(request, prefixes)) == [1]
+    assert scorer.score(pods[:1], ChoiceContext(request, prefixes)) == [1]
 
 
 def test_a_match_scores_by_its_length_too() -> None:
     request = InferenceRequest("m", b"x" * 4 * 64)
     warm, cold = pod(), pod()
     warm.prefixes.place(warm, request.chain[:2])
-    context = ScoringContext(request, warm.prefixes)
+    context = ChoiceContext(request, warm.prefixes)
     half = PrefixCacheScorer(length_weight=0.5, scale_tokens=64)
     assert half.score([warm, cold], context) == [0.5 * 0.5 + 0.5 * 0.25, 0]
     assert PrefixCacheScorer(1.0, scale_tokens=16).score([warm], context) == [1]
@@ -116,7 +117,7 @@ def test_a_match_counts_up_to_a_number_of_tokens() -> None:
     prefixes = whole.prefixes
     prefixes.place(whole, request.chain)
     prefixes.place(half, request.chain[:2])
-    context = ScoringContext(request, prefixes)
+    context = ChoiceContext(request, prefixes)
     assert PrefixCacheScorer(max_tokens=32).score([whole, half], context) == [1, 1]
     assert PrefixCacheScorer(max_tokens=48).score([whole, half], context) == [1, 32 / 48]
 
@@ -129,12 +130,12 @@ def test_prefix_hits_are_shares_of_the_prompt_in_each_backends_own_blocks() -> N
     prefixes = fine.prefixes
     for warm in (fine, coarse):
         prefixes.place(warm, request.chain[:3])
-    context = ScoringContext(request, prefixes)
+    context = ChoiceContext(request, prefixes)
     pods = [fine, coarse, cold]
     assert PrefixCacheScorer().score(pods, context) == [0.75, 0.5, 0]
     assert [context.cached_tokens(pod) for pod in pods] == [0, 0, 0]
     prefixes.confirm(prefixes.place(coarse, request.chain))
-    again = ScoringContext(request, prefixes)
+    again = ChoiceContext(request, prefixes)
     assert [again.cached_tokens(pod) for pod in pods] == [0, 64, 0]
-    assert PrefixCacheScorer().score(pods, ScoringContext(request)) == [0, 0, 0]
+    assert PrefixCacheScorer().score(pods, ChoiceContext(request)) == [0, 0, 0]
     assert PrefixCacheScorer().score(pods, NOTHING) == [0, 0, 0]

@@ -4,8 +4,8 @@ import pytest
 
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import DocumentError, parse_documents
-from tandem_epp.scheduling.config import load_scheduling
-from tandem_epp.scheduling.notices import Notice
+from tandem_epp.choice.routing import Notice
+from tandem_epp.llmd.plugins.config import load_scheduling
 
 
 def notices(text: str) -> tuple[Notice, ...]:
@@ -119,4 +119,4 @@ flowControl:
 
 def test_sections_alone_leave_the_choice_to_the_cost() -> None:
     document = parse_documents("featureGates: [flowControl]", "router.yaml")[0]
-    assert load_scheduling(document, document.data, DisaggregatedServing()).cost is not None
+    assert load_scheduling(document, document.data, DisaggregatedServing()).chooser is None

@@ -5,9 +5,9 @@ from base64 import b64encode
 import pytest
 
 from tandem_epp.backends.pods import Pod
-from tandem_epp.scheduling import sessions
-from tandem_epp.scheduling.profile import ScoringContext
-from tandem_epp.scheduling.sessions import (
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.llmd.plugins import sessions
+from tandem_epp.llmd.plugins.sessions import (
     IdSession,
     IdSource,
     SessionFilter,
@@ -20,15 +20,15 @@ from .pods import make_pod
 PODS = [make_pod("a"), make_pod("b")]
 
 
-def with_headers(now: float = 0.0, **headers: str) -> ScoringContext:
-    return ScoringContext(
+def with_headers(now: float = 0.0, **headers: str) -> ChoiceContext:
+    return ChoiceContext(
         None, headers={n.replace("_", "-"): v for n, v in headers.items()}, now=now
     )
 
 
 def test_a_token_names_the_pod_that_served() -> None:
     session = TokenSession("x-session-token")
-    header = session.response_header(PODS[1], None)
+    header = session.response_header(PODS[1], None, None)
     assert header == ("x-session-token", b64encode(b"b").decode())
     context = with_headers(x_session_token=header[1])
     assert SessionScorer(session).score(PODS, context) == [0, 1]
@@ -44,8 +44,11 @@ def test_a_token_of_no_candidate_prefers_none(token: str) -> None:
 
 def test_a_token_may_name_the_prefill_pod() -> None:
     session = TokenSession("x-prefill", is_prefill=True)
-    assert session.response_header(PODS[0], None) is None
-    assert session.response_header(PODS[0], PODS[1]) == ("x-prefill", b64encode(b"b").decode())
+    assert session.response_header(PODS[0], None, None) is None
+    assert session.response_header(PODS[0], PODS[1], None) == (
+        "x-prefill",
+        b64encode(b"b").decode(),
+    )
 
 
 def request(session: IdSession, pods: list[Pod], placed: Pod, now: float = 0.0) -> list[float]:

@@ -10,16 +10,16 @@ from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.trace import GPU_HOT, STORAGE_WARM, kv_tier
-from tandem_epp.backends.blocks import BlockMatch
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
-from tandem_epp.kv_events.collector import PreciseMatch
-from tandem_epp.kv_events.feed import Knowledge
-from tandem_epp.request import parse_request
-from tandem_epp.scheduling.config import load_routing
-from tandem_epp.scheduling.profile import ScoringContext
-from tandem_epp.scheduling.result import SchedulingResult
-from tandem_epp.scheduling.scheduler import Scheduler
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.choice.result import SchedulingResult
+from tandem_epp.choice.scheduler import Scheduler
+from tandem_epp.llmd.plugins.config import load_routing
+from tandem_epp.prefix.blocks import BlockMatch
+from tandem_epp.prefix.kv_events.collector import PreciseMatch
+from tandem_epp.prefix.kv_events.feed import Knowledge
+from tandem_epp.request.inference import parse_request
 
 STORE = ExternalStorage("file:///kv")
 TOKENS, STORED = 4000, 3840
@@ -56,7 +56,7 @@ def _schedule(
         fleet.prefixes.confirm(fleet.prefixes.place(decode, request.chain))
     in_store = dict.fromkeys(roles, stored) if stored else {}
     precise = PreciseMatch(TOKENS, BlockMatch({}), {"p": Knowledge.WHOLE}, in_store)
-    context = ScoringContext(request, fleet.prefixes, precise, now=100.0)
+    context = ChoiceContext(request, fleet.prefixes, precise, now=100.0)
     return Scheduler(fleet, routing, Random(0)).schedule(context, None, None, 100.0)
 
 

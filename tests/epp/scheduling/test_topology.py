@@ -1,9 +1,9 @@
 """Prefill pods near the decode pod are preferred, and none is ruled out if all are far."""
 
 from tandem_epp.backends.pods import Pod
-from tandem_epp.scheduling.llmd_parameters import TopologyParameters
-from tandem_epp.scheduling.profile import ScoringContext
-from tandem_epp.scheduling.topology import Distance, TopologyFilter, TopologyScorer
+from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.llmd.plugins.llmd_parameters import TopologyParameters
+from tandem_epp.llmd.plugins.topology import Distance, TopologyFilter, TopologyScorer
 
 from .pods import make_pod
 
@@ -27,20 +27,20 @@ PODS = [
 
 
 def test_scores_fall_with_the_distance() -> None:
-    context = ScoringContext(None, peer=DECODE)
+    context = ChoiceContext(None, peer=DECODE)
     assert TopologyScorer(KEYS).score(PODS, context) == [1, 0.2, 0.05, 0.02, 0, 0]
-    assert TopologyScorer(KEYS).score(PODS, ScoringContext(None)) == [0] * 6
+    assert TopologyScorer(KEYS).score(PODS, ChoiceContext(None)) == [0] * 6
 
 
 def test_labels_may_have_other_names() -> None:
     keys = TopologyParameters(hostname="machine")
     pods = [make_pod("a", labels={"machine": "m"}), make_pod("b", labels={KEYS.hostname: "m"})]
-    context = ScoringContext(None, peer=pods[0])
+    context = ChoiceContext(None, peer=pods[0])
     assert TopologyScorer(keys).score(pods, context) == [1, 0]
 
 
 def test_the_filter_keeps_what_is_near_and_all_if_nothing_is() -> None:
-    context = ScoringContext(None, peer=DECODE)
+    context = ChoiceContext(None, peer=DECODE)
 
     def kept(farthest: Distance, pods: list[Pod]) -> list[str]:
         return [pod.name for pod in TopologyFilter(KEYS, farthest).keep(pods, context)]
@@ -49,4 +49,4 @@ def test_the_filter_keeps_what_is_near_and_all_if_nothing_is() -> None:
     assert kept(Distance.RACK, PODS) == ["host", "rack"]
     assert kept(Distance.REGION, PODS) == ["host", "rack", "zone", "region"]
     assert kept(Distance.HOST, PODS[4:]) == ["far", "unlabelled"]
-    assert TopologyFilter(KEYS, Distance.HOST).keep(PODS, ScoringContext(None)) is PODS
+    assert TopologyFilter(KEYS, Distance.HOST).keep(PODS, ChoiceContext(None)) is PODS

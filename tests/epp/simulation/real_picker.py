@@ -12,20 +12,20 @@ from tandem_contract.config import Backend, DisaggregatedServing, ExternalStorag
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role
 from tandem_contract.timing import Timing
-from tandem_epp.backends.blocks import BlockMatch
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
-from tandem_epp.backends.prefix_tree import PrefixMatch, PrefixTree
-from tandem_epp.configuration import Routing
-from tandem_epp.ext_proc.messages import HttpRequest, ResponseHeaders
-from tandem_epp.history import History
-from tandem_epp.kv_events.collector import PreciseMatch
-from tandem_epp.metrics import Metrics
-from tandem_epp.picker import EndpointPicker
-from tandem_epp.placement import Placement
-from tandem_epp.preparation import Preparation
-from tandem_epp.scheduling.config import load_scheduling
+from tandem_epp.exchange import HttpRequest, ResponseHeaders
+from tandem_epp.llmd.plugins.config import load_scheduling
+from tandem_epp.metrics.counters import Metrics
+from tandem_epp.placement.history import History
+from tandem_epp.placement.picker import EndpointPicker
+from tandem_epp.placement.placement import Placement
+from tandem_epp.placement.preparation import Preparation
+from tandem_epp.prefix.blocks import BlockMatch
+from tandem_epp.prefix.kv_events.collector import PreciseMatch
+from tandem_epp.prefix.prefix_tree import PrefixMatch, PrefixTree
+from tandem_epp.process.configuration import Routing
 
 from .block_pool import BLOCK
 from .engine import Engine

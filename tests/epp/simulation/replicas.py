@@ -10,13 +10,13 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 
 from tandem_epp.backends.engine_page import ScrapeResult
-from tandem_epp.peers.channel import Knowledge
-from tandem_epp.peers.frames import Event, decode_frame, encode_event
-from tandem_epp.peers.inbox import Inbox
-from tandem_epp.peers.outbox import Outbox
-from tandem_epp.peers.turns import Turns
-from tandem_epp.shared_fleet import SharedFleet
-from tandem_epp.turn_taking import TurnMetrics, TurnTaker
+from tandem_epp.replicas.peers.channel import Knowledge
+from tandem_epp.replicas.peers.frames import Event, decode_frame, encode_event
+from tandem_epp.replicas.peers.inbox import Inbox
+from tandem_epp.replicas.peers.outbox import Outbox
+from tandem_epp.replicas.peers.turns import Turns
+from tandem_epp.replicas.shared_fleet import SharedFleet
+from tandem_epp.replicas.turn_taking import TurnMetrics, TurnTaker
 
 from .engine import Engine
 from .policies import At, Choice, Decide
@@ -95,7 +95,7 @@ class LoopbackMesh:
 
 
 class LoopbackChannel:
-    """One replica's end of the mesh; a `shared_fleet.Publisher`."""
+    """One replica's end of the mesh; a `replicas.shared_fleet.Publisher`."""
 
     has_peers = True
 

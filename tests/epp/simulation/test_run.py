@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from tandem_contract.paths import Role
-from tandem_epp.request import RequestKind, parse_request
+from tandem_epp.request.inference import RequestKind, parse_request
 
 from .block_pool import BLOCK
 from .policies import Choice, LeastLoaded, Oracle, Policy, RoundRobin

@@ -10,8 +10,8 @@ from tandem_contract.prompt_length import ANY_VOCABULARY
 from tandem_contract.request_kinds import RequestKind
 from tandem_engine.text import Tokenizer
 from tandem_engine.tiny import make_tiny_model
-from tandem_epp.tokenization.models import ModelTokenizers
-from tandem_epp.tokenization.tokenizer import TokenizerSettings
+from tandem_epp.prefix.tokenization.models import ModelTokenizers
+from tandem_epp.prefix.tokenization.tokenizer import TokenizerSettings
 
 from ...engine.engines import tiny_model
 

@@ -16,11 +16,11 @@ from aiohttp import web
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_engine.chat import ChatTemplate
 from tandem_engine.text import Tokenizer
-from tandem_epp.backends.block_keys import MediaItem, TokenizedPrompt
-from tandem_epp.tokenization import TokenizerUnusable, tokenizer
-from tandem_epp.tokenization.local import LocalTokenizer
-from tandem_epp.tokenization.source import TextPrompt
-from tandem_epp.tokenization.tokenizer import PromptTokenizer, TokenizerSettings
+from tandem_epp.prefix.block_keys import MediaItem, TokenizedPrompt
+from tandem_epp.prefix.tokenization import TokenizerUnusable, tokenizer
+from tandem_epp.prefix.tokenization.local import LocalTokenizer
+from tandem_epp.prefix.tokenization.source import TextPrompt
+from tandem_epp.prefix.tokenization.tokenizer import PromptTokenizer, TokenizerSettings
 
 from ...engine.engines import tiny_model
 from ..real import serving_app

@@ -9,8 +9,8 @@ from typing import Any
 
 from tandem_contract.request_kinds import SAMPLING_PARAMS, RequestKind
 from tandem_contract.transfer_params import CLIENT_FORBIDDEN, FIELD
-from tandem_epp.body_fields import BadBody as RefusedByEpp
-from tandem_epp.request import parse_request
+from tandem_epp.request.body_fields import BadBody as RefusedByEpp
+from tandem_epp.request.inference import parse_request
 from tandem_sidecar.bodies.edit import add_member, can_reuse_token_ids, cap_to_one_token
 from tandem_sidecar.bodies.parse import BadBody, Body, clean_passthrough, parse_body
 

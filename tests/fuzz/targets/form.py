@@ -8,8 +8,8 @@ from email.message import Message
 from email.parser import BytesParser
 from email.utils import collapse_rfc2231_value
 
-from tandem_epp.body_fields import BadBody as RefusedByEpp
-from tandem_epp.form import form_model, with_form_model
+from tandem_epp.request.body_fields import BadBody as RefusedByEpp
+from tandem_epp.request.form import form_model, with_form_model
 from tandem_sidecar.bodies.parse import BadBody, clean_passthrough
 
 _FORBIDDEN = "vllm_xargs"

@@ -4,7 +4,7 @@ First byte: the size of the pieces; if it is odd, the rest is what a client send
 else it describes frames: kind, flags, stream and length, a byte each, and the payload.
 """
 
-from tandem_epp.http2 import frames
+from tandem_epp.server.http2 import frames
 from tests.epp.http2.calls import Calls, check_invariants
 from tests.epp.http2.client import START, parse
 

@@ -1,0 +1,232 @@
+"""`EndpointPickerConfig` under llm-d's names (llm-d-router), read from the router's YAML file.
+
+    plugins: [{type, name (default: the type), parameters}]
+    schedulingProfiles: [{name, plugins: [{pluginRef, weight (default 1)}]}]
+    featureGates, dataLayer, requestHandler, flowControl: checked, without effect (`sections`)
+
+Without a plugin that takes part in the choice (scorer, filter, picker, decider, handler), and with
+`predicted-cost`, which stands alone, the predicted cost chooses. Otherwise every profile filters by
+the role of its phase, listed or not. Without `schedulingProfiles`, both phases use every plugin
+listed, with weight 1, and with one profile both use that one; prefill-filter and decode-filter
+apply to their own phase only.
+
+A disagg-profile-handler that names no decider, or no listed prefill profile, turns splitting off.
+Without a handler, the decider that is listed applies, or the default one.
+
+Errors: `documents.DocumentError`, with file and line. An unknown plugin type comes with the most
+similar known one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from tandem_contract.api_paths import ApiPaths
+from tandem_contract.config import DisaggregatedServing
+from tandem_contract.documents import Document
+from tandem_contract.paths import Role
+
+from ...backends.scrape_settings import ScrapeSettings
+from ...choice.cost_choice import CostSettings
+from ...choice.routing import AddedHeader, Notice, PrefixIndexSettings, Routing, Scheduling
+from ...prefix.kv_events.settings import EventSettings
+from ...prefix.tokenization.models import several_tokenizers_mistake
+from ...prefix.tokenization.tokenizer import TokenizerSettings
+from .decider import DeciderSettings
+from .differences import difference_notices
+from .listed_plugins import ListedPlugins
+from .model_configs import load_kv_sizes
+from .names import unknown_name
+from .parameters import CostParameters, DeciderNames, HandlerParameters
+from .picker_config import PickerConfig, read_picker_config
+from .plugin_types import (
+    CostType,
+    DeciderType,
+    FilterType,
+    HandlerType,
+    MetricsSourceType,
+    PickerType,
+    PlacementLearner,
+    PreciseIndexType,
+    PreciseScorerType,
+    PrefixIndexType,
+    ScorerType,
+    ServedHeaderType,
+    TokenizerType,
+)
+from .profile_builder import ProfileBuilder
+from .registry import PLUGINS, PREFIX_DECIDER, REGISTRY
+from .score_choice import ScoreChoice, Summary
+from .sections import section_notices
+from .sessions import SessionFilter, SessionScorer, TokenSession
+
+_CHOOSING: Final = (ScorerType, FilterType, PickerType, DeciderType, HandlerType)
+"""Plugins that take part in a choice by scores."""
+
+
+def load_routing(
+    document: Document, fields: Mapping[str, Any], serving: DisaggregatedServing
+) -> Routing:
+    """The routing that `document` configures; `fields` and `serving` are parts of it, as
+    `load_scheduling` takes them. Raises DocumentError."""
+    scheduling = load_scheduling(document, fields, serving)
+    is_silent = document.part("disaggregated_serving.enabled").data is None
+    chooser = scheduling.chooser
+    if is_silent and isinstance(chooser, ScoreChoice) and chooser.is_split_by_handler:
+        serving = msgspec.structs.replace(serving, enabled=True)
+    return Routing(serving, scheduling, ApiPaths(serving.api_paths))
+
+
+def load_scheduling(
+    document: Document, fields: Mapping[str, Any], serving: DisaggregatedServing
+) -> Scheduling:
+    """The scheduling that `fields` of `document` configure: all top-level fields but those of
+    `tandem_contract.config`. Raises DocumentError."""
+    config = read_picker_config(document, dict(fields))
+    return _Builder(document, config, serving.fallback_to_unified).build()
+
+
+class _Builder:
+    def __init__(self, document: Document, config: PickerConfig, fallback: bool) -> None:
+        self._document, self._config, self._fallback = document, config, fallback
+        self._plugins = ListedPlugins(document, config.plugins)
+
+    def build(self) -> Scheduling:
+        # The handler names the profiles and the decider, so it comes first.
+        handler = self._handler()
+        self._plugins.prefill_profile = handler.prefill
+        cost, chooser = self._cost(), self._score_choice(handler)
+        return Scheduling(
+            cost=cost or CostSettings(),
+            chooser=chooser if cost is None else None,
+            index=self._index(),
+            events=self._events(),
+            tokenizers=self._tokenizers(),
+            added_headers=self._added_headers(),
+            scraping=self._scraping(),
+            notices=self._notices((handler.decode, handler.prefill)),
+        )
+
+    def _score_choice(self, handler: HandlerParameters) -> ScoreChoice:
+        profiles = ProfileBuilder(self._document, self._config.schedulingProfiles, self._plugins)
+        decode, of_decode = profiles.build(handler.decode, Role.DECODE)
+        prefill, of_prefill = profiles.build(handler.prefill, Role.PREFILL)
+        decider = self._decider(handler.decider)
+        listed = self._plugins.first(HandlerType)
+        if listed is not None and not self._has_prefill_profile(handler.prefill):
+            decider = replace(decider, split=False)
+        name = listed.name if listed is not None else ""
+        return ScoreChoice(
+            decode=decode,
+            prefill=prefill,
+            decider=decider,
+            learners=self._learners(),
+            is_split_by_handler=listed is not None and decider.split,
+            summary=Summary(of_decode, of_prefill, name, handler.decider or ""),
+        )
+
+    def _notices(self, used: tuple[str, str]) -> tuple[Notice, ...]:
+        notices = (
+            *section_notices(self._document, self._config, self._plugins.names),
+            *difference_notices(self._document, self._config, self._plugins, used),
+        )
+        return tuple(sorted(notices, key=lambda notice: notice.line))
+
+    def _handler(self) -> HandlerParameters:
+        # Of several handlers the first one listed counts.
+        plugin = self._plugins.first(HandlerType)
+        if plugin is not None and isinstance(plugin.entry, HandlerType):
+            return plugin.entry.factory(plugin.parameters)
+        decider = self._plugins.first(DeciderType)
+        name = decider.name if decider is not None else PREFIX_DECIDER
+        return HandlerParameters(deciders=DeciderNames(prefill=name))
+
+    def _has_prefill_profile(self, name: str) -> bool:
+        profiles = self._config.schedulingProfiles
+        return not profiles or any(profile.name == name for profile in profiles)
+
+    def _cost(self) -> CostSettings | None:
+        choosing = [p.name for p in self._plugins if isinstance(p.entry, _CHOOSING)]
+        for plugin in self._plugins:
+            if not isinstance(plugin.entry, CostType):
+                continue
+            if choosing:
+                message = f"predicted-cost stands alone: remove it, or {', '.join(choosing)}"
+                raise self._document.error(plugin.path, message)
+            parameters: CostParameters = plugin.entry.factory(plugin.parameters)
+            sizes = load_kv_sizes(self._document, plugin.path, parameters)
+            return CostSettings(sizes, parameters.maxNumOfEndpoints)
+        return None if choosing else CostSettings()
+
+    def _index(self) -> PrefixIndexSettings:
+        # Of several index configurations the first one listed counts.
+        for plugin in self._plugins:
+            if isinstance(plugin.entry, PrefixIndexType):
+                return plugin.entry.factory(plugin.parameters)
+        return PrefixIndexSettings()
+
+    def _events(self) -> EventSettings | None:
+        for plugin in self._plugins:
+            match plugin.entry:
+                case PreciseIndexType(factory=factory) | PreciseScorerType(index=factory):
+                    return factory(plugin.parameters)
+        return None
+
+    def _tokenizers(self) -> tuple[TokenizerSettings, ...]:
+        listed = [
+            (plugin.path, plugin.entry.factory(plugin.parameters))
+            for plugin in self._plugins
+            if isinstance(plugin.entry, TokenizerType)
+        ]
+        tokenizers = tuple(settings for _, settings in listed)
+        for number, (path, _) in enumerate(listed if len(listed) > 1 else ()):
+            mistake = several_tokenizers_mistake(tokenizers[: number + 1])
+            if mistake is not None:
+                raise self._document.error(path, mistake)
+        return tokenizers
+
+    def _decider(self, name: str | None) -> DeciderSettings:
+        if name is None:
+            return DeciderSettings(split=False, fallback_to_unified=self._fallback)
+        plugin = self._plugins.find(name)
+        # A decider may be named without being listed: then it has its default parameters.
+        entry = plugin.entry if plugin is not None else REGISTRY.get(name)
+        if not isinstance(entry, DeciderType):
+            deciders = [entry.type_name for entry in PLUGINS if isinstance(entry, DeciderType)]
+            raise self._document.error("plugins", unknown_name("decider", name, deciders))
+        settings = entry.factory(plugin.parameters if plugin is not None else entry.parameters())
+        return replace(settings, fallback_to_unified=self._fallback)
+
+    def _learners(self) -> tuple[PlacementLearner, ...]:
+        learners: dict[int, PlacementLearner] = {}
+        for part in self._plugins.parts:
+            for each in (part.filter, part.scorer):
+                inner = each.session if isinstance(each, SessionFilter | SessionScorer) else each
+                if isinstance(inner, PlacementLearner):
+                    # Two scorers may use one producer, which sees each request once.
+                    learners[id(inner)] = inner
+        return tuple(learners.values())
+
+    def _added_headers(self) -> tuple[AddedHeader, ...]:
+        headers: dict[AddedHeader, None] = {}
+        for part in self._plugins.parts:
+            for each in (part.filter, part.scorer):
+                if isinstance(each, SessionFilter | SessionScorer) and isinstance(
+                    each.session, TokenSession
+                ):
+                    headers[each.session] = None
+        plugin = self._plugins.first(ServedHeaderType)
+        if plugin is not None and isinstance(plugin.entry, ServedHeaderType):
+            headers[plugin.entry.factory(plugin.parameters)] = None
+        return tuple(headers)
+
+    def _scraping(self) -> ScrapeSettings:
+        plugin = self._plugins.first(MetricsSourceType)
+        if plugin is None or not isinstance(plugin.entry, MetricsSourceType):
+            return ScrapeSettings()
+        try:
+            return plugin.entry.factory(plugin.parameters)
+        except ValueError as err:
+            raise self._document.error(f"{plugin.path}.parameters", str(err)) from err

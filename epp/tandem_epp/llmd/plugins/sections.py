@@ -1,0 +1,132 @@
+"""Checks the sections of an `EndpointPickerConfig` that are accepted without effect: feature gates,
+data layer, request handler, flow control.
+
+Errors: `documents.DocumentError` for an unknown gate, a reference to no plugin, and
+`propagatePriority`, without which engines would serve requests in another order.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from tandem_contract.documents import Document
+
+from ...choice.routing import Notice
+from .feature_gates import FLOW_CONTROL, read_gate
+from .names import unknown_name
+from .picker_config import DataLayer, Discovery, FlowControl, PickerConfig
+from .registry import REGISTRY
+from .unsupported import NOT_BUILT
+
+_NO_PRIORITY: Final = (
+    "true is not supported: the EPP writes no priority into requests; remove it. A `priority` that "
+    "a client sends reaches the engine"
+)
+
+
+def section_notices(
+    document: Document, config: PickerConfig, names: Collection[str]
+) -> Iterator[Notice]:
+    """What the sections of `config` say; `names` are those of the listed plugins. Raises
+    DocumentError."""
+    for path, name in _references(config):
+        # llm-d adds policies and parsers that are named by their type.
+        if name not in names and name not in REGISTRY:
+            message = unknown_name("plugin reference", name, (*names, *REGISTRY))
+            raise document.error(path, message)
+    if config.requestHandler is not None and config.requestHandler.propagatePriority:
+        raise document.error("requestHandler.propagatePriority", _NO_PRIORITY)
+    yield from _gate_notices(document, config.featureGates)
+    for section in (FLOW_CONTROL, "saturationDetector"):
+        if getattr(config, section) is not None:
+            yield Notice(document.where(section), section, NOT_BUILT)
+    if (layer := config.dataLayer) is not None:
+        yield from _layer_notices(document, layer)
+    for section in ("requestHandler", "parser"):
+        if getattr(config, section) is not None:
+            reason = "the EPP always reads bodies of the APIs it knows"
+            yield Notice(document.where(section), section, reason, is_lost=False)
+
+
+def _gate_notices(document: Document, gates: Collection[str]) -> Iterator[Notice]:
+    last: dict[str, Notice] = {}
+    for i, text in enumerate(gates):
+        path = f"featureGates[{i}]"
+        try:
+            gate = read_gate(text)
+        except ValueError as err:
+            raise document.error(path, str(err)) from err
+        part = f"feature gate {gate.name}"
+        last[gate.name] = Notice(
+            document.where(path), part, gate.reason, gate.is_lost, gate=gate.name
+        )
+    yield from last.values()
+
+
+def _layer_notices(document: Document, layer: DataLayer) -> Iterator[Notice]:
+    reason = "the EPP always scrapes its backends and follows discovery"
+    yield Notice(document.where("dataLayer"), "dataLayer", reason, is_lost=False)
+    find, share = "replicas of the EPP find each other", "replicas of the EPP share their state"
+    for name, value, purpose in (
+        ("discovery.peers", layer.discovery and layer.discovery.peers, find),
+        ("peerDiscovery", layer.peerDiscovery, find),
+        ("crossReplica", layer.crossReplica, share),
+        ("crossReplicaSyncerPluginRef", layer.crossReplicaSyncerPluginRef, share),
+        ("crossReplicaSyncInterval", layer.crossReplicaSyncInterval, share),
+        ("crossReplicaPublishTimeout", layer.crossReplicaPublishTimeout, share),
+    ):
+        if value:
+            path = f"dataLayer.{name}"
+            yield Notice(document.where(path), path, f"{purpose} by --peers")
+
+
+def _references(config: PickerConfig) -> Iterator[tuple[str, str]]:
+    """The plugins that the sections name, each with its path."""
+    if (layer := config.dataLayer) is not None:
+        for i, source in enumerate(layer.sources):
+            path = f"dataLayer.sources[{i}]"
+            yield f"{path}.pluginRef", source.pluginRef
+            for j, extractor in enumerate(source.extractors):
+                yield f"{path}.extractors[{j}].pluginRef", extractor.pluginRef
+        if layer.discovery is not None:
+            yield from _discovery_references(layer.discovery)
+    for i, parser in enumerate(config.requestHandler.parsers if config.requestHandler else ()):
+        yield f"requestHandler.parsers[{i}].pluginRef", parser.pluginRef
+    if config.parser is not None:
+        yield "parser.pluginRef", config.parser.pluginRef
+    if config.saturationDetector is not None and config.saturationDetector.pluginRef:
+        yield "saturationDetector.pluginRef", config.saturationDetector.pluginRef
+    if config.flowControl is not None:
+        yield from _flow_references(config.flowControl)
+
+
+def _discovery_references(discovery: Discovery) -> Iterator[tuple[str, str]]:
+    if discovery.pluginRef:
+        yield "dataLayer.discovery.pluginRef", discovery.pluginRef
+    if discovery.endpoints is not None:
+        yield "dataLayer.discovery.endpoints.pluginRef", discovery.endpoints.pluginRef
+
+
+def _flow_references(flow: FlowControl) -> Iterator[tuple[str, str]]:
+    bands = [
+        ("defaultPriorityBand", flow.defaultPriorityBand),
+        ("defaultNegativePriorityBand", flow.defaultNegativePriorityBand),
+        *((f"priorityBands[{i}]", band) for i, band in enumerate(flow.priorityBands)),
+    ]
+    for path, band in bands:
+        if band is None:
+            continue
+        for field, name in (
+            ("fairnessPolicyRef", band.fairnessPolicyRef),
+            ("orderingPolicyRef", band.orderingPolicyRef),
+        ):
+            if name:
+                yield f"{FLOW_CONTROL}.{path}.{field}", name
+    for field, name in (
+        ("usageLimitPolicyPluginRef", flow.usageLimitPolicyPluginRef),
+        ("bandSelectionPolicyPluginRef", flow.bandSelectionPolicyPluginRef),
+        ("endpointGatePluginRef", flow.endpointGatePluginRef),
+    ):
+        if name:
+            yield f"{FLOW_CONTROL}.{field}", name
+    if flow.saturationDetector is not None and flow.saturationDetector.pluginRef:
+        yield f"{FLOW_CONTROL}.saturationDetector.pluginRef", flow.saturationDetector.pluginRef

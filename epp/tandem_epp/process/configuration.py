@@ -1,0 +1,185 @@
+"""The configuration file and the plan keys, loaded at start and again when they change.
+
+Errors: `DocumentError` at the first load. Later, a file that cannot be used is logged with its
+line, and the last good configuration stays in force.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tandem_contract.config import RouterConfig, router_config
+from tandem_contract.documents import Document, DocumentError, load_documents, parse_documents
+from tandem_contract.plan import load_keys
+
+from ..choice.routing import Routing
+from ..llmd.plugins.config import load_routing
+
+_TEXT: Final = "--config-text"
+
+_log: Final = logging.getLogger(__name__)
+
+_STARTED: Final = time.time()
+"""Unix seconds: no file was read before this module was imported."""
+
+Stamp = tuple[tuple[str, int, int, int], ...]
+"""Path, modification time in ns, size and inode of each file."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A valid configuration file."""
+
+    router: RouterConfig
+    routing: Routing
+
+
+def load(
+    file: Path, environ: Mapping[str, str], *, lists_backends: bool | None = True
+) -> Configuration:
+    """Read and check `file`. Raises DocumentError.
+
+    `lists_backends`: whether it must list the backends (static discovery) or must not; None: it
+    may.
+    """
+    return read(load_documents(file), str(file), environ, lists_backends=lists_backends)
+
+
+def load_text(text: str, environ: Mapping[str, str], *, lists_backends: bool) -> Configuration:
+    """Like `load`, from the configuration itself; empty: defaults. Raises DocumentError."""
+    documents = parse_documents(text.strip() or "{}", _TEXT)
+    return read(documents, _TEXT, environ, lists_backends=lists_backends)
+
+
+def read(
+    documents: Sequence[Document],
+    file: str,
+    environ: Mapping[str, str],
+    *,
+    lists_backends: bool | None,
+) -> Configuration:
+    """The configuration in `documents` of `file`. Raises DocumentError."""
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        content = "backends" if lists_backends else "disaggregated_serving"
+        raise DocumentError(f"{file}:1: expected one YAML mapping with {content}")
+    router = router_config(documents[0], environ)
+    if lists_backends and not router.backends:
+        raise documents[0].error("backends", "the list is empty: name at least one backend")
+    if router.backends and lists_backends is False:
+        message = "backends come from the cluster: remove them, or use --discovery static"
+        raise documents[0].error("backends", message)
+    routing = load_routing(documents[0], router.extra, router.disaggregated_serving)
+    return Configuration(router, routing)
+
+
+def log_notices(configuration: Configuration, feature_gates: Collection[str] = frozenset()) -> None:
+    """Warn of each part of the file that its user would expect to have an effect.
+
+    `feature_gates`: names of the gates whose entries in the file do not count, because the command
+    line sets them.
+    """
+    for notice in configuration.routing.scheduling.notices:
+        if notice.is_lost and notice.gate not in feature_gates:
+            _log.warning("%s", notice)
+    offloading = configuration.router.kv_cache_index.storage_offloading
+    if offloading.enabled and not configuration.routing.scheduling.tokenizers:
+        _log.warning(
+            "kv_cache_index.storage_offloading finds only prompts that come as token ids: list the "
+            "plugin token-producer, so that text is tokenized"
+        )
+
+
+def log_unsent_timeouts(configuration: Configuration) -> None:
+    """Warn of timeouts in the file, of an EPP that has no keys and thus sends no plan."""
+    serving = configuration.router.disaggregated_serving
+    for name in ("prefill_timeout", "kv_transfer_timeout"):
+        if getattr(serving, name) is not None:
+            _log.warning(
+                "disaggregated_serving.%s has no effect: it reaches the sidecars in signed plans, "
+                "so give --plan-key-dir, here and to the sidecars, or set the sidecars' --%s",
+                name,
+                name.replace("_", "-"),
+            )
+
+
+class FileWatch:
+    """Calls `on_change` on the event loop after the content of a file or directory changed.
+
+    It polls: a ConfigMap's mount swaps a symbolic link above the file, which a file notification
+    (inotify) on the file does not report.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        on_change: Callable[[], None],
+        interval: float = 1.0,
+        read_after: float = _STARTED,
+    ) -> None:
+        """`interval` is in seconds. `read_after`: Unix seconds before the first reading of the file
+        or directory. What changed later may have changed after it was read, so the first round
+        calls `on_change`."""
+        self._path, self._on_change, self._interval = path, on_change, interval
+        self._stamp = () if _changed_at(path) >= read_after else _stamp(path)
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            await asyncio.sleep(self._interval)
+            stamp = _stamp(self._path)
+            if stamp != self._stamp:
+                # Stored before the callback: a change during it is noticed in the next round.
+                self._stamp = stamp
+                self._on_change()
+
+
+def reload(
+    file: Path,
+    environ: Mapping[str, str],
+    *,
+    lists_backends: bool = True,
+    feature_gates: Collection[str] = frozenset(),
+) -> Configuration | None:
+    """Like `load`, but logs the error and returns None instead of raising it, and logs the notices;
+    `feature_gates` as for `log_notices`."""
+    try:
+        configuration = load(file, environ, lists_backends=lists_backends)
+    except DocumentError as err:
+        _log.error("the configuration was not reloaded, the last good one stays: %s", err)
+        return None
+    _log.info("%s: reloaded", file)
+    log_notices(configuration, feature_gates)
+    return configuration
+
+
+def reload_keys(directory: Path) -> dict[str, bytes] | None:
+    """The plan keys; None, with the error logged, when they cannot be read."""
+    try:
+        return load_keys(directory)
+    except (OSError, ValueError) as err:
+        _log.error("the plan keys were not reloaded, the last good ones stay: %s", err)
+        return None
+
+
+def _stamp(path: Path) -> Stamp:
+    """Differs between two states of a file, or of the files of a directory."""
+    return tuple((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in _files(path))
+
+
+def _changed_at(path: Path) -> float:
+    """Unix seconds of the latest change of a file, or of the files of a directory."""
+    return max((status.st_ctime for _, status in _files(path)), default=0.0)
+
+
+def _files(path: Path) -> list[tuple[str, os.stat_result]]:
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        return [(str(file), file.stat()) for file in files]
+    except OSError:
+        # A missing file is a state of its own, so its return is a change.
+        return []

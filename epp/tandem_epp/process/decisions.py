@@ -1,0 +1,188 @@
+"""What decides where requests go: fleet, picker, scraper and indexes, without a server.
+
+`Decisions` belongs to one event loop. `service` adds the servers that Envoy calls; the router calls
+the picker itself.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from random import Random
+from time import time
+
+from tandem_contract.api_paths import ApiPaths
+from tandem_contract.otlp import is_wanted
+from tandem_contract.server_tls import mutual_client
+
+from ..backends.fleet import Fleet
+from ..backends.pods import DiscoveredBackend
+from ..backends.precise import PreciseCollector, PrecisePrefixes
+from ..backends.scrape import Scraper
+from ..backends.scrape_settings import ScrapeSettings
+from ..backends.warmup import WarmUps
+from ..backends.warmup_requests import SidecarHandOffs
+from ..choice.routing import Routing
+from ..llmd.metrics.pool import pool_of
+from ..llmd.metrics.requests import add_llmd_metrics
+from ..metrics.counters import Metrics
+from ..placement.history import History
+from ..placement.preparer import Preparer
+from ..placement.subset_hints import HintlessPicker
+from ..placement.tenant_salts import SaltingPicker
+from ..prefix.kv_events.settings import EventSettings
+from ..replicas.peers.channel import PeerChannel, PeerSettings
+from ..replicas.peers.metrics import PeerMetrics
+from ..replicas.peers.turns import Turns
+from ..replicas.shared_fleet import SharedFleet
+from ..replicas.turn_taking import TurnMetrics, TurnTaker
+from ..settings import Settings
+from .configuration import Configuration
+
+_log = logging.getLogger(__name__)
+
+
+class Decisions:
+    """Builds these components, and applies a new configuration to them."""
+
+    def __init__(
+        self, settings: Settings, configuration: Configuration, plan_keys: dict[str, bytes]
+    ) -> None:
+        """Raises OSError when the files of `--mutual-tls` cannot be used."""
+        self._settings = settings
+        self.configuration = configuration
+        self.fleet = Fleet()
+        self.metrics = Metrics(self.fleet)
+        self.history = History(settings.history)
+        add_llmd_metrics(self.metrics.registry, self.history, self.fleet, pool_of(settings))
+        picker = SaltingPicker if settings.subset_hints else HintlessPicker
+        self.picker = picker(self.fleet, self._routing(), self.metrics, self.history, Random())
+        self.picker.plan_keys = plan_keys
+        self.picker.tenant_header = configuration.router.cache_salt.from_header
+        directory = settings.mutual_tls
+        self._mutual_tls = mutual_client(directory) if directory is not None else None
+        """TLS for calls to sidecars; None: as the configuration says."""
+        self._sidecars = SidecarHandOffs(lambda: self.picker.plan_keys)
+        self.warm_ups = WarmUps(
+            self.fleet,
+            lambda result: self.metrics.warm_ups.child(result).inc(),
+            self._sidecars,
+            self._is_warm_up_enabled,
+        )
+        self.scraper = Scraper(self.fleet, self.warm_ups.on_backend_up)
+        self.precise = PrecisePrefixes(self.fleet, self.metrics.observe_tokenization)
+        self.metrics.registry.register(PreciseCollector(self.precise))
+
+    def preparer(self, turns: TurnTaker | None) -> Preparer:
+        """What prepares requests for the picker. `turns`: None if there is one replica."""
+        turn = turns.turn if turns is not None else None
+        return Preparer(
+            self.precise, self.picker.rewrites, self.metrics.faults, turn, self.picker.salted
+        )
+
+    def start_tracing(self, stack: AsyncExitStack, service_name: str = "tandem-epp") -> None:
+        """Export a span for each decision, if the settings or the environment name a collector.
+
+        `stack` sends the last ones. `service_name`: what the spans say of their process.
+        """
+        url = self._settings.otlp_endpoint
+        if self._settings.tracing and is_wanted(url, os.environ):
+            # Imported only here: the SDK costs memory and start time.
+            from .spans import OtlpTracer  # noqa: PLC0415
+
+            tracer = OtlpTracer(url, service_name)
+            stack.push_async_callback(tracer.close)
+            self.picker.tracer = tracer
+
+    def close_with(self, stack: AsyncExitStack) -> None:
+        """Stop what runs in the background when `stack` is closed."""
+        stack.push_async_callback(self.warm_ups.close)
+        stack.push_async_callback(self.precise.close)
+        stack.push_async_callback(self.scraper.close)
+
+    def apply(self, backends: Sequence[DiscoveredBackend]) -> None:
+        """Use the current configuration, and `backends` as the fleet."""
+        routing = self.configuration.routing
+        index = routing.scheduling.index
+        offloading = self.configuration.router.kv_cache_index.storage_offloading
+        stores = self.fleet.stores
+        stores.is_enabled = offloading.enabled
+        stores.default = self.configuration.router.disaggregated_serving.default_external_storage
+        # The fleet first: the scraper starts one task for each of its pods.
+        self.fleet.apply(backends, index.block_tokens, index.capacity_blocks, time())
+        self.fleet.prefixes.limit_bytes = index.limit_bytes
+        # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
+        self.picker.routing = self._routing()
+        self.picker.tenant_header = self.configuration.router.cache_salt.from_header
+        events = routing.scheduling.events
+        if offloading.enabled and events is None:
+            # What stores have is told by the same events.
+            events = EventSettings()
+        stored_bytes = offloading.max_bytes if offloading.enabled else 0
+        self.precise.apply(events, routing.scheduling.tokenizers, stored_bytes)
+        self._use_tls(routing.scheduling.scraping)
+        self.scraper.checks = self.configuration.router.health_checks
+        self.scraper.sync()
+
+    def load_mutual_tls(self) -> None:
+        """Call sidecars with the current files of `--mutual-tls`; if they cannot be used, as
+        before."""
+        directory = self._settings.mutual_tls
+        if directory is None:
+            return
+        try:
+            self._mutual_tls = mutual_client(directory)
+        except OSError as err:
+            _log.error("%s: not reloaded, the last certificate stays: %s", directory, err)
+            return
+        self._use_tls(self.scraper.settings)
+
+    def _use_tls(self, scraping: ScrapeSettings) -> None:
+        """Read metrics by `scraping`, and sidecars by `--mutual-tls` where it is given."""
+        self.scraper.settings = replace(scraping, sidecars_tls=self._mutual_tls)
+        self._sidecars.tls = self._mutual_tls or scraping.tls
+
+    def listed_backends(self) -> list[DiscoveredBackend]:
+        """The backends that the configuration file lists."""
+        return [DiscoveredBackend(backend) for backend in self.configuration.router.backends]
+
+    def _routing(self) -> Routing:
+        """The configuration's routing, with the paths that flags add."""
+        routing = self.configuration.routing
+        paths = (*routing.api.added, *self._settings.api_path)
+        return replace(routing, api=ApiPaths(paths))
+
+    def _is_warm_up_enabled(self) -> bool:
+        routing = self.configuration.routing
+        can_split = routing.serving.enabled and routing.scheduling.can_split
+        return self._settings.warm_up and can_split
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What replicas share, and how."""
+
+    fleet: SharedFleet
+    channel: PeerChannel
+    turns: TurnTaker | None
+    """None: there is one replica."""
+
+
+def share(decisions: Decisions, settings: PeerSettings, keys: Mapping[str, bytes]) -> Sharing:
+    """Have `decisions` tell the replicas of `settings` what they place, and learn what those do.
+
+    `keys`: by which replicas authenticate each other. Nothing listens yet.
+    """
+    registry, shared = decisions.metrics.registry, SharedFleet(decisions.fleet)
+    channel = PeerChannel(settings, shared, PeerMetrics(registry))
+    channel.use_keys(keys)
+    # Without peers too: it tells which entries of an access log count.
+    decisions.picker.observer = shared
+    if not settings.peers:
+        return Sharing(shared, channel, None)
+    shared.publisher = channel
+    shared.turns = turns = Turns(channel, asyncio.get_running_loop().call_later)
+    taker = TurnTaker(decisions.fleet, channel, turns, TurnMetrics(registry))
+    return Sharing(shared, channel, taker)

@@ -9,9 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_each_reason_is_given_by_the_epp() -> None:
-    folder = ROOT / "epp/tandem_epp"
-    files = (*folder.glob("scheduling/*.py"), folder / "pooled.py")
-    sources = "".join(file.read_text() for file in files)
+    sources = "".join(file.read_text() for file in (ROOT / "epp/tandem_epp").rglob("*.py"))
     assert [reason for reason in REASONS if f'"{reason}"' not in sources] == []
 
 

@@ -15,6 +15,8 @@ FOLDERS = (
 SUFFIXES = {".py", ".md", ".yaml", ".toml", ".json", ".Dockerfile"}
 PAGE = re.compile(r"\b(docs/[\w/.-]+\.(?:md|json))(?:#([\w-]+))?")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([\w-]+))?\)")
+SOURCE = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w/.-]+)(?:::\w+)?`")
+MODULE = re.compile(r"`(tandem_\w+)\.(\w+)[\w.]*`")
 MOST_LINES_OF_THE_README = 150
 
 
@@ -48,6 +50,20 @@ def test_every_page_that_is_named_exists() -> None:
         for match in PAGE.finditer(text)
     }
     assert [each for each in sorted(named) if not is_there(ROOT / each[0], each[1])] == []
+
+
+def test_every_file_and_module_that_a_page_names_exists() -> None:
+    packages = {folder.name: folder for folder in ROOT.glob("*/tandem_*")}
+    missing = []
+    for file in (ROOT / "docs").rglob("*.md"):
+        text = file.read_text(encoding="utf-8")
+        missing += [path for path in SOURCE.findall(text) if not (ROOT / path).exists()]
+        for package, module in MODULE.findall(text):
+            # The names of metrics begin like those of packages.
+            folder = packages.get(package)
+            if folder and not any((folder / name).exists() for name in (module, f"{module}.py")):
+                missing.append(f"{package}.{module}")
+    assert missing == []
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tandem_contract import endpoints, labels, ports
+from tandem_operator.pods.containers import body_limit_flag
 
 from .errors import SetupError
 
@@ -53,9 +54,10 @@ def write_plan_key(directory: Path) -> None:
     file.write_text(secrets.token_hex(32))
 
 
-def epp_pod(config: Path, plan_keys: Path) -> dict[str, Any]:
-    """The endpoint picker, reading its backends from `config`."""
+def epp_pod(config: Path, plan_keys: Path, body_limit: int | None) -> dict[str, Any]:
+    """The endpoint picker, reading its backends from `config`; `body_limit` in bytes."""
     command = ["tandem-epp", "--config", str(config), "--plan-key-dir", str(plan_keys)]
+    command += body_limit_flag(body_limit)
     for flag, port in (
         ("--listen", ports.EPP_GRPC),
         ("--health", ports.EPP_HEALTH),

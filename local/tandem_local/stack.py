@@ -27,8 +27,12 @@ from tandem_operator.pods.containers import STORAGE_PACKAGES
 from tandem_operator.pods.manifests import plan_key_secrets, pods, transfer_key_secrets
 from tandem_operator.resources.pools import PoolSet
 from tandem_operator.resources.resolve import DEFAULTS
-from tandem_operator.routing.endpoint.requirements import api_paths, static_router_config
-from tandem_operator.routing.envoy.bootstrap import EnvoySettings, envoy_bootstrap
+from tandem_operator.routing.endpoint.requirements import (
+    api_paths,
+    max_request_bytes,
+    static_router_config,
+)
+from tandem_operator.routing.envoy.bootstrap import BODY_LIMIT, EnvoySettings, envoy_bootstrap
 
 from . import addresses, router
 from .errors import SetupError, StartFailed
@@ -148,16 +152,18 @@ class Stack:
         # bootstrap names the EPP's.
         pool_pods = runner.add(_manifests(self._pool_sets))
         config = self._write_router_config({pod.spec.name: pod.spec.address for pod in pool_pods})
-        (epp,) = runner.add([router.epp_pod(config, keys)])
+        decodes = [pool for pool_set in self._pool_sets for pool in pool_set.decodes]
+        limit = max_request_bytes(decodes)
+        (epp,) = runner.add([router.epp_pod(config, keys, limit)])
         bootstrap = self.run_dir / "envoy.json"
         (proxy,) = runner.add([router.envoy_pod(envoy, bootstrap)])
-        decodes = [pool for pool_set in self._pool_sets for pool in pool_set.decodes]
         settings = EnvoySettings(
             epp_address=epp.spec.address,
             fallback=_fallback_addresses(pool_pods),
             listen_address=HOST,
             listen_port=self._port,
             admin_address=proxy.spec.address,
+            body_limit=limit or BODY_LIMIT,
             api=ApiPaths(api_paths(decodes)),
         )
         router.write_json(bootstrap, envoy_bootstrap(settings))

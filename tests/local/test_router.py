@@ -53,5 +53,5 @@ def test_every_run_has_a_new_key(tmp_path: Path) -> None:
 
 
 def test_the_routers_pods_use_supported_fields_only() -> None:
-    check_fields(epp_pod(Path("/c"), Path("/k")))
+    check_fields(epp_pod(Path("/c"), Path("/k"), None))
     check_fields(envoy_pod(Path("/envoy"), Path("/b")))

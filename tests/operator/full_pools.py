@@ -119,6 +119,9 @@ _DECODE: dict[str, Any] = {
                 "streamKv": False},
     "routing": {
         "endpoint": "chat", "split": "off", "apiPaths": ["/version"],
+        "maxRequestBytes": 67108864,
+        "service": {"type": "LoadBalancer", "annotations": {"cloud": "internal"}},
+        "podMetadata": {"labels": {"sidecar.istio.io/inject": "true"}, "annotations": {"a": "b"}},
         "nodeSelector": {"pool": "routers"},
         "tolerations": _SHARED["accelerator"]["tolerations"],
         "imagePullSecrets": [{"name": "registry"}],

@@ -237,6 +237,13 @@ def test_the_sidecar_gets_the_added_paths() -> None:
     assert "--api-path" not in sidecar(without)["args"]
 
 
+def test_the_sidecar_gets_the_limit_of_bodies() -> None:
+    _, decode = rendered({}, {"routing": {"maxRequestBytes": 64 << 20}})
+    assert value_of("--max-body", sidecar(decode)) == str(64 << 20)
+    _, without = rendered({})
+    assert "--max-body" not in sidecar(without)["args"]
+
+
 def test_a_pool_without_peer_has_no_transfer_config() -> None:
     alone = decode_pool(prefillRef=None, role="unified", model={"name": "m"})
     (pod, _) = pods(parse_pools(documents(alone))[0])

@@ -377,3 +377,53 @@ def test_a_refused_write_is_reported_with_the_servers_message() -> None:
     state = router_state(replace(settled(endpoint()), failures=failures))
     assert (state.ready, state.reason) == (False, "QuotaExceeded")
     assert state.message == "Deployment chat-envoy: no room for pods"
+
+
+def test_the_largest_limit_of_bodies_holds_in_envoy_and_epp() -> None:
+    pools = [
+        decode(name, routing={"maxRequestBytes": n << 20}) for name, n in (("a", 64), ("b", 32))
+    ]
+    objects = planned(endpoint(*pools, decode("c")))
+    assert f'"request_body_buffer_limit": {64 << 20}' in json.dumps(bootstrap(objects))
+    assert f'"request_body_buffer_limit": {16 << 20}' in json.dumps(bootstrap(planned(endpoint())))
+    deployment = objects[ObjectRef("apps/v1", "Deployment", "chat-epp")]
+    (epp,) = deployment["spec"]["template"]["spec"]["containers"]
+    at = epp["args"].index("--max-body")
+    assert epp["args"][at + 1] == str(64 << 20)
+
+
+def test_a_pool_states_the_service_of_clients() -> None:
+    stated = {"type": "LoadBalancer", "annotations": {"cloud/internal": "true"}}
+    first = endpoint(decode("a", routing={"service": stated}), decode("b"))
+    client = ObjectRef("v1", "Service", "chat")
+    made = planned(first)[client]
+    assert made["spec"]["type"] == "LoadBalancer"
+    assert made["metadata"]["annotations"]["cloud/internal"] == "true"
+    # Gateways and Envoy use the others inside the cluster.
+    assert {
+        ref.name for ref, body in planned(first).items() if body.get("spec", {}).get("type")
+    } == {"chat"}
+    # What a pool no longer states goes, and what the cloud has written stays.
+    made["metadata"]["annotations"]["cloud/address"] = "1.2.3.4"
+    without = replace(settled(first), pools=endpoint(decode("a"), decode("b")).pools)
+    (again,) = plan_endpoint(without, SETTINGS).apply
+    assert (again["metadata"]["name"], again["spec"]["type"]) == ("chat", "ClusterIP")
+    assert set(again["metadata"]["annotations"]) == {labels.CONFIG_HASH}
+
+
+def test_a_pool_states_metadata_of_the_routers_pods() -> None:
+    stated = {"labels": {"inject": "true", labels.ENDPOINT: "x"}, "annotations": {"note": "1"}}
+    first = endpoint(decode(routing={"podMetadata": stated}))
+    for name in ("chat-epp", "chat-envoy"):
+        body = planned(first)[ObjectRef("apps/v1", "Deployment", name)]
+        metadata = body["spec"]["template"]["metadata"]
+        assert metadata["labels"]["inject"] == "true"
+        assert metadata["labels"][labels.ENDPOINT] == "chat", "the operator's own stay"
+        assert metadata["annotations"]["note"] == "1"
+        assert body["spec"]["selector"] == {
+            "matchLabels": {k: v for k, v in metadata["labels"].items()
+                            if k not in ("inject", labels.MANAGED_BY)}
+        }  # fmt: skip
+    without = replace(settled(first), pools=endpoint().pools)
+    names = [body["metadata"]["name"] for body in plan_endpoint(without, SETTINGS).apply]
+    assert names == ["chat-epp", "chat-envoy"]

@@ -163,6 +163,11 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
     return container
 
 
+def body_limit_flag(limit: int | None) -> list[str]:
+    """The flag of the EPP and of the sidecar for `routing.maxRequestBytes`."""
+    return ["--max-body", str(limit)] if limit else []
+
+
 def tls_flags(secret: str | None) -> list[str]:
     """The flag of the EPP and of the sidecar for `routing.tls`; none without a Secret."""
     return ["--mutual-tls", TLS_DIRECTORY] if secret else []
@@ -292,6 +297,7 @@ def _sidecar_arguments(pool: DecodePool, defaults: Defaults) -> list[str]:
         *("--pod-name", "$(POD_NAME)"),
         *(word for path in pool.spec.routing.api_paths for word in ("--api-path", path)),
     ]
+    arguments += body_limit_flag(pool.spec.routing.max_request_bytes)
     arguments += tls_flags(tls_secret(pool))
     if pool.spec.routing.epp.enabled:
         return [*arguments, "--plan-key-dir", _PLAN_KEY_DIR]

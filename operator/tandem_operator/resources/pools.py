@@ -144,6 +144,8 @@ def decode_pool(manifest: PoolManifest, defaults: Defaults) -> DecodePool:
         in_pods["tls"] = tls
     if paths := routing.get("apiPaths"):
         in_pods["apiPaths"] = paths
+    if limit := routing.get("maxRequestBytes"):
+        in_pods["maxRequestBytes"] = limit
     return DecodePool(
         manifest.name, manifest.namespace, *_revisions(manifest, in_pods), _compat_hash(spec),
         _kueue_labels(manifest), _typed(spec, DecodeSpec),

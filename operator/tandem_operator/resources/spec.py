@@ -281,6 +281,20 @@ class RoutingTls(Section, frozen=True, kw_only=True):
     secret_name: str
 
 
+class RoutingService(Section, frozen=True, kw_only=True):
+    """The Service that clients use."""
+
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] | None = None
+    annotations: dict[str, str] = {}
+
+
+class RouterPodMetadata(Section, frozen=True, kw_only=True):
+    """Of the pods of EPP and Envoy."""
+
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
 class Routing(Section, frozen=True, kw_only=True):
     endpoint: str
     epp: EppSpec
@@ -293,6 +307,9 @@ class Routing(Section, frozen=True, kw_only=True):
     gateway_ref: GatewayRef | None = None
     tls: RoutingTls | None = None
     api_paths: tuple[str, ...] = ()
+    max_request_bytes: int | None = None
+    service: RoutingService | None = None
+    pod_metadata: RouterPodMetadata | None = None
     split: Literal["auto", "off"]
 
 

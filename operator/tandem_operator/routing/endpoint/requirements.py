@@ -12,13 +12,21 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, TypeVar
 
+import msgspec
+
 from tandem_contract import ports
 from tandem_contract.durations import Seconds, format_duration
 
 from ...observed import Body
 from ...pods.manifests import pod_names
 from ...resources.pools import DecodePool, PoolSet, PrefillPool
-from ...resources.spec import GatewayRef, RouteMatch, Routing
+from ...resources.spec import (
+    GatewayRef,
+    RouteMatch,
+    RouterPodMetadata,
+    Routing,
+    RoutingService,
+)
 from .observed import EndpointPool
 from .settings import RouterSettings
 
@@ -55,6 +63,11 @@ class EndpointRequirements:
     """The section of that name in the router configuration."""
     api_paths: tuple[str, ...]
     """Paths that clients may request beside the API's: those of all pools."""
+    max_request_bytes: int | None
+    """The largest limit of any pool; None when no pool sets it."""
+    service: RoutingService
+    """Of the first pool by name that states it, as is the next one."""
+    pod_metadata: RouterPodMetadata
     drain_timeout: float
     """Seconds that responses in progress may still take when Envoy is stopped."""
 
@@ -86,6 +99,11 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         matches=_union([reference.matches for reference in references]),
         disaggregated_serving=disaggregated_serving(decodes),
         api_paths=api_paths(decodes),
+        max_request_bytes=max_request_bytes(decodes),
+        service=next((r.service for r in routings if r.service), RoutingService()),
+        pod_metadata=next(
+            (r.pod_metadata for r in routings if r.pod_metadata), RouterPodMetadata()
+        ),
         drain_timeout=max(pool.spec.drain.timeout for pool in decodes),
     )
 
@@ -120,6 +138,12 @@ def _duration(seconds: Seconds | None) -> str | None:
 def api_paths(decodes: Iterable[DecodePool]) -> tuple[str, ...]:
     """The paths that clients may request beside the API's, of all `decodes` together."""
     return tuple(sorted({path for pool in decodes for path in pool.spec.routing.api_paths}))
+
+
+def max_request_bytes(decodes: Iterable[DecodePool]) -> int | None:
+    """The largest body of a request that any of `decodes` takes; None: none states it."""
+    limits = (pool.spec.routing.max_request_bytes for pool in decodes)
+    return max((limit for limit in limits if limit is not None), default=None)
 
 
 def disaggregated_serving(decodes: Sequence[DecodePool]) -> dict[str, Any]:
@@ -238,6 +262,10 @@ def _merged(
     return {name: items for name, items in merged.items() if items}
 
 
+def _builtins(section: RoutingService | RouterPodMetadata | None) -> Mapping[str, Any] | None:
+    return msgspec.to_builtins(section) if section else None
+
+
 _COMPARED: Mapping[str, Callable[[Routing], Any]] = {
     "epp.enabled": lambda routing: routing.epp.enabled,
     "epp.config": lambda routing: routing.epp.config or None,
@@ -245,6 +273,8 @@ _COMPARED: Mapping[str, Callable[[Routing], Any]] = {
     "envoy.enabled": lambda routing: routing.envoy.enabled,
     "envoy.apiKeySecretRef": _api_key_secret,
     "tls.secretName": _tls_secret,
+    "service": lambda routing: _builtins(routing.service),
+    "podMetadata": lambda routing: _builtins(routing.pod_metadata),
     **_PODS,
 }
 """Fields of `spec.routing` that can conflict, with a function that reads each; None: not set."""

@@ -60,6 +60,11 @@ _MANAGER: Final = (
 )
 
 
+BODY_LIMIT: Final = 16 << 20
+"""Bytes of a request's body where no pool says it, as in EPP and sidecar. Envoy holds a body whole
+while the EPP reads it: too high, and few clients fill the memory of its container."""
+
+
 @dataclass(frozen=True)
 class EnvoySettings:
     """Settings that differ between Envoys."""
@@ -83,7 +88,7 @@ class EnvoySettings:
     reports_broken_answers: bool = True
     """Whether Envoy tells the EPP which answers broke off. Other EPPs than ours have no such
     service."""
-    body_limit: int = 16 << 20
+    body_limit: int = BODY_LIMIT
     """Largest request body in bytes that Envoy buffers in BUFFERED mode; larger ones get 413. In
     the other mode the EPP's --max-body limits them."""
     needs_epp: bool = False

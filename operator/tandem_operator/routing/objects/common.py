@@ -3,6 +3,8 @@
 docs/understand/operator.md has a table of all objects and their names.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,6 +14,7 @@ from tandem_contract.custom_resources import DECODE_POOL
 from ...planning.key_rotation import secret_data
 from ...pods.containers import container_security, pod_security
 from ...pods.manifests import plan_key_secret
+from ...resources.spec import RouterPodMetadata
 from ..endpoint.observed import ApiKind, EndpointPool, ObservedEndpoint, UnreadablePool
 from ..endpoint.settings import RouterSettings
 
@@ -119,12 +122,29 @@ def plan_key_object(observed: ObservedEndpoint, keys: Mapping[str, bytes]) -> Ob
     )
 
 
+def stated_hash(*stated: Mapping[str, str]) -> dict[str, str]:
+    """An annotation with the hash of what a pool states: by it the operator notices an entry that
+    was removed there. It cannot compare the entries, of which others write some as well."""
+    text = json.dumps(stated, sort_keys=True)
+    return {labels.CONFIG_HASH: hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
 def deployment(
-    observed: ObservedEndpoint, name: str, component: str, replicas: int, template: Object
+    observed: ObservedEndpoint,
+    name: str,
+    component: str,
+    replicas: int,
+    template: Object,
+    *,
+    stated: RouterPodMetadata,
 ) -> Object:
-    """A Deployment whose rolling update never takes it below `replicas` pods."""
-    pod_labels = {**selector(observed, component), labels.MANAGED_BY: OPERATOR}
-    metadata = {**template.get("metadata", {}), "labels": pod_labels}
+    """A Deployment whose rolling update never takes it below `replicas` pods; `stated`: what pools
+    state of its pods' metadata."""
+    own = {**selector(observed, component), labels.MANAGED_BY: OPERATOR}
+    own_annotations = template.get("metadata", {}).get("annotations", {})
+    metadata = {"labels": {**stated.labels, **own}}
+    if annotations := {**stated.annotations, **own_annotations}:
+        metadata["annotations"] = annotations
     spec = {
         "replicas": replicas,
         "minReadySeconds": _MIN_READY_SECONDS,
@@ -138,7 +158,9 @@ def deployment(
         },
         "template": {"metadata": metadata, "spec": template["spec"]},
     }
-    return body(observed, ("apps/v1", "Deployment"), name, component, spec=spec)
+    made = body(observed, ("apps/v1", "Deployment"), name, component, spec=spec)
+    made["metadata"]["annotations"] = stated_hash(stated.labels, stated.annotations)
+    return made
 
 
 def budget(observed: ObservedEndpoint, name: str, component: str) -> Object:

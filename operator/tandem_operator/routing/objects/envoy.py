@@ -14,7 +14,7 @@ from ...resources.quantities import quantity
 from ..endpoint.observed import ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import RouterSettings
-from ..envoy.bootstrap import LIVE, READY, EnvoySettings, envoy_bootstrap
+from ..envoy.bootstrap import BODY_LIMIT, LIVE, READY, EnvoySettings, envoy_bootstrap
 from ..envoy.clusters import MutualTls
 from .common import (
     ENVOY,
@@ -26,6 +26,7 @@ from .common import (
     deployment,
     pod_spec,
     service,
+    stated_hash,
 )
 
 _DIRECTORY: Final = "/etc/envoy"
@@ -50,7 +51,7 @@ def envoy_objects(
     bootstrap = json.dumps(_bootstrap(observed, required, settings), indent=1, sort_keys=True)
     decode = {labels.endpoint_label(observed.key.name): "decode"}
     return [
-        service(observed, names.endpoint, ENVOY, ("http", ports.ENVOY)),
+        _client_service(observed, required),
         service(
             observed, names.decode, "decode", ("http", ports.SIDECAR), pods=decode, headless=True
         ),
@@ -61,9 +62,19 @@ def envoy_objects(
             ENVOY,
             settings.envoy_replicas,
             _template(observed, required, settings, bootstrap),
+            stated=required.pod_metadata,
         ),
         budget(observed, names.envoy, ENVOY),
     ]
+
+
+def _client_service(observed: ObservedEndpoint, required: EndpointRequirements) -> Object:
+    stated = required.service
+    made = service(observed, Names(observed.key.name).endpoint, ENVOY, ("http", ports.ENVOY))
+    # Always written: the API server would keep a type that the pool no longer states.
+    made["spec"]["type"] = stated.type or "ClusterIP"
+    made["metadata"]["annotations"] = {**stated.annotations, **stated_hash(stated.annotations)}
+    return made
 
 
 def _bootstrap(
@@ -84,6 +95,7 @@ def _bootstrap(
             response_bodies=not required.epp,
             reports_broken_answers=required.epp,
             needs_epp=required.separates_tenants,
+            body_limit=required.max_request_bytes or BODY_LIMIT,
             api=ApiPaths(required.api_paths),
             health_port=ports.ENVOY_HEALTH,
             api_key_file=_API_KEY_FILE if required.api_key_secret else None,

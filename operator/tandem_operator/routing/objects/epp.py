@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from tandem_contract import endpoints, labels, ports
 
-from ...pods.containers import tls_flags, tls_mounts, tls_volumes
+from ...pods.containers import body_limit_flag, tls_flags, tls_mounts, tls_volumes
 from ...resources.spec import GatewayRef, RouteMatch
 from ..endpoint.observed import HTTP_ROUTE, INFERENCE_POOL, INFERENCE_POOL_ALPHA, ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
@@ -66,7 +66,14 @@ def epp_objects(
             observed, names.epp_peers, EPP, ("peers", ports.EPP_PEERS), headless=True, unready=True
         ),
         config_map(observed, names.epp, EPP, {_CONFIG_FILE: document}),
-        deployment(observed, names.epp, EPP, replicas, _template(observed, required, settings)),
+        deployment(
+            observed,
+            names.epp,
+            EPP,
+            replicas,
+            _template(observed, required, settings),
+            stated=required.pod_metadata,
+        ),
         budget(observed, names.epp, EPP),
     ]
 
@@ -137,6 +144,7 @@ def _container(
             *pool,
             *("--config", f"{_CONFIG_DIRECTORY}/{_CONFIG_FILE}"),
             *("--plan-key-dir", _KEY_DIRECTORY),
+            *body_limit_flag(required.max_request_bytes),
             *tls_flags(required.tls_secret),
             *("--peers", f"{peers}.{observed.key.namespace}.svc:{ports.EPP_PEERS}"),
         ],

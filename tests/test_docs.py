@@ -8,7 +8,18 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = (
-    *("contract", "kube", "planner", "sidecar", "epp", "router", "operator", "engine", "kvstore"),
+    *(
+        "contract",
+        "kube",
+        "planner",
+        "sidecar",
+        "epp",
+        "router",
+        "operator",
+        "engine",
+        "kvstore",
+        "http1",
+    ),
     *("vllm_storage", "loadtest", "local", "doctor", "cli", "benchmarks", "images", "charts"),
     *("crds", "examples", "docs", "tests"),
 )

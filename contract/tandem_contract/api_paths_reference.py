@@ -1,4 +1,4 @@
-"""The table of the API's paths in docs/run/routing.md, written from `api_paths`.
+"""The table of the API's paths in docs/reference/api-paths.md, written from `api_paths`.
 
 python -m tandem_contract.api_paths_reference     rewrites the table
 """
@@ -28,5 +28,5 @@ def replaced(page: str) -> str:
 
 
 if __name__ == "__main__":
-    file = Path(__file__).parents[2] / "docs" / "run" / "routing.md"
+    file = Path(__file__).parents[2] / "docs" / "reference" / "api-paths.md"
     file.write_text(replaced(file.read_text()))

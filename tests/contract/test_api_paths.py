@@ -104,5 +104,5 @@ def test_an_added_path_that_is_written_otherwise_is_refused(path: str) -> None:
 
 
 def test_the_table_in_the_documentation_is_current() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "run" / "routing.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "api-paths.md").read_text()
     assert replaced(page) == page, "run make generate"

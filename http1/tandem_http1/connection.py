@@ -1,26 +1,38 @@
-"""One connection to an engine: sends one request at a time and passes its answer to a receiver."""
+"""A connection to a server, which sends one request at a time, and a request on its way: `Call`.
+
+The event loop calls the receiver's methods; `failed`, or `body` with `last`, ends the call, and
+after `abort` none is called.
+
+A server may close an idle connection just as the next request is sent on it: the connection was
+*stale*, and the request is sent once more on a fresh one. A server that read the request and then
+ended is another case, which looks alike. TCP tells them apart: a FIN acknowledges all that had
+arrived when the server closed. If it acknowledges nothing of the request, the request was not read,
+whatever the distance. A call that may be sent `once` only is sent again in this case alone.
+"""
 
 import asyncio
+import os
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from time import monotonic
+from typing import Final, Protocol, cast
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.connections import unsent_bytes
 
 from .framing import BadFraming, Framing
 from .messages import BadHead, ResponseHead
 
-if TYPE_CHECKING:
-    from .upstream import Call, Pool
-
 MAX_HEAD: Final = 64 * 1024
 """Largest response head, in bytes."""
+_VERSION: Final = b"HTTP/1."
 MAX_INTERIM: Final = 32
 """Largest number of interim answers (1xx) before the final one."""
 _FLUSH_SECONDS: Final = 30.0
-"""Seconds for an engine to take the last bytes of a closed tunnel."""
+"""Seconds for a server to take the last bytes of a closed tunnel."""
 
 
 class Failure(StrEnum):
@@ -31,7 +43,8 @@ class Failure(StrEnum):
     REFUSED = "refused"
     """The connection was refused: the host is up, and no process listens on the port."""
     STALE = "stale"
-    """A pooled connection turned out to be closed, and the call may be sent only once."""
+    """A pooled connection turned out to be closed, and the call, which may be sent only once, may
+    have been read."""
     LOST = "lost"
     """The connection ended before the answer did."""
     MALFORMED = "malformed"
@@ -51,16 +64,29 @@ class Receiver(Protocol):
         """The next body bytes; `last` ends the answer. Called at least once."""
 
     def failed(self, failure: Failure, detail: str) -> None:
-        """The call ended without a complete answer; `detail` names the engine and the cause."""
+        """The call ended without a complete answer; `detail` names the server and the cause."""
 
 
-class EngineConnection:
+class Owner(Protocol):
+    """Opens connections and keeps those that are idle: the pool."""
+
+    async def connect(self, address: HostPort, *, plain: bool) -> "ServerConnection":
+        """Open a connection. Raises OSError."""
+
+    def add_idle(self, connection: "ServerConnection") -> None:
+        """Keep a connection whose answer is complete."""
+
+    def discard(self, connection: "ServerConnection") -> None:
+        """Forget a closed connection."""
+
+
+class ServerConnection:
     """One connection: finds the end of each answer and passes the bytes before it on.
 
     An `asyncio.Protocol` by its methods alone, because a compiled class cannot inherit from it.
     """
 
-    def __init__(self, pool: "Pool", address: HostPort, context: ssl.SSLContext | None) -> None:
+    def __init__(self, pool: Owner, address: HostPort, context: ssl.SSLContext | None) -> None:
         self.address = address
         self.context = context
         """TLS context of the connection; None: no TLS."""
@@ -92,25 +118,25 @@ class EngineConnection:
     def drop(self) -> None:
         """Close at once without reporting to the call.
 
-        The engine is told before this returns, so before a client that is answered next can act.
+        The server is told before this returns, so before a client that is answered next can act.
         """
         self._call = None
         raw = self._transport.get_extra_info("socket")
         # A transport closes its socket only in a later turn of the event loop.
         if raw is not None and not self._transport.is_closing():
-            # OSError: the engine closed it meanwhile, or no file descriptor is left.
+            # OSError: the server closed it meanwhile, or no file descriptor is left.
             with suppress(OSError), raw.dup() as own:
                 own.shutdown(socket.SHUT_RDWR)
         self._transport.abort()
 
     def half_close(self) -> bool:
-        """Close the sending side, so that the engine aborts the request, and go on receiving.
+        """Close the sending side, so that the server aborts the request, and go on receiving.
 
         Returns False if the connection cannot be half-closed: it uses TLS or is closing.
         """
         if not self.can_half_close or self._transport.is_closing():
             return False
-        # The engine gets no further request on this connection; see `_read_head`.
+        # The server gets no further request on this connection; see `_read_head`.
         self._half_closed = True
         self._transport.write_eof()
         return True
@@ -149,23 +175,29 @@ class EngineConnection:
         self._transport = cast(asyncio.Transport, transport)
 
     def pause_writing(self) -> None:
-        if self._call is not None and self._call.engine_full is not None:
-            self._call.engine_full(True)
+        if self._call is not None and self._call.server_full is not None:
+            self._call.server_full(True)
 
     def resume_writing(self) -> None:
-        if self._call is not None and self._call.engine_full is not None:
-            self._call.engine_full(False)
+        if self._call is not None and self._call.server_full is not None:
+            self._call.server_full(False)
 
     def eof_received(self) -> bool:
         self._ended = self._is_orderly_end()
+        call = self._call
+        if call is not None and call.once and self._may_be_stale():
+            # Only now: the kernel forgets the acknowledgments when the connection is closed.
+            call.unread = unsent_bytes(self._transport) >= len(call.request)
         # Without an upgrade the end closes the connection; `connection_lost` judges the answer.
         if not self._switched or self._call is None:
+            # At once: what of the request is unsent has no answer any more.
+            self._transport.abort()
             return False
         self._call.receiver.body(b"", True)
         return self.can_half_close
 
     def _is_orderly_end(self) -> bool:
-        """Whether the engine itself ended the connection.
+        """Whether the server itself ended the connection.
 
         Over TLS only a close_notify proves it: without one, a host on the path may have sent the
         FIN to truncate the answer.
@@ -201,10 +233,10 @@ class EngineConnection:
         if call is None:
             self._pool.discard(self)
             return
-        # The engine closed a pooled connection before it sent a byte of this answer: it most likely
+        # The server closed a pooled connection before it sent a byte of this answer: it most likely
         # never read the request, which is then sent once more on a fresh connection.
-        stale = self._served and self._framing is None and not self._head and not call.retried
-        if stale and call.once:
+        stale = self._may_be_stale() and not call.retried
+        if stale and call.once and not call.unread:
             self._fail(Failure.STALE, "a pooled connection turned out to be closed")
         elif stale:
             self._call = None
@@ -218,6 +250,10 @@ class EngineConnection:
             cause = f" ({describe_error(exc)})" if exc is not None else ""
             self._fail(Failure.LOST, f"the connection ended before the answer did{cause}")
 
+    def _may_be_stale(self) -> bool:
+        """Whether the connection came from the pool and has nothing of this call's answer."""
+        return self._served > 0 and self._framing is None and not self._head
+
     def _is_complete_at_eof(self) -> bool:
         complete = self._framing is not None and self._framing.complete_at_eof()
         return complete and not self._switched
@@ -228,6 +264,8 @@ class EngineConnection:
             data = self._head
             end = data.find(b"\r\n\r\n")
             if end < 0:
+                if data[: len(_VERSION)] != _VERSION[: len(data)]:
+                    raise BadHead("the status line is not HTTP/1.1")
                 if len(data) > MAX_HEAD:
                     raise BadHead(f"the response head is longer than {MAX_HEAD} bytes")
                 return False
@@ -237,11 +275,11 @@ class EngineConnection:
                 break
             if head.status == 101:
                 if not call.switching:
-                    raise BadHead("the engine switched protocols without an upgrade request")
+                    raise BadHead("the server switched protocols without an upgrade request")
                 break
             self._interim += 1
             if self._interim > MAX_INTERIM:
-                raise BadHead(f"the engine sent more than {MAX_INTERIM} interim answers")
+                raise BadHead(f"the server sent more than {MAX_INTERIM} interim answers")
         self._switched = head.status == 101
         # Set before the receiver gets the head, because it may abort this call within `head`.
         self._framing, self._reusable = head.framing, head.reusable and not self._half_closed
@@ -269,11 +307,11 @@ class EngineConnection:
         self._call = None
         self._served += 1
         call.detach()
-        # An engine may answer before it read the whole request: the rest of the request would be
+        # A server may answer before it read the whole request: the rest of the request would be
         # parsed as the next one.
         unsent = self._transport.get_write_buffer_size() > 0
         if self._reusable and not surplus and not unsent:
-            # A connection that is not read would not notice that the engine closes it.
+            # A connection that is not read would not notice that the server closes it.
             if self._paused:
                 self.resume()
             self._pool.add_idle(self)
@@ -289,10 +327,156 @@ class EngineConnection:
             call.receiver.failed(failure, f"{self.address}: {why}")
 
 
+class Call:
+    """One request in flight."""
+
+    def __init__(
+        self,
+        pool: Owner,
+        address: HostPort,
+        request: bytes,
+        receiver: Receiver,
+        *,
+        method: bytes,
+        connect_timeout: float | None,
+        plain: bool,
+        switching: bool,
+        once: bool,
+    ) -> None:
+        self.address = address
+        self.method = method
+        self.request = request
+        self.receiver = receiver
+        self.connect_timeout = connect_timeout
+        self.plain = plain
+        self.switching = switching
+        self.once = once
+        self.retried = False
+        """Whether it was sent a second time, or must not be."""
+        self.unread = False
+        """Whether the server closed a pooled connection before any byte of the request came."""
+        self.sent: float | None = None
+        """When it was first sent, by `time.monotonic()`."""
+        self.server_full: Callable[[bool], None] | None = None
+        """For an upgraded connection: called with True when the server reads too slowly, and with
+        False when it takes data again."""
+        self._pool = pool
+        self._paused = False
+        # At most one of these two is set: the connection in use, or the task that opens one.
+        self._connection: ServerConnection | None = None
+        self._opening: asyncio.Task[None] | None = None
+
+    def abort(self) -> None:
+        """Close the connection, so that the server aborts the request; report nothing more."""
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+        if self._connection is not None:
+            self._connection.drop()
+            self._connection = None
+
+    def pause(self) -> None:
+        """Stop reading from the server until `resume`: the receiver cannot take more."""
+        self._paused = True
+        if self._connection is not None:
+            self._connection.pause()
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._connection is not None:
+            self._connection.resume()
+
+    def forbid_resend(self) -> bool:
+        """Never send the request again, even if its connection turns out to be stale.
+
+        Returns False if the request was not sent yet.
+        """
+        if self._connection is None:
+            return False
+        self.retried = True
+        # An aborted prefill may wait for its answer for seconds; its body is not needed any more.
+        self.request = b""
+        return True
+
+    def half_close(self) -> bool:
+        """Close the sending side, so that the server aborts the request, and go on receiving.
+
+        An answer that the server has already sent still arrives. Returns False if there is no
+        connection, or TLS on it, which cannot be half-closed: use `abort` then.
+        """
+        return self._connection is not None and self._connection.half_close()
+
+    # Used after the connection switched protocols.
+
+    @property
+    def can_half_close(self) -> bool:
+        """Whether one direction can be closed alone."""
+        return self._connection is not None and self._connection.can_half_close
+
+    def write(self, data: bytes) -> None:
+        """Send `data` to the server."""
+        if self._connection is not None:
+            self._connection.write(data)
+
+    def write_eof(self) -> None:
+        """Close the sending side and go on receiving."""
+        if self._connection is not None:
+            self._connection.write_eof()
+
+    def close(self) -> None:
+        """Close once all written bytes are sent; report nothing more."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # Used by the pool and the connection.
+
+    def open(self) -> None:
+        """Open a new connection and send the request on it."""
+        self._connection = None
+        self._opening = asyncio.get_running_loop().create_task(self._open())
+
+    def use(self, connection: ServerConnection) -> None:
+        """Send the request on `connection`."""
+        self._connection = connection
+        if self.sent is None:
+            self.sent = monotonic()
+        connection.start(self)
+        if self._paused:
+            # `pause` was called while the connection was being opened.
+            connection.pause()
+
+    def detach(self) -> None:
+        """Drop the connection, which the pool owns again or which is gone."""
+        self._connection = None
+
+    async def _open(self) -> None:
+        try:
+            async with asyncio.timeout(self.connect_timeout):
+                connection = await self._pool.connect(self.address, plain=self.plain)
+        except TimeoutError:
+            # TimeoutError and ConnectionRefusedError are OSErrors, so they are caught before it.
+            self._report_unreachable(f"no connection within {self.connect_timeout:.3g}s")
+        except ConnectionRefusedError as err:
+            self._report_unreachable(describe_error(err), Failure.REFUSED)
+        except OSError as err:
+            self._report_unreachable(describe_error(err))
+        else:
+            self._opening = None
+            self.use(connection)
+
+    def _report_unreachable(self, why: str, failure: Failure = Failure.UNREACHABLE) -> None:
+        self._opening = None
+        self.receiver.failed(failure, f"{self.address}: {why}")
+
+
 def describe_error(err: Exception) -> str:
     """Return why a connection failed, without Python's exception syntax."""
     if isinstance(err, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {err.verify_message.rstrip('.')}"
     if isinstance(err, ssl.SSLError) and err.reason:
         return f"TLS: {err.reason.replace('_', ' ').lower()}"
-    return getattr(err, "strerror", None) or str(err) or type(err).__name__
+    if isinstance(err, OSError) and err.errno is not None and err.errno > 0:
+        # asyncio puts its own words and the address into `strerror`.
+        return os.strerror(err.errno)
+    return str(err) or type(err).__name__

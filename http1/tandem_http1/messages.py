@@ -116,8 +116,8 @@ class ResponseHead:
     """An engine's response head; the header lines that are relayed keep their original bytes."""
 
     __slots__ = (
-        "_lines", "_listed", "_values", "event_stream", "framing", "headers", "reusable", "status",
-        "status_line",
+        "_lines", "_listed", "event_stream", "framing", "headers", "reusable", "status",
+        "status_line", "values",
     )  # fmt: skip
 
     def __init__(self, block: bytes, method: bytes) -> None:
@@ -128,7 +128,8 @@ class ResponseHead:
         self.status_line = b"HTTP/1.1" + first[8:] if http10 else first
         self._lines = lines
         self.headers: Headers = [_field(line) for line in lines]
-        values = self._values = dict(self.headers)
+        values = self.values = dict(self.headers)
+        """Headers by name; the last value of a repeated one."""
         self.event_stream = values.get(b"content-type", b"").lower().startswith(_EVENT_STREAM)
         """Whether the body is a stream of server-sent events."""
         framing = self.framing = self._framing(method)
@@ -144,7 +145,7 @@ class ResponseHead:
 
     def value(self, name: bytes) -> bytes:
         """Return the last value of a header, empty if absent."""
-        return self._values.get(name, b"")
+        return self.values.get(name, b"")
 
     def encode(self, drop: frozenset[bytes], extra: bytes, *, close: bool, plain: bool) -> bytes:
         """Encode the head for a client without hop-by-hop headers and `drop`, with `extra` lines.
@@ -165,7 +166,7 @@ class ResponseHead:
         return b"\r\n".join([self.status_line, *lines]) + b"\r\n" + extra + b"\r\n"
 
     def _framing(self, method: bytes) -> Framing:
-        values = self._values
+        values = self.values
         # In the order of RFC 9112 §6.3: the first rule that applies decides.
         if self.status == 101:
             return UntilClose()

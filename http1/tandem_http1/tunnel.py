@@ -10,9 +10,8 @@ one direction alone, the end of one side ends both.
 from collections.abc import Callable
 
 from .client import ClientConnection
-from .connection import Failure
+from .connection import Call, Failure
 from .messages import ResponseHead
-from .upstream import Call
 
 
 class Tunnel:
@@ -33,7 +32,7 @@ class Tunnel:
         """Send the engine's `head` to the client and take over both connections."""
         # First: bytes after the 101 in the same read are passed on when the call's `head` returns.
         self._call.receiver = self
-        self._call.engine_full = self._engine_full
+        self._call.server_full = self._server_full
         self._client.write(head)
         self._client.switch(self)
 
@@ -86,7 +85,7 @@ class Tunnel:
         self._client.abort()
         self._end(detail)
 
-    def _engine_full(self, full: bool) -> None:
+    def _server_full(self, full: bool) -> None:
         self._client.set_reading(not full)
 
     def _close(self) -> None:

@@ -1,6 +1,5 @@
 """The client: sends one call and measures it."""
 
-import asyncio
 from time import monotonic
 from typing import Final, Self
 
@@ -12,7 +11,7 @@ from ..calls import Answer, Call, Result
 from .answers import AnswerError
 from .bodies import asks_usage
 from .exchange import Exchange
-from .http import Ending, Pool
+from .http import Ending, Sender
 from .outcome import Facts, classify, promises_of
 from .reasons import Redactor
 from .request import RequestWriter
@@ -32,7 +31,7 @@ class Client:
         self._timeout = settings.timeout
         origin = parse_url(settings.url)
         tls = tls_context(settings.ca_file) if origin.is_tls else None
-        self._pool = Pool(origin.host, origin.port, tls)
+        self._sender = Sender(origin.host, origin.port, tls)
         self._writer = RequestWriter(settings, origin)
         self._redactor = Redactor(settings.headers)
         usage = asks_usage(settings)
@@ -46,7 +45,7 @@ class Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._pool.close()
+        await self._sender.close()
 
     async def send(self, call: Call, *, request_id: str | None = None) -> Result:
         """Post one call and read its answer to the end. Its failure is in the result.
@@ -56,32 +55,8 @@ class Client:
         """
         exchange = Exchange(call, monotonic(), self._redactor)
         request = self._writer.write(call, exchange.kind, request_id)
-        ending = await self._exchange(request, exchange)
+        ending = await self._sender.send(request, exchange, self._timeout)
         return self._result(exchange, ending)
-
-    async def _exchange(self, request: bytes, exchange: Exchange) -> Ending:
-        """Send the request and read the response. Returns how that ended."""
-        timeout = self._timeout
-        connection = self._pool.take(exchange.started)
-        if connection is not None:
-            exchange.sent = monotonic()
-            ending = await connection.exchange(request, exchange, timeout)
-            if not ending.is_unread:
-                return ending
-        try:
-            async with asyncio.timeout(timeout):
-                connection = await self._pool.connect()
-        except TimeoutError:
-            return Ending(monotonic(), timed_out=True)
-        except OSError as err:
-            return Ending(monotonic(), lost=f"no connection: {type(err).__name__}: {err}")
-        now = monotonic()
-        if exchange.sent is None:
-            exchange.sent = now
-        else:
-            exchange.resent = 1
-        # A second attempt has what is left of the time.
-        return await connection.exchange(request, exchange, exchange.sent + timeout - now)
 
     def _result(self, exchange: Exchange, ending: Ending) -> Result:
         answer, answer_error = _answer(exchange, ending)
@@ -90,7 +65,7 @@ class Client:
             status,
             exchange.message() if status is not None and status != 200 else "",
             answer_error,
-            self._timeout_reason(exchange) if ending.timed_out else None,
+            self._timeout_reason(ending) if ending.timed_out else None,
             ending.lost,
             answer.finish_reason,
             answer.usage is not None,
@@ -110,16 +85,16 @@ class Client:
             error,
             outcome,
             exchange.started,
-            exchange.sent,
+            ending.sent,
             exchange.first_token,
             exchange.last_token,
             ending.at,
             tuple(exchange.gaps),
-            exchange.resent,
+            int(ending.is_resent),
         )
 
-    def _timeout_reason(self, exchange: Exchange) -> str:
-        if exchange.sent is None:
+    def _timeout_reason(self, ending: Ending) -> str:
+        if ending.sent is None:
             return f"no connection within {self._timeout:g} s"
         return f"timed out after {self._timeout:g} s"
 

@@ -45,8 +45,6 @@ class Exchange:
         "gaps",
         "kind",
         "last_token",
-        "resent",
-        "sent",
         "started",
         "status",
     )
@@ -56,8 +54,6 @@ class Exchange:
         self.call = call
         self.kind = call.endpoint
         self.started = started
-        self.sent: float | None = None
-        self.resent = 0
         self._parser = EventParser()
         self._stream: AnswerStream | None = None
         self._body: list[bytes] = []

@@ -11,8 +11,8 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import ParamsUnusable
 from tandem_http1.answers import Answer, NoAnswer
+from tandem_http1.connection import Failure
 from tandem_http1.messages import ResponseHead
-from tandem_http1.upstream import Failure
 
 from ..connectors.protocol import KvHold
 from ..observability.record import Result

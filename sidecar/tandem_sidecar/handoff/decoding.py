@@ -9,8 +9,8 @@ from tandem_contract.overlaps import Overlap
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN, Timing
 from tandem_http1.answers import CutPoint, EditedAnswer, EventChunks
+from tandem_http1.connection import Call, Failure
 from tandem_http1.messages import ResponseHead
-from tandem_http1.upstream import Call, Failure
 
 from ..bodies.usage import UsageCorrector
 from ..observability.record import Leg, Result

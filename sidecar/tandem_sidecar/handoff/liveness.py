@@ -16,8 +16,9 @@ from typing import Final, Protocol
 from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.connection import Call, Failure
 from tandem_http1.messages import request_bytes
-from tandem_http1.upstream import Call, Failure, Pool
+from tandem_http1.upstream import Pool
 
 MAX_IDLE: Final = 128
 """Engines without legs that are kept until the next check."""

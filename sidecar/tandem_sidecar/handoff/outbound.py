@@ -12,8 +12,8 @@ from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 from tandem_contract.request_ids import usable_request_id
 from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.connection import Call
 from tandem_http1.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
-from tandem_http1.upstream import Call
 
 from ..connectors.protocol import KvHold, ReleaseRequest
 from ..observability.record import Leg, Phase, Result

@@ -2,10 +2,10 @@
 
 import logging
 
+from tandem_http1.connection import Call
 from tandem_http1.messages import Request, ResponseHead
 from tandem_http1.server import ClientConnection
 from tandem_http1.tunnel import Tunnel
-from tandem_http1.upstream import Call
 
 from ..observability.record import PASSTHROUGH, Outcome, Record, Result
 from .context import Failover, SidecarContext

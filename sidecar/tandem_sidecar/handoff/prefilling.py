@@ -11,8 +11,8 @@ from tandem_contract.overlaps import Overlap
 from tandem_contract.timing import Timing
 from tandem_contract.transfer_params import ParamsUnusable
 from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.connection import Call
 from tandem_http1.messages import request_bytes
-from tandem_http1.upstream import Call
 
 from ..connectors.protocol import HandoffAttempt, KvHold, PeerQuery
 from ..observability.record import Leg, Phase, Result

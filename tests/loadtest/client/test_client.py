@@ -118,8 +118,8 @@ async def test_the_request_reaches_the_api(suffix: str) -> None:
         (streaming(*GOOD[:2], DONE), "truncated", "without usage"),
         (streaming(GOOD[0], USAGE, DONE), "truncated", "without a finish reason"),
         (streaming(), "truncated", "without a finish reason"),
-        (streaming(GOOD[0], abort=True), "connection-lost", "before the end of the response"),
-        (streaming(*GOOD, DONE, abort=True), "connection-lost", "before the end of the response"),
+        (streaming(GOOD[0], abort=True), "connection-lost", "before the answer did"),
+        (streaming(*GOOD, DONE, abort=True), "connection-lost", "before the answer did"),
     ],
 )
 async def test_a_broken_stream_is_never_a_success(
@@ -164,7 +164,7 @@ async def test_a_stream_cut_anywhere_is_truncated_or_lost() -> None:
         result = await sent_raw(once(response[:length]))
         assert result.outcome is Outcome.CONNECTION_LOST, length
     for length in range(0, len(body), 3):
-        result = await sent_raw(once(chunked(body[:length])))
+        result = await sent_raw(once(chunked(*filter(None, [body[:length]]))))
         assert result.outcome is Outcome.TRUNCATED, length
         assert "ab".startswith(result.answer.text)
 
@@ -364,7 +364,7 @@ async def test_an_unreachable_server_is_an_error() -> None:
         async with Client(settings(url)) as client:
             result = await client.send(STREAM)
     assert (result.outcome, result.status) == (Outcome.CONNECTION_LOST, None)
-    assert str(result.error).startswith("no connection: ConnectionRefusedError")
+    assert str(result.error).endswith("Connection refused")
 
 
 async def test_cancelling_a_request_closes_its_connection() -> None:

@@ -5,13 +5,13 @@ import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from socket import SHUT_WR, SO_LINGER, SOL_SOCKET, socket
-from time import monotonic
 from typing import Any
 
 import pytest
 import uvloop
 
-from tandem_loadtest.client.http import MAX_HEAD, MAX_IDLE, Connection, Ending, Pool
+from tandem_http1.connection import MAX_HEAD
+from tandem_loadtest.client.http import Ending, Sender
 
 from .raw import HandServer, Peer, Serve, always, chunked, once, raw_server, whole
 
@@ -41,23 +41,22 @@ class Received:
             raise ValueError(self._refuse)
 
 
-async def exchange(pool: Pool, receiver: Received, timeout: float = 30.0) -> Ending:
-    connection = pool.take(monotonic()) or await pool.connect()
-    return await connection.exchange(REQUEST, receiver, timeout)
-
-
-def pool_of(url: str) -> Pool:
+def sender_of(url: str) -> Sender:
     host, _, port = url.removeprefix("http://").partition(":")
-    return Pool(host, int(port), None)
+    return Sender(host, int(port), None)
 
 
 async def received(serve: Serve, receiver: Received, timeout: float = 30.0) -> Ending:
     async with raw_server(serve) as url:
-        pool = pool_of(url)
+        sender = sender_of(url)
         try:
-            return await exchange(pool, receiver, timeout)
+            return await sender.send(REQUEST, receiver, timeout)
         finally:
-            await pool.close()
+            await sender.close()
+
+
+def is_whole(ending: Ending) -> bool:
+    return ending == Ending(ending.at, ending.sent)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ async def received(serve: Serve, receiver: Received, timeout: float = 30.0) -> E
 async def test_a_whole_response_is_complete_however_it_is_framed(response: bytes) -> None:
     receiver = Received()
     ending = await received(once(response), receiver)
-    assert ending == Ending(ending.at)
+    assert is_whole(ending)
     assert (receiver.status, receiver.body) == (200, b"answer")
     assert b"x-a" not in receiver.fields
     assert b"x-trailer" not in receiver.fields
@@ -87,7 +86,7 @@ async def test_a_response_cut_anywhere_is_lost(response: bytes) -> None:
         receiver = Received()
         ending = await received(once(response[:length]), receiver)
         assert ending.lost is not None, length
-        assert ending.lost.startswith("the server closed the connection, before")
+        assert ending.lost.endswith("the connection ended before the answer did")
         assert b"answer".startswith(receiver.body)
 
 
@@ -126,9 +125,9 @@ async def test_a_reset_is_lost(response: bytes) -> None:
         (b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n", "not an HTTP response"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n", "not an HTTP"),
         (CHUNKED.replace(b"3\r\nwer", b"z\r\nwer"), "not an HTTP response"),
-        (b"HTTP/1.1 101 Go\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", "another protocol"),
-        (b"HTTP/1.1 200 OK\r\nx-long: " + b"a" * 2 * MAX_HEAD, "exceeds 64 KiB"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x-many: a\r\n" * MAX_HEAD, "exceeds 64 KiB"),
+        (b"HTTP/1.1 101 Go\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n", "switched protocols"),
+        (b"HTTP/1.1 200 OK\r\nx-long: " + b"a" * 2 * MAX_HEAD, f"longer than {MAX_HEAD} bytes"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x-many: a\r\n" * MAX_HEAD, f"longer than {MAX_HEAD} bytes"),
     ],
 )
 async def test_a_response_that_is_not_http_is_refused(response: bytes, reason: str) -> None:
@@ -143,7 +142,7 @@ async def test_a_receiver_can_refuse_a_response() -> None:
         await peer.end()
 
     ending = await received(serve, Received("too much"))
-    assert ending == Ending(ending.at, refused="too much")
+    assert ending == Ending(ending.at, ending.sent, refused="too much")
 
 
 async def test_connections_are_used_again() -> None:
@@ -154,15 +153,15 @@ async def test_connections_are_used_again() -> None:
         await always(WHOLE)(peer)
 
     async with raw_server(serve) as url:
-        pool = pool_of(url)
+        sender = sender_of(url)
         for _ in range(3):
             receiver = Received()
-            await exchange(pool, receiver)
+            await sender.send(REQUEST, receiver, 30.0)
             assert receiver.body == b"answer"
         assert connections == [0]
-        await asyncio.gather(*(exchange(pool, Received()) for _ in range(3)))
+        await asyncio.gather(*(sender.send(REQUEST, Received(), 30.0) for _ in range(3)))
         assert connections == [0, 1, 2]
-        await pool.close()
+        await sender.close()
 
 
 @pytest.mark.parametrize(
@@ -185,28 +184,27 @@ async def test_a_connection_that_ends_or_has_surplus_bytes_is_not_used_again(
         await always(response)(peer)
 
     async with raw_server(serve) as url:
-        pool = pool_of(url)
+        sender = sender_of(url)
         for _ in range(2):
             receiver = Received()
-            ending = await exchange(pool, receiver)
-            assert ending == Ending(ending.at)
+            ending = await sender.send(REQUEST, receiver, 30.0)
+            assert is_whole(ending)
             assert receiver.body == b"answer"
         assert connections == [0, 1]
-        await pool.close()
+        await sender.close()
 
 
-async def test_a_connection_that_the_server_closes_while_idle_is_not_used_again() -> None:
+async def test_a_connection_that_the_server_closes_while_idle_costs_no_request() -> None:
     async with raw_server(once(WHOLE)) as url:
-        pool = pool_of(url)
-        connection = await pool.connect()
-        await connection.exchange(REQUEST, Received(), 30.0)
-        await connection.closed
-        assert pool.take(monotonic()) is None
-        await pool.close()
+        sender = sender_of(url)
+        for _ in range(2):
+            ending = await sender.send(REQUEST, Received(), 30.0)
+            assert ending == Ending(ending.at, ending.sent, ending.is_resent)
+        await sender.close()
 
 
 async def test_unasked_bytes_close_an_idle_connection() -> None:
-    more = asyncio.Event()
+    more, closed = asyncio.Event(), asyncio.Event()
 
     async def serve(peer: Peer) -> None:
         await peer.request()
@@ -214,42 +212,44 @@ async def test_unasked_bytes_close_an_idle_connection() -> None:
         await more.wait()
         peer.send(WHOLE)
         await peer.end()
+        closed.set()
 
     async with raw_server(serve) as url:
-        pool = pool_of(url)
-        connection = await pool.connect()
-        await connection.exchange(REQUEST, Received(), 30.0)
+        sender = sender_of(url)
+        await sender.send(REQUEST, Received(), 30.0)
         more.set()
-        await connection.closed
-        assert pool.take(monotonic()) is None
-        await pool.close()
+        await closed.wait()
+        await sender.close()
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 @pytest.mark.parametrize("size", [0, 8 << 20])
-def test_a_request_to_a_connection_that_the_server_had_closed_is_unread(
+def test_a_request_to_a_connection_that_the_server_had_closed_is_sent_again(
     run: Callable[[Coroutine[Any, Any, Ending]], Ending], size: int
 ) -> None:
     async def ending() -> Ending:
-        async with idle_connection() as (connection, peer):
+        async with idle_connection() as (sender, server, peer):
             peer.close()
-            return await connection.exchange(REQUEST + bytes(size), Received(), 30.0)
+            large = REQUEST[:-1] + b" " * size + b"}"
+            answered = asyncio.create_task(server.answer_next(WHOLE))
+            ending = await sender.send(large, Received(), 30.0)
+            await answered
+            return ending
 
     result = run(ending())
-    assert result.lost is not None
-    assert result.is_unread
+    assert result == Ending(result.at, result.sent, is_resent=True)
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 @pytest.mark.parametrize(
     ("response", "reset"), [(b"", False), (b"", True), (b"H", False)], ids=["", "reset", "answer"]
 )
-def test_a_request_that_the_server_took_is_not_unread(
+def test_a_request_that_the_server_took_is_not_sent_again(
     run: Callable[[Coroutine[Any, Any, Ending]], Ending], response: bytes, reset: bool
 ) -> None:
     async def ending() -> Ending:
-        async with idle_connection() as (connection, peer):
-            task = asyncio.create_task(connection.exchange(REQUEST, Received(), 30.0))
+        async with idle_connection() as (sender, _, peer):
+            task = asyncio.create_task(sender.send(REQUEST, Received(), 30.0))
             await asyncio.get_running_loop().sock_recv(peer, len(REQUEST))
             peer.send(response)
             if reset:
@@ -259,52 +259,37 @@ def test_a_request_that_the_server_took_is_not_unread(
 
     result = run(ending())
     assert result.lost is not None
-    assert not result.is_unread
+    assert not result.is_resent
 
 
-async def test_a_request_that_the_server_took_in_part_is_not_unread() -> None:
-    async with idle_connection() as (connection, peer):
+async def test_a_request_that_the_server_took_in_part_is_not_sent_again() -> None:
+    async with idle_connection() as (sender, _, peer):
         large = REQUEST + bytes(64 << 20)
-        task = asyncio.create_task(connection.exchange(large, Received(), 30.0))
+        task = asyncio.create_task(sender.send(large, Received(), 30.0))
         await asyncio.get_running_loop().sock_recv(peer, len(REQUEST))
         peer.shutdown(SHUT_WR)
         ending = await task
     assert ending.lost is not None
-    assert not ending.is_unread
+    assert not ending.is_resent
 
 
-async def test_a_request_to_a_new_connection_is_not_unread() -> None:
-    assert not (await received(once(b""), Received())).is_unread
+async def test_a_request_to_a_new_connection_is_not_sent_again() -> None:
+    ending = await received(once(b""), Received())
+    assert ending.lost is not None
+    assert not ending.is_resent
 
 
 @asynccontextmanager
-async def idle_connection() -> AsyncIterator[tuple[Connection, socket]]:
-    """A connection after its first response, and the server's socket."""
+async def idle_connection() -> AsyncIterator[tuple[Sender, HandServer, socket]]:
+    """A sender with a connection after its first response, the server, and its socket."""
     with HandServer() as server:
-        pool = pool_of(server.url)
-        connection = await pool.connect()
-        task = asyncio.create_task(connection.exchange(REQUEST, Received(), 30.0))
+        sender = sender_of(server.url)
+        task = asyncio.create_task(sender.send(REQUEST, Received(), 30.0))
         with await server.accept() as peer:
             await server.answer(peer, WHOLE)
             await task
-            yield connection, peer
-            await pool.close()
-
-
-async def test_a_connection_that_was_idle_for_long_is_closed() -> None:
-    closed = asyncio.Event()
-
-    async def serve(peer: Peer) -> None:
-        await always(WHOLE)(peer)
-        closed.set()
-
-    async with raw_server(serve) as url:
-        pool = pool_of(url)
-        connection = await pool.connect()
-        ending = await connection.exchange(REQUEST, Received(), 30.0)
-        assert pool.take(ending.at + MAX_IDLE) is None
-        await closed.wait()
-        await pool.close()
+            yield sender, server, peer
+            await sender.close()
 
 
 @pytest.mark.parametrize("response", [b"", WHOLE[:-1]])
@@ -318,11 +303,11 @@ async def test_a_timeout_closes_the_connection(response: bytes) -> None:
         closed.set()
 
     async with raw_server(serve) as url:
-        pool = pool_of(url)
-        ending = await exchange(pool, Received(), 0.05)
-        assert ending == Ending(ending.at, timed_out=True)
+        sender = sender_of(url)
+        ending = await sender.send(REQUEST, Received(), 0.05)
+        assert ending == Ending(ending.at, ending.sent, timed_out=True)
         await closed.wait()
-        await pool.close()
+        await sender.close()
 
 
 async def test_cancelling_closes_the_connection() -> None:
@@ -335,17 +320,17 @@ async def test_cancelling_closes_the_connection() -> None:
         closed.set()
 
     async with raw_server(serve) as url:
-        pool = pool_of(url)
-        task = asyncio.create_task(exchange(pool, Received()))
+        sender = sender_of(url)
+        task = asyncio.create_task(sender.send(REQUEST, Received(), 30.0))
         await asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await closed.wait()
-        await pool.close()
+        await sender.close()
 
 
-async def test_closing_the_pool_ends_exchanges() -> None:
+async def test_closing_ends_exchanges() -> None:
     asked = asyncio.Event()
 
     async def serve(peer: Peer) -> None:
@@ -354,10 +339,10 @@ async def test_closing_the_pool_ends_exchanges() -> None:
         await peer.end()
 
     async with raw_server(serve) as url:
-        pool = pool_of(url)
-        task = asyncio.create_task(exchange(pool, Received()))
+        sender = sender_of(url)
+        task = asyncio.create_task(sender.send(REQUEST, Received(), 30.0))
         await asked.wait()
-        await pool.close()
+        await sender.close()
         assert (await task).lost
 
 
@@ -367,10 +352,8 @@ async def test_an_early_answer_to_a_large_request_does_not_spoil_the_next() -> N
         await peer.end()
 
     async with raw_server(serve) as url:
-        pool = pool_of(url)
-        connection = await pool.connect()
-        large = REQUEST + b" " * (64 << 20)
-        ending = await connection.exchange(large, Received(), 30.0)
-        assert ending.lost is None
-        assert pool.take(monotonic()) is None
-        await pool.close()
+        sender = sender_of(url)
+        for size in (64 << 20, 0):
+            ending = await sender.send(REQUEST + b" " * size, Received(), 30.0)
+            assert is_whole(ending)
+        await sender.close()

@@ -4,8 +4,8 @@ import gc
 
 import pytest
 
+from tandem_http1.connection import Call
 from tandem_http1.messages import Request
-from tandem_http1.upstream import Call
 from tandem_sidecar.handoff.driver import HandoffDriver
 from tandem_sidecar.handoff.forward import Forward
 

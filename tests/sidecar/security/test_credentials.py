@@ -16,8 +16,9 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.server_tls import ServerTls
 from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.connection import Failure
 from tandem_http1.messages import request_bytes
-from tandem_http1.upstream import Failure, Pool
+from tandem_http1.upstream import Pool
 from tandem_sidecar.security.credentials import BadCertificates, EngineTls, Tls
 
 from ..peers import PARAMS, FakeDecode, FakePrefill, Peer, Turn

@@ -214,7 +214,11 @@ class Collector:
 
     payload_only = True
 
-    def __init__(self, done: Callable[[Answer | NoAnswer], None]) -> None:
+    def __init__(
+        self, done: Callable[[Answer | NoAnswer], None], *, limit: int = MAX_ANSWER
+    ) -> None:
+        """`limit`: largest body, in bytes."""
+        self._limit = limit
         self._done: Callable[[Answer | NoAnswer], None] | None = done
         self._head: ResponseHead | None = None
         self._parts: list[bytes] = []
@@ -225,9 +229,9 @@ class Collector:
 
     def body(self, data: bytes, last: bool) -> None:
         self._size += len(data)
-        if self._size > MAX_ANSWER:
+        if self._size > self._limit:
             self._parts.clear()
-            self._report(NoAnswer(Failure.MALFORMED, f"the answer exceeds {MAX_ANSWER} bytes"))
+            self._report(NoAnswer(Failure.MALFORMED, f"the answer exceeds {self._limit} bytes"))
             return
         self._parts.append(data)
         if last and self._head is not None:

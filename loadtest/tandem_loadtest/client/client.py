@@ -11,7 +11,7 @@ from ..calls import Answer, Call, Result
 from .answers import AnswerError
 from .bodies import asks_usage
 from .exchange import Exchange
-from .http import Ending, Sender
+from .http import Ending, Requester
 from .outcome import Facts, classify, promises_of
 from .reasons import Redactor
 from .request import RequestWriter
@@ -31,7 +31,7 @@ class Client:
         self._timeout = settings.timeout
         origin = parse_url(settings.url)
         tls = tls_context(settings.ca_file) if origin.is_tls else None
-        self._sender = Sender(origin.host, origin.port, tls)
+        self._requester = Requester(origin.host, origin.port, tls)
         self._writer = RequestWriter(settings, origin)
         self._redactor = Redactor(settings.headers)
         usage = asks_usage(settings)
@@ -45,7 +45,7 @@ class Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._sender.close()
+        await self._requester.close()
 
     async def send(self, call: Call, *, request_id: str | None = None) -> Result:
         """Post one call and read its answer to the end. Its failure is in the result.
@@ -55,7 +55,7 @@ class Client:
         """
         exchange = Exchange(call, monotonic(), self._redactor)
         request = self._writer.write(call, exchange.kind, request_id)
-        ending = await self._sender.send(request, exchange, self._timeout)
+        ending = await self._requester.send(request, exchange, self._timeout)
         return self._result(exchange, ending)
 
     def _result(self, exchange: Exchange, ending: Ending) -> Result:

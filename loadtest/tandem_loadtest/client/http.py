@@ -1,6 +1,6 @@
 """Sends requests to one server over kept connections, and says when and how each exchange ended.
 
-    ending = await sender.send(request, receiver, timeout=300.0)
+    ending = await requester.send(request, receiver, timeout=300.0)
 
 Of a response it understands only the framing; what the bytes mean is up to the `Receiver`.
 
@@ -43,7 +43,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Receiver(Protocol):
-    """What the sender of a request does with the response."""
+    """What the one who sends a request does with the response."""
 
     def head(self, status: int, fields: Mapping[bytes, bytes]) -> None:
         """Take the response's head; the names of `fields` are in lower case."""
@@ -52,13 +52,13 @@ class Receiver(Protocol):
         """Take a part of the body, read at `now`. Raises ValueError to refuse the response."""
 
 
-class Sender:
+class Requester:
     """Connections to one server, as many as there are requests at a time."""
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         self._address = HostPort(host, port)
         self._pool = Pool(lambda _: tls, max_idle=_UNLIMITED)
-        self._exchanges: set[_Exchange] = set()
+        self._exchanges: set[_Pending] = set()
 
     async def send(self, request: bytes, receiver: Receiver, timeout: float) -> Ending:
         """Send a request, pass its response to `receiver`; `timeout` in seconds for the whole.
@@ -66,7 +66,7 @@ class Sender:
         Cancelling closes the connection.
         """
         loop = asyncio.get_running_loop()
-        exchange = _Exchange(receiver, loop.create_future())
+        exchange = _Pending(receiver, loop.create_future())
         exchange.call = self._pool.send(
             self._address, b"POST", request, exchange, connect_timeout=None, once=True
         )
@@ -90,7 +90,7 @@ class Sender:
         await asyncio.sleep(0)
 
 
-class _Exchange:
+class _Pending:
     """Times the response to one request (`tandem_http1.connection.Receiver`)."""
 
     payload_only = True

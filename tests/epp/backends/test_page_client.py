@@ -98,11 +98,11 @@ async def test_a_connection_that_the_backend_has_closed_is_replaced() -> None:
     ("answer", "reason"),
     [
         (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "status 503"),
-        (b"", "the backend closed the connection before it answered"),
-        (OK + b"Connection: close\r\nContent-Length: 9\r\n\r\npage", "within the answer"),
-        (OK + b"Connection: close\r\n", "within the answer"),
+        (b"", "the connection ended before the answer did"),
+        (OK + b"Connection: close\r\nContent-Length: 9\r\n\r\npage", "before the answer did"),
+        (OK + b"Connection: close\r\n", "before the answer did"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "not HTTP/1.1"),
-        (OK + b"Content-Length: 11\r\n\r\nlarge pages", "more than 8 bytes"),
+        (OK + b"Content-Length: 11\r\n\r\nlarge pages", "exceeds 8 bytes"),
     ],
 )
 async def test_what_is_no_page_is_said(

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from tandem_http1.connection import MAX_HEAD
-from tandem_loadtest.client.http import Ending, Sender
+from tandem_loadtest.client.http import Ending, Requester
 
 from .raw import HandServer, Peer, Serve, always, chunked, once, raw_server, whole
 
@@ -41,18 +41,18 @@ class Received:
             raise ValueError(self._refuse)
 
 
-def sender_of(url: str) -> Sender:
+def requester_of(url: str) -> Requester:
     host, _, port = url.removeprefix("http://").partition(":")
-    return Sender(host, int(port), None)
+    return Requester(host, int(port), None)
 
 
 async def received(serve: Serve, receiver: Received, timeout: float = 30.0) -> Ending:
     async with raw_server(serve) as url:
-        sender = sender_of(url)
+        requester = requester_of(url)
         try:
-            return await sender.send(REQUEST, receiver, timeout)
+            return await requester.send(REQUEST, receiver, timeout)
         finally:
-            await sender.close()
+            await requester.close()
 
 
 def is_whole(ending: Ending) -> bool:
@@ -153,15 +153,15 @@ async def test_connections_are_used_again() -> None:
         await always(WHOLE)(peer)
 
     async with raw_server(serve) as url:
-        sender = sender_of(url)
+        requester = requester_of(url)
         for _ in range(3):
             receiver = Received()
-            await sender.send(REQUEST, receiver, 30.0)
+            await requester.send(REQUEST, receiver, 30.0)
             assert receiver.body == b"answer"
         assert connections == [0]
-        await asyncio.gather(*(sender.send(REQUEST, Received(), 30.0) for _ in range(3)))
+        await asyncio.gather(*(requester.send(REQUEST, Received(), 30.0) for _ in range(3)))
         assert connections == [0, 1, 2]
-        await sender.close()
+        await requester.close()
 
 
 @pytest.mark.parametrize(
@@ -184,23 +184,23 @@ async def test_a_connection_that_ends_or_has_surplus_bytes_is_not_used_again(
         await always(response)(peer)
 
     async with raw_server(serve) as url:
-        sender = sender_of(url)
+        requester = requester_of(url)
         for _ in range(2):
             receiver = Received()
-            ending = await sender.send(REQUEST, receiver, 30.0)
+            ending = await requester.send(REQUEST, receiver, 30.0)
             assert is_whole(ending)
             assert receiver.body == b"answer"
         assert connections == [0, 1]
-        await sender.close()
+        await requester.close()
 
 
 async def test_a_connection_that_the_server_closes_while_idle_costs_no_request() -> None:
     async with raw_server(once(WHOLE)) as url:
-        sender = sender_of(url)
+        requester = requester_of(url)
         for _ in range(2):
-            ending = await sender.send(REQUEST, Received(), 30.0)
+            ending = await requester.send(REQUEST, Received(), 30.0)
             assert ending == Ending(ending.at, ending.sent, ending.is_resent)
-        await sender.close()
+        await requester.close()
 
 
 async def test_unasked_bytes_close_an_idle_connection() -> None:
@@ -215,11 +215,11 @@ async def test_unasked_bytes_close_an_idle_connection() -> None:
         closed.set()
 
     async with raw_server(serve) as url:
-        sender = sender_of(url)
-        await sender.send(REQUEST, Received(), 30.0)
+        requester = requester_of(url)
+        await requester.send(REQUEST, Received(), 30.0)
         more.set()
         await closed.wait()
-        await sender.close()
+        await requester.close()
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -228,11 +228,11 @@ def test_a_request_to_a_connection_that_the_server_had_closed_is_sent_again(
     run: Callable[[Coroutine[Any, Any, Ending]], Ending], size: int
 ) -> None:
     async def ending() -> Ending:
-        async with idle_connection() as (sender, server, peer):
+        async with idle_connection() as (requester, server, peer):
             peer.close()
             large = REQUEST[:-1] + b" " * size + b"}"
             answered = asyncio.create_task(server.answer_next(WHOLE))
-            ending = await sender.send(large, Received(), 30.0)
+            ending = await requester.send(large, Received(), 30.0)
             await answered
             return ending
 
@@ -248,8 +248,8 @@ def test_a_request_that_the_server_took_is_not_sent_again(
     run: Callable[[Coroutine[Any, Any, Ending]], Ending], response: bytes, reset: bool
 ) -> None:
     async def ending() -> Ending:
-        async with idle_connection() as (sender, _, peer):
-            task = asyncio.create_task(sender.send(REQUEST, Received(), 30.0))
+        async with idle_connection() as (requester, _, peer):
+            task = asyncio.create_task(requester.send(REQUEST, Received(), 30.0))
             await asyncio.get_running_loop().sock_recv(peer, len(REQUEST))
             peer.send(response)
             if reset:
@@ -263,9 +263,9 @@ def test_a_request_that_the_server_took_is_not_sent_again(
 
 
 async def test_a_request_that_the_server_took_in_part_is_not_sent_again() -> None:
-    async with idle_connection() as (sender, _, peer):
+    async with idle_connection() as (requester, _, peer):
         large = REQUEST + bytes(64 << 20)
-        task = asyncio.create_task(sender.send(large, Received(), 30.0))
+        task = asyncio.create_task(requester.send(large, Received(), 30.0))
         await asyncio.get_running_loop().sock_recv(peer, len(REQUEST))
         peer.shutdown(SHUT_WR)
         ending = await task
@@ -280,16 +280,16 @@ async def test_a_request_to_a_new_connection_is_not_sent_again() -> None:
 
 
 @asynccontextmanager
-async def idle_connection() -> AsyncIterator[tuple[Sender, HandServer, socket]]:
-    """A sender with a connection after its first response, the server, and its socket."""
+async def idle_connection() -> AsyncIterator[tuple[Requester, HandServer, socket]]:
+    """A requester with a connection after its first response, the server, and its socket."""
     with HandServer() as server:
-        sender = sender_of(server.url)
-        task = asyncio.create_task(sender.send(REQUEST, Received(), 30.0))
+        requester = requester_of(server.url)
+        task = asyncio.create_task(requester.send(REQUEST, Received(), 30.0))
         with await server.accept() as peer:
             await server.answer(peer, WHOLE)
             await task
-            yield sender, server, peer
-            await sender.close()
+            yield requester, server, peer
+            await requester.close()
 
 
 @pytest.mark.parametrize("response", [b"", WHOLE[:-1]])
@@ -303,11 +303,11 @@ async def test_a_timeout_closes_the_connection(response: bytes) -> None:
         closed.set()
 
     async with raw_server(serve) as url:
-        sender = sender_of(url)
-        ending = await sender.send(REQUEST, Received(), 0.05)
+        requester = requester_of(url)
+        ending = await requester.send(REQUEST, Received(), 0.05)
         assert ending == Ending(ending.at, ending.sent, timed_out=True)
         await closed.wait()
-        await sender.close()
+        await requester.close()
 
 
 async def test_cancelling_closes_the_connection() -> None:
@@ -320,14 +320,14 @@ async def test_cancelling_closes_the_connection() -> None:
         closed.set()
 
     async with raw_server(serve) as url:
-        sender = sender_of(url)
-        task = asyncio.create_task(sender.send(REQUEST, Received(), 30.0))
+        requester = requester_of(url)
+        task = asyncio.create_task(requester.send(REQUEST, Received(), 30.0))
         await asked.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await closed.wait()
-        await sender.close()
+        await requester.close()
 
 
 async def test_closing_ends_exchanges() -> None:
@@ -339,10 +339,10 @@ async def test_closing_ends_exchanges() -> None:
         await peer.end()
 
     async with raw_server(serve) as url:
-        sender = sender_of(url)
-        task = asyncio.create_task(sender.send(REQUEST, Received(), 30.0))
+        requester = requester_of(url)
+        task = asyncio.create_task(requester.send(REQUEST, Received(), 30.0))
         await asked.wait()
-        await sender.close()
+        await requester.close()
         assert (await task).lost
 
 
@@ -352,8 +352,8 @@ async def test_an_early_answer_to_a_large_request_does_not_spoil_the_next() -> N
         await peer.end()
 
     async with raw_server(serve) as url:
-        sender = sender_of(url)
+        requester = requester_of(url)
         for size in (64 << 20, 0):
-            ending = await sender.send(REQUEST + b" " * size, Received(), 30.0)
+            ending = await requester.send(REQUEST + b" " * size, Received(), 30.0)
             assert is_whole(ending)
-        await sender.close()
+        await requester.close()

@@ -5,6 +5,6 @@
                                                    └── stores  S3, HTTP, files: bytes in, bytes out
 
 This package knows neither torch nor vLLM, nor what a block means to an engine: engines pass
-buffers. Start with `chunk_store`, then `client`; docs/run/storage.md has the layout of the objects
-and the table of faults.
+buffers. Start with `chunk_store`, then `client`; docs/understand/storage.md has the layout of the
+objects, docs/run/storage.md the table of faults.
 """

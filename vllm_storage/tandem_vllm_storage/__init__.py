@@ -11,5 +11,5 @@
 
 The package runs in vLLM's own processes and Python. Only `connector`, `stats`, `requests`, `events`
 and `secondary_tier` import vLLM, and only `block_copies` imports torch. Start with
-docs/run/storage.md, then `connector`.
+docs/understand/storage.md, then `connector`.
 """

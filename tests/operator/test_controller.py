@@ -9,10 +9,12 @@ import pytest
 from tandem_contract import labels
 from tandem_contract.metrics import OPERATOR_RECONCILES
 from tandem_kube.client import Api
+from tandem_kube.errors import NotFound
 from tandem_kube.resources import (
     CONTROLLER_REVISIONS,
     DEPLOYMENTS,
     PODS,
+    SECRETS,
     Object,
     Resource,
 )
@@ -96,6 +98,35 @@ async def at_rest(
         after = operating.writes(cluster.audit_log, f"operator-{namespace}")
         quiet = quiet + 1 if len(after) == len(before) else 0
         assert number < 20, after[-5:]
+
+
+async def test_deleted_plan_keys_come_back_before_the_next_pod_and_with_a_change(
+    api: Api, operator: operating.Operator, namespace: str
+) -> None:
+    """No watch tells of them, and a pod that mounts them does not start without."""
+    await api.create(PREFILL_POOLS, prefill("p", namespace))
+    await api.create(DECODE_POOLS, decode("d", namespace, prefillRef={"name": "p"}))
+
+    async def has_keys() -> bool:
+        try:
+            return bool(await api.get(SECRETS, "d-plan-keys", namespace))
+        except NotFound:
+            return False
+
+    async def is_at_rest() -> bool:
+        pool = await api.get(DECODE_POOLS, "d", namespace)
+        return "endpoint" in pool.get("status", {}) and await count(api, namespace, 2)
+
+    await until(is_at_rest, operator)
+    await until(has_keys, operator)
+    (pod,) = [p for p in await operating.pods(api, namespace) if "d-" in p["metadata"]["name"]]
+    await api.delete(SECRETS, "d-plan-keys", namespace)
+    await api.delete(PODS, pod["metadata"]["name"], namespace)
+    await until(has_keys, operator)
+    await api.delete(SECRETS, "d-plan-keys", namespace)
+    touched = {"metadata": {"annotations": {"example.com/keys": "now"}}}
+    await api.patch(DECODE_POOLS, "d", touched, namespace)
+    await until(has_keys, operator)
 
 
 async def test_failed_and_lost_pods_are_replaced_and_orphans_adopted(

@@ -11,7 +11,7 @@ from ..prefix.stores import Stores
 from .adapters import AdapterSlots
 from .ejections import Ejections, available
 from .fleet_figures import FleetFigures
-from .members import Members, pods_by_name
+from .members import Kind, Members, doubt_readiness, pods_by_name
 from .pairing import (
     are_alike_unified,
     can_hand_off,
@@ -54,6 +54,8 @@ class Fleet:
         """What first tokens take beyond the terms of the cost, per path."""
         self._backends: dict[str, Members] = {}
         """By backend name."""
+        self._doubted: frozenset[Kind] = frozenset()
+        """Kinds of pods of which all are unready."""
         self._pods: dict[str, Pod] = {}
         """The pods of all backends, by name."""
         self._models: frozenset[str] = frozenset()
@@ -110,6 +112,7 @@ class Fleet:
                 members = Members(discovered, block_tokens, capacity, self.prefixes)
             members.update(discovered)
             new[name] = members
+        self._doubted = doubt_readiness(new.values(), self._doubted)
         # Placements hold the Pods that were dropped here and still return their counts to them.
         self._backends = new
         self._update_pods()

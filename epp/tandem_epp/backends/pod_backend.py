@@ -94,9 +94,9 @@ def pod_backends(
     except ValueError as err:
         return InvalidPod(str(err))
     # The operator labels a pod that it drains before it deletes it.
-    is_terminating = "deletionTimestamp" in metadata or labels.DRAINING in pod_labels
-    serving = _is_ready(status) and not is_terminating
-    return tuple(DiscoveredBackend(b, metadata["uid"], serving=serving) for b in backends)
+    leaving = "deletionTimestamp" in metadata or labels.DRAINING in pod_labels
+    serving, uid = _is_ready(status) and not leaving, metadata["uid"]
+    return tuple(DiscoveredBackend(b, uid, serving=serving, leaving=leaving) for b in backends)
 
 
 def with_domain(discovered: DiscoveredBackend, label: str) -> DiscoveredBackend:

@@ -40,7 +40,9 @@ class DiscoveredBackend:
     """The Kubernetes pod's uid. Another uid under the same name is another pod, with empty caches.
     Empty for a backend from the configuration file."""
     serving: bool = True
-    """False for a pod that exists and must not be chosen: it is not Ready, or it is terminating."""
+    """False for a pod that exists and must not be chosen: it is not Ready, or it is leaving."""
+    leaving: bool = False
+    """Whether it is terminating or drains."""
 
 
 class Pod:

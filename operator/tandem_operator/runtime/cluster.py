@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL
 from tandem_kube.client import Api
 from tandem_kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from tandem_kube.events import send_event
@@ -33,7 +34,7 @@ from ..planning.key_rotation import SECRET_BYTES
 from ..planning.revisions import sample_pod
 from ..planning.status import StatusBody, status_events
 from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
-from .bodies import is_foreign, pool_and_owners
+from .bodies import endpoint_of, is_foreign, pool_and_owners
 from .cache import ClusterCache, WorkKey
 from .reads import get_by_name, read_plan_keys, read_pools
 from .watches import POOL_RESOURCES
@@ -79,6 +80,18 @@ class Cluster:
     async def read_pools(self, pools: Iterable[PoolKey]) -> set[WorkKey]:
         """Bring pools up to what the API server has now; the keys that this affects."""
         return await read_pools(self.api, self.cache, pools)
+
+    def endpoints_of(self, pods: Iterable[Create]) -> set[WorkKey]:
+        """The endpoints whose plan keys `pods` mount, of pools that were reconciled as they are:
+        a new spec of a pool has its endpoint reconciled anyway."""
+        keys = {pod.pool for pod in pods}
+        return {
+            endpoint_of(pool)
+            for key in keys
+            for pool in self.cache.pools.by_key(key)
+            if pool.key.kind == DECODE_POOL
+            and pool.status.get("observedGeneration") == pool.generation
+        }
 
     async def read_plan_keys(self, key: EndpointKey) -> None:
         """Bring an endpoint's Secret into the cache, which no watch keeps current."""

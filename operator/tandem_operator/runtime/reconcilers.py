@@ -61,6 +61,8 @@ class Reconcilers:
         # from a live list of them, so that no pod is created twice or deleted in vain.
         if plan.touches_pods or refused:
             plan = plan_set(await cluster.observe_live(key), self.defaults, refused)
+        # No watch tells that someone has deleted the plan keys, without which no such pod starts.
+        self.enqueue(cluster.endpoints_of(plan.create_pods))
         done = await cluster.apply(plan)
         # Observed once more: by now the cache has the answers to the writes, and the failures. The
         # status is written even when a write was refused, because it tells the user which.

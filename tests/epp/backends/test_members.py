@@ -47,7 +47,7 @@ def test_a_rank_shares_address_and_readiness_of_its_backend() -> None:
     only.address = "10.0.0.9:80"
     fleet.set_ranks(members, 2)
     assert [(pod.address, pod.ready) for pod in fleet] == [("10.0.0.9:80", True)] * 2
-    fleet.apply([DiscoveredBackend(only.backend, serving=False)])
+    fleet.apply([DiscoveredBackend(only.backend, serving=False, leaving=True)])
     assert fleet.ready_pods(None) == ()
 
 

@@ -12,7 +12,7 @@ from tandem_operator.observed import Failure, NodeState, PoolKey, RouterState
 from .pool_yaml import DECODE, PREFILL
 from .simulated_cluster import SimulatedCluster, named
 
-PAGE = Path(__file__).parents[2] / "docs" / "run" / "gitops.md"
+PAGE = Path(__file__).parents[2] / "docs" / "run" / "kubernetes.md"
 ROUTER = RouterState(True, "RouterReady", "the router serves", "http://d.default.svc:8080")
 
 
@@ -30,7 +30,7 @@ def kstatus(pool: dict[str, Any]) -> str:
 
 
 def argo_cd(pool: dict[str, Any]) -> str:
-    """The health by the check of docs/run/gitops.md, run by Lua."""
+    """The health by the check of docs/run/kubernetes.md#gitops-flux-argo-cd-autoscalers, run by Lua."""
     (script,) = re.findall(r"```lua\n(.*?)```", PAGE.read_text(), re.DOTALL)
     runtime = lupa.LuaRuntime(unpack_returned_tuples=True)
     runtime.globals().obj = runtime.table_from(pool, recursive=True)

@@ -42,6 +42,10 @@ SERVER: Final = "vllm.entrypoints.openai.api_server"
 LEASE: Final = 30.0
 """Seconds that a producer keeps KV which is not read; the operator's default, set in the pools."""
 MODEL_NAME: Final = "tiny"
+REASONING: Final = (
+    "--reasoning-config", '{"reasoning_start_str": "the", "reasoning_end_str": "far"}'
+)  # fmt: skip
+"""Without it vLLM refuses every thinking budget."""
 
 ON_A_CPU: Final = {
     "HF_HUB_OFFLINE": "1",

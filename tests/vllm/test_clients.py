@@ -51,25 +51,33 @@ async def test_forbidden_client_fields_are_removed(
     assert pair.prefill.healthy()
 
 
+SAMPLED = {"n": 2, "temperature": 1, "seed": 3}
+
+
 @pytest.mark.parametrize(
-    ("reason", "fields"),
+    ("kind", "reason", "fields"),
     [
-        ("n", {"n": 2, "temperature": 1, "seed": 3}),
-        ("batch", {"prompt": ["one " * 40, "two " * 40]}),
-        ("prompt_logprobs", {"prompt_logprobs": 1}),
-        ("echo_logprobs", {"echo": True, "logprobs": 1}),
+        ("completions", "n", SAMPLED),
+        ("generate", "n", {"sampling_params": {**SAMPLED, "max_tokens": 8}}),
+        ("completions", "batch", {"prompt": ["one " * 40, "two " * 40]}),
+        ("completions", "prompt_logprobs", {"prompt_logprobs": 1}),
+        ("completions", "echo_logprobs", {"echo": True, "logprobs": 1}),
     ],
 )
 async def test_requests_that_one_engine_must_serve_alone(
-    pair: Pair, http: aiohttp.ClientSession, reason: str, fields: dict[str, Any]
+    pair: Pair, http: aiohttp.ClientSession, kind: str, reason: str, fields: dict[str, Any]
 ) -> None:
     counted = ("tandem_sidecar_unified_total", {"reason": reason})
     before = metric(await page(http, pair.admin("/metrics")), counted[0], **counted[1])
-    request_kind = KINDS["completions"]
+    request_kind = KINDS[kind]
     body = request_kind.body("The ship finds harbour at night. ") | fields
     answer = await pair.handed_off(http, request_kind, body)
     alone = await pair.alone(http, request_kind, body)
-    assert [c["text"] for c in answer.json["choices"]] == [c["text"] for c in alone.json["choices"]]
+    text = "token_ids" if kind == "generate" else "text"
+    texts = [choice[text] for choice in answer.json["choices"]]
+    assert texts == [choice[text] for choice in alone.json["choices"]]
+    if reason == "n":
+        assert len({str(each) for each in texts}) == 2
     assert answer.headers[headers.ROUTING_PATH] == RoutingPath.UNIFIED
     assert metric(await page(http, pair.admin("/metrics")), counted[0], **counted[1]) == before + 1
 

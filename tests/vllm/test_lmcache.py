@@ -29,7 +29,7 @@ from tandem_operator.pods.manifests import pods
 
 from ..operator.pool_yaml import pair as pools
 from .api_requests import KINDS
-from .engines import ON_A_CPU, VENV, Spawned, forked
+from .engines import ON_A_CPU, REASONING, VENV, Spawned, forked
 from .pairs import Moved, Pair, in_phase, running_pair, stopped, until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -90,7 +90,8 @@ def lmcache(
     # vLLM's worker searches all modules for kernels when it starts, and fails at one of LMCache's,
     # which a fork of the process that has read the configuration would have imported already.
     settings = {"connector": "lmcache-mp", "extraConfig": extra, "imports_anew": True}
-    with running_pair(model, directory, **settings) as running:
+    reasoning = {"prefill_args": REASONING, "decode_args": REASONING}
+    with running_pair(model, directory, **settings, **reasoning) as running:
         yield running
 
 
@@ -119,6 +120,21 @@ async def test_the_answer_is_that_of_one_engine(
         return await moved.by(metrics.ENGINE_PROMPT_BY_SOURCE, source="external_kv_transfer") > 100
 
     await until(has_loaded, 120)
+
+
+async def test_a_thinking_budget_passes_the_prefill_leg(
+    pair: Pair, http: aiohttp.ClientSession
+) -> None:
+    """vLLM refuses a budget of `max_tokens` or more, and the leg has one token."""
+    request_kind = KINDS["messages"]
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    body = request_kind.body("how far is the harbour? " * 40, thinking=thinking)
+    body |= {"max_tokens": 1025, "stream": True}
+    # Its many tokens are of no interest: leaving aborts them.
+    url = pair.url(request_kind.path)
+    async with http.post(url, json=body, headers=pair.split) as answer:
+        assert answer.status == 200, await answer.text()
+        assert answer.headers[headers.ROUTING_PATH] == RoutingPath.PREFILL_THEN_DECODE
 
 
 async def test_requests_side_by_side_get_their_own_kv(

@@ -29,7 +29,7 @@ from tandem_local.ports import free_port
 from ..epp.real import Epp, envoy, envoy_settings, epp, until
 from ..kvstore.servers import NAMESPACE, Server, store_in_this_process
 from ..sidecar.processes import Sidecar, sidecar
-from .engines import MODEL_NAME, metric
+from .engines import MODEL_NAME, REASONING, metric
 from .single import SingleVllm, single_vllm
 from .storage import CHUNK, data_objects, packages, transfer_config
 
@@ -49,8 +49,6 @@ LIMIT = 120.0
 FIRST = ((1, 1500), (2, 3 * CHUNK), (3, 100))
 IN_CHUNKS = 5 * CHUNK + 3 * CHUNK
 HANDED_OFF = (4, 4 * CHUNK + 7)
-# Without it vLLM refuses every thinking budget.
-REASONING = json.dumps({"reasoning_start_str": "the", "reasoning_end_str": "far"})
 
 
 @dataclass
@@ -164,9 +162,8 @@ async def split(
             await store_first(split)
         # As the operator configures a prefill pod: it loads what it stored before.
         events_flags = ("--kv-events-config", json.dumps(events))
-        reasoning = ("--reasoning-config", REASONING)
-        split.prefill = start(stack, "prefill", "kv_both", *events_flags, *reasoning)
-        split.decode = start(stack, "decode", "kv_consumer", *reasoning)
+        split.prefill = start(stack, "prefill", "kv_both", *events_flags, *REASONING)
+        split.decode = start(stack, "decode", "kv_consumer", *REASONING)
         for engine in (split.prefill, split.decode):
             await engine.ready()
         yield split

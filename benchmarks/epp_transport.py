@@ -12,8 +12,8 @@ import uvloop
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
+from tandem_contract.memory import reuse_large_blocks
 from tandem_epp.exchange import HeaderChanges, HttpRequest, NotPlaced, ResponseHeaders
-from tandem_epp.process.memory import reuse_large_blocks
 from tandem_epp.server.ext_proc.http2_server import Http2Server
 from tandem_epp.server.http2.tls import TlsSettings, tls_context
 

@@ -14,6 +14,7 @@ counts in other units, or is broken.
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
 from .timing_figures import TYPES, read_figures
 
@@ -74,11 +75,8 @@ class Timing(Struct, frozen=True):
         """The header's value."""
         if self is UNKNOWN:
             return _NOTHING
-        parts = []
-        for name, template in _TEMPLATES:
-            value = getattr(self, name)
-            if value is not None:
-                parts.append(template % value)
+        figures = zip(_TEMPLATES, astuple(self), strict=True)
+        parts = [template % value for template, value in figures if value is not None]
         return ";".join(parts) or _NOTHING
 
 
@@ -89,7 +87,7 @@ OUT_OF_RANGE: Final = Timing()
 """The timing in a header with a figure beyond its limit."""
 
 _TEMPLATES: Final = tuple(
-    (name, f"{name}=%.6f" if kind is float else f"{name}=%d") for name, kind in TYPES.items()
+    f"{name}=%.6f" if TYPES[name] is float else f"{name}=%d" for name in Timing.__struct_fields__
 )
 
 

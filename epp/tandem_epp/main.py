@@ -13,6 +13,7 @@ from tandem_contract import labels, ports
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.commandline import HOST_PORT, HostPort, api_paths, command, fail
 from tandem_contract.documents import DocumentError
+from tandem_contract.memory import collect_seldom, reuse_large_blocks
 from tandem_contract.memory_limit import least_held_bytes
 from tandem_contract.otlp import traces_url
 from tandem_contract.plan import load_keys
@@ -25,7 +26,6 @@ from .llmd.values import selects_pods, with_values
 from .process import logs
 from .process.compiled import is_compiled
 from .process.configuration import load, load_text, log_notices, log_unsent_timeouts
-from .process.memory import collect_seldom, reuse_large_blocks
 from .process.service import serve
 from .server.http2.tls import TlsSettings
 from .settings import Settings

@@ -74,7 +74,8 @@ class RequestReader:
         """Bytes of the current request in all reads so far, framing included."""
         self._read = self._began = 0
         """Size of the current read, and of the read in which the current request began."""
-        self._body_size = 0
+        self._length = self._body_size = 0
+        """Bytes of the current body, by its Content-Length, and so far."""
         self._reset()
 
     @property
@@ -133,6 +134,7 @@ class RequestReader:
     def on_message_begin(self) -> None:
         self._headers: Headers = []
         self._target = b""
+        self._length = 0
         # A pipelined request begins within a read whose size `_reset` has dropped; `started` must
         # still be true for it.
         self._size = max(self._size, 1)
@@ -178,8 +180,7 @@ class RequestReader:
         if size > self._max_body:
             self._too_large()
         elif self.refusal is None:
-            length = int(self._values.get(b"content-length", b"0"))
-            if self._held.take(len(data), of=max(size, length)):
+            if self._held.take(len(data), of=max(size, self._length)):
                 self._held_body = size
                 self._keep(data)
             else:
@@ -225,8 +226,9 @@ class RequestReader:
         self._body_size = 0
 
     def _drop_body(self) -> None:
-        self._held.give_back(self._held_body)
-        self._held_body = 0
+        if self._held_body:
+            self._held.give_back(self._held_body)
+            self._held_body = 0
         self._first = b""
         self._buffer: BytesIO | None = None
 
@@ -272,7 +274,8 @@ class RequestReader:
     def _check_header(self, name: bytes, value: bytes) -> None:
         if name == b"content-length":
             # llhttp has refused values that are not a number.
-            if int(value) > self._max_body:
+            self._length = int(value)
+            if self._length > self._max_body:
                 self._too_large()
         elif name == b"expect":
             self.expects = value.lower() == b"100-continue"

@@ -13,9 +13,9 @@ from tandem_contract import ports
 from tandem_contract.commandline import HOST_PORT, HostPort, command, fail
 from tandem_contract.connections import raise_descriptor_limit
 from tandem_contract.documents import DocumentError
+from tandem_contract.memory import collect_seldom
 from tandem_epp.llmd.plugins.explain import explain
 from tandem_epp.process.configuration import log_notices
-from tandem_epp.process.memory import collect_seldom
 from tandem_epp.settings import Settings as EppSettings
 from tandem_sidecar.main import main as sidecar_command
 from tandem_sidecar.main import settings_from

@@ -11,6 +11,7 @@ import uvloop
 
 from tandem_contract.commandline import DURATION, HOST_PORT, api_paths, command, config_file, fail
 from tandem_contract.connections import raise_descriptor_limit
+from tandem_contract.memory import collect_seldom
 from tandem_contract.plan_keys import PlanKeys
 
 from . import connectors, llmd_command
@@ -333,6 +334,7 @@ def main(ctx: click.Context, /, **flags: Any) -> None:
         if settings.workers > 1 and sockets is None:
             asyncio.run(supervise(settings, source, sys.argv[1:]))
         else:
+            collect_seldom()
             uvloop.run(run(settings, keys, source, sockets))
     except (CannotListen, WorkerFailed) as err:
         fail(str(err))

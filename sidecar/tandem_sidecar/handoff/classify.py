@@ -97,9 +97,10 @@ class AnswerStart:
         self.is_error = False
         """Whether it is a stream whose first event that means something is an error."""
         self._kind = kind
-        self._precedes_computing = kind is not None and GRAMMARS[kind].precedes_computing
-        is_readable = head.event_stream and head.value(b"content-encoding") in (b"", b"identity")
-        self._stream = StreamStart(kind) if is_readable else None
+        self._stream: StreamStart | None = None
+        if head.event_stream and head.value(b"content-encoding") in (b"", b"identity"):
+            self._stream = StreamStart(kind)
+            self._precedes_computing = kind is not None and GRAMMARS[kind].precedes_computing
 
     @property
     def error(self) -> tuple[int, str]:
@@ -119,8 +120,11 @@ class AnswerStart:
     def take(self, data: bytes, now: float, *, last: bool) -> bool:
         """Add the newest bytes, which came `now`. Whether the answer has begun, so that they may be
         sent."""
+        if self._stream is None:
+            self.data, self._computed = data, now
+            return True
         self.data = self.data + data if self.data else data
-        meaning = Meaning.TOKEN if self._stream is None else self._stream.take(data)
+        meaning = self._stream.take(data)
         self.is_error = meaning is Meaning.ERROR
         # The stream of an API without a row is looked at once: what its tokens are is not known.
         may_wait = self._kind is not None and not last and len(self.data) < MAX_PREAMBLE

@@ -16,7 +16,7 @@ from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
 from tandem_contract.plan import PlanRejected, Target
 from tandem_contract.plan_keys import PlanKeys
-from tandem_contract.prompt_length import length_problem
+from tandem_contract.prompt_length import EXHAUSTING, length_problem
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.response_ids import has_tag_of, response_id_in
 from tandem_http1.messages import Request
@@ -24,7 +24,7 @@ from tandem_http1.server import ActiveRequest, ClientConnection
 
 from ..bodies.edit import with_response_id
 from ..bodies.kinds import kind_of, previous_response
-from ..bodies.parse import BadBody, parse_body
+from ..bodies.parse import BadBody, Body, parse_body
 from ..security.route import ProvenLeg, Route, UsedPlans, proven_leg, rank_of, route
 from .context import GenerationRequest, SidecarContext
 from .generation import apply_single_engine_rules, start_generation, start_passthrough
@@ -127,9 +127,7 @@ class Proxy:
             return self._prefill_for_another(request, client, engine, leg)
         try:
             body = parse_body(request.body)
-            length = self._max_model_len()
-            if problem := length_problem(kind, body.members, len(body.data), length):
-                raise BadBody(problem)
+            self._check_length(kind, body)
             # The rules overrule the route: another EPP than Tandem's, or none, may have chosen it.
             asked_for = self._route(request, request_id, client, engine)
             chosen = apply_single_engine_rules(asked_for, kind, body)
@@ -151,6 +149,14 @@ class Proxy:
         decode_name = settings.pod_name or chosen.decode_name or str(engine)
         return start_generation(self._context, client, generation, engine, decode_name)
 
+    def _check_length(self, kind: RequestKind, body: Body) -> None:
+        """Raises BadBody for a text that cannot fit the model."""
+        size = len(body.data)
+        if size > EXHAUSTING:
+            problem = length_problem(kind, body.members, size, self._max_model_len())
+            if problem is not None:
+                raise BadBody(problem)
+
     def _proven_leg(
         self, request: Request, client: ClientConnection, engine: HostPort
     ) -> ProvenLeg | None:
@@ -171,6 +177,8 @@ class Proxy:
         """Whether `target`, of something signed, is `engine` of this pod: by name, or without
         --pod-name by the address that the request came to."""
         settings = self._context.settings
+        if settings.pod_name and target.name == settings.pod_name:
+            return True
         # The EPP has a name for each port of a pod, and one for each data-parallel rank behind it.
         name = target.name.removesuffix(f"_dp{target.rank}")
         if settings.pod_name and name in (settings.pod_name, settings.backend_name(engine)):

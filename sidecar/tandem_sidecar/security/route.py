@@ -55,7 +55,8 @@ _LATEST: Final = 2**32 - 2
 """The latest second that a record holds. Only a wrong clock signs a plan with a later end."""
 _BUCKET: Final = Struct("<" + "12xI" * 4)
 """The ends of its four records."""
-_TABLE_BYTES: Final = _BUCKETS * _BUCKET.size
+_BUCKET_BYTES: Final = _BUCKET.size
+_TABLE_BYTES: Final = _BUCKETS * _BUCKET_BYTES
 _MAC_CHARACTERS: Final = 12
 """Of the MAC's 22: 72 bits, which two plans never share."""
 
@@ -157,15 +158,15 @@ class UsedPlans:
         """Whether `plan`, a header whose signature holds until `expires` (Unix seconds), is used
         for the first time; it counts as used from now on."""
         mac = plan[-_MAC_CHARACTERS:].encode()
-        start = crc32(mac) % _BUCKETS * _BUCKET.size
-        first, second, third, fourth = ends = _BUCKET.unpack_from(self._memory, start)
-        at = self._memory.find(mac, start, start + _BUCKET.size)
+        memory, start = self._memory, crc32(mac) % _BUCKETS * _BUCKET_BYTES
+        ends = _BUCKET.unpack_from(memory, start)
+        at = memory.find(mac, start, start + _BUCKET_BYTES)
         if at >= 0 and ends[(at - start) // _RECORD.size] >= now:
             return False
-        # The end of an empty place is 0, and most buckets have one.
-        place = 0 if first == 0 else ends.index(min(first, second, third, fourth))
+        # The end of an empty place is 0.
+        place = ends.index(min(ends))
         may_go = int(min(expires, _LATEST)) + 1
-        _RECORD.pack_into(self._memory, start + place * _RECORD.size, mac, may_go)
+        _RECORD.pack_into(memory, start + place * _RECORD.size, mac, may_go)
         return True
 
 
@@ -227,11 +228,11 @@ def proven_leg(
 
     The arguments are those of `route`. Raises PlanRejected for a proof that does not hold here.
     """
+    if not keys or _PROOF not in request.values:
+        return None
     try:
         proof, attempt_id = request.single(_PROOF), request.single(_REQUEST_ID)
-        if proof is None or not keys:
-            return None
-        value, identity = proof.decode("ascii"), (attempt_id or b"").decode("latin-1")
+        value, identity = (proof or b"").decode("ascii"), (attempt_id or b"").decode("latin-1")
     except ValueError as err:
         raise PlanRejected(f"the proof of a prefill leg is malformed: {err}") from err
     plan = verify_proof(value, keys, attempt_id=identity, now=now)

@@ -5,8 +5,8 @@ is freed. The kernel clears its pages each time, which costs more than all other
 220 KB.
 
 A request leaves few cycles behind, if any: nearly all of it is freed by reference counts. With
-Python's own thresholds the collector takes 6 to 8 % of a busy EPP's time, for objects that live as
-long as the process.
+Python's own thresholds the collector takes 6 to 8 % of the time of a busy EPP or sidecar, for
+objects that live as long as the process.
 """
 
 import ctypes

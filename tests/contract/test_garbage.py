@@ -5,7 +5,7 @@ import sys
 
 SCRIPT = """
 import gc, sys, weakref
-from tandem_epp.process.memory import YOUNG, collect_seldom
+from tandem_contract.memory import YOUNG, collect_seldom
 
 class Node:
     pass

@@ -8,7 +8,7 @@ import pytest
 
 FAULTS = """
 import resource, sys
-from tandem_epp.process.memory import reuse_large_blocks
+from tandem_contract.memory import reuse_large_blocks
 if sys.argv[1] == "reuse":
     assert reuse_large_blocks()
 for _ in range(100):

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 from . import tools
@@ -51,14 +52,19 @@ def _run(arguments: argparse.Namespace) -> None:
             node.up(_say)
             if arguments.gpus:
                 node.show_gpus(arguments.gpus)
-            print(f"export KUBECONFIG={node.kubeconfig} PATH={tools.cache() / 'bin'}:$PATH")
+            if warning := tools.kubectl_warning():
+                _say(warning)
+            _print_environment(node)
         case "down":
             node.down()
         case "describe":
             print(node.describe())
         case "load":
             for archive in arguments.archive:
+                _say(f"importing {archive.name}")
                 node.load_image(archive)
+            # Again: of `make cluster-up cluster-load` this is the last line.
+            _print_environment(node)
 
 
 def _program(name: str) -> str:
@@ -67,8 +73,12 @@ def _program(name: str) -> str:
     return name
 
 
+def _print_environment(node: Node) -> None:
+    print(f"export KUBECONFIG={node.kubeconfig} PATH={tools.cache() / 'bin'}:$PATH")
+
+
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,12 @@ machine. Pods have no route to outside networks.
 """
 
 import subprocess
-from pathlib import Path
 
 NAMESPACE = "tandem-node"
 HOST_IP = "172.30.255.1"
 NODE_IP = "172.30.255.2"
 POD_RANGE = "10.244.0.0/24"
 _HOST_INTERFACE = "tandem-node"
-_NAMESPACES = Path("/run/netns")
 
 
 def create(service_range: str) -> None:
@@ -33,9 +31,7 @@ def remove() -> None:
     """Remove the interface, its routes and the namespace, as far as they exist."""
     for command in (("link", "del", _HOST_INTERFACE), ("netns", "del", NAMESPACE)):
         subprocess.run(["ip", *command], check=False, capture_output=True)
-    # `ip netns add` bind-mounts /run/netns on itself for the first namespace and never unmounts it.
-    if _NAMESPACES.is_dir() and not any(_NAMESPACES.iterdir()):
-        subprocess.run(["umount", _NAMESPACES], check=False, capture_output=True)
+    # The mount of /run/netns on itself, which `ip netns add` makes, stays: it may be another's.
 
 
 def _ip(*arguments: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from . import detached, tools
+from . import detached, tools, versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,3 +77,16 @@ def test_leaves_alone_a_process_that_has_the_number_since(tmp_path: Path) -> Non
         detached.kill(record)
         assert process.poll() is None
         process.kill()
+
+
+@pytest.mark.parametrize(("version", "warns"), [("1.30.1", True), (versions.KUBERNETES, False)])
+def test_a_kubectl_of_another_minor_version_is_told(
+    version: str, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f"#!/bin/sh\necho Client Version: v{version}\n")
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    warning = tools.kubectl_warning()
+    assert (warning is not None) is warns
+    assert warning is None or str(kubectl) in warning

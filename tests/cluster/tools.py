@@ -11,14 +11,16 @@ promtool and chromium from Debian; `make cluster-tools` calls it. When several p
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import gateway_crds, gobuild
+from . import gateway_crds, gobuild, versions
 from .gobuild import Program
 
 Say = Callable[[str], None]
@@ -194,8 +196,43 @@ def _build(go: str, name: str, say: Say) -> None:
     program = gobuild.PROGRAMS[name]
     say(f"building {name} {program.version} with Go; this takes minutes, once …")
     started = time.monotonic()
-    gobuild.build(go, program, cache())
+    with _still(say, f"still building {name}"):
+        gobuild.build(go, program, cache())
     say(f"built {name} in {time.monotonic() - started:.0f} s")
+
+
+@contextmanager
+def _still(say: Say, line: str) -> Iterator[None]:
+    """Say `line` each minute."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(60.0):
+            say(line)
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def kubectl_warning() -> str | None:
+    """What to say of a kubectl that is not of the cluster's minor version, or one beside it."""
+    kubectl = path("kubectl")
+    shown = subprocess.run(
+        [kubectl, "version", "--client"], check=False, capture_output=True, text=True
+    )
+    found = re.search(r"v(\d+\.\d+)\.", shown.stdout)
+    minor = versions.KUBERNETES.rpartition(".")[0]
+    if found is None or found[1] == minor:
+        return None
+    return (
+        f"warning: {kubectl} has version {found[1]}, the cluster {minor}: take it out of PATH and"
+        " run `make cluster-tools`, which builds one of the cluster's version"
+    )
 
 
 def _unpacked_prometheus() -> Path:

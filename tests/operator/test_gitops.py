@@ -30,7 +30,7 @@ def kstatus(pool: dict[str, Any]) -> str:
 
 
 def argo_cd(pool: dict[str, Any]) -> str:
-    """The health by the check of docs/run/kubernetes.md#gitops-flux-argo-cd-autoscalers, run by Lua."""
+    """The health by the check of docs/run/kubernetes.md#argo-cd, run by Lua."""
     (script,) = re.findall(r"```lua\n(.*?)```", PAGE.read_text(), re.DOTALL)
     runtime = lupa.LuaRuntime(unpack_returned_tuples=True)
     runtime.globals().obj = runtime.table_from(pool, recursive=True)

@@ -4,6 +4,7 @@ A batch is `[decodes: one token each][prefill chunk][prefill chunk]…`. Every l
 all tokens at once; attention computes the decodes in one padded call and each chunk in one call.
 """
 
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Final
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from .cache import KvCache
 from .weights import LayerWeights, ModelConfig, RopeScaling, Weights
@@ -20,6 +20,8 @@ from .weights import LayerWeights, ModelConfig, RopeScaling, Weights
 _TRANSPOSED_ROWS: Final = (6, 48)
 """Smallest and largest row count for which `_linear` computes weight × xᵀ instead of x × weightᵀ,
 as measured on AVX-512 with MKL."""
+_CAUSAL: Final = "torch.nn.attention.bias"
+"""The module of the causal mask that CUDA's kernels need no tensor for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,10 @@ class Llama:
         self._weights = weights
         self._cache = cache
         self._cos, self._sin = _rope_tables(config, length, weights.embedding)
+        if weights.embedding.device.type == "cuda":
+            # It imports torch's compiler, for two seconds: before the first request, and not where
+            # every chunk has a mask.
+            importlib.import_module(_CAUSAL)
 
     def forward(self, batch: Batch, on_layer: Callable[[int], None] | None = None) -> Tensor:
         """Logits [logit rows, vocabulary]; the batch's KV is in the cache afterwards.
@@ -133,7 +139,8 @@ class Llama:
             # The last block may be filled partly: cut off what no token of this sequence wrote.
             keys, values = (x[:, :, : rows.context] for x in self._cache.gather(layer, rows.halves))
             if mask is None:
-                mask = causal_lower_right(rows.end - rows.begin, rows.context)
+                bias = importlib.import_module(_CAUSAL)
+                mask = bias.causal_lower_right(rows.end - rows.begin, rows.context)
         out = F.scaled_dot_product_attention(
             query, keys, values, mask, is_causal=mask is None, enable_gqa=True
         )

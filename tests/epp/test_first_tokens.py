@@ -41,13 +41,15 @@ LONG: Final = 4_000
 
 
 def computes(rate: int) -> Act:
-    """Answer at once with what precedes the tokens, and with these after the time they take."""
+    """Answer at once with what precedes the tokens, and with these after the time they take: none
+    for those whose KV comes from the other engine."""
 
     async def act(turn: Answering) -> None:
         tokens = _tokens(turn)
         turn.stream()
         turn.write(*turn.events.preamble)
-        await asyncio.sleep(tokens / rate)
+        if "kv_transfer_params" not in turn.request.json:
+            await asyncio.sleep(tokens / rate)
         *end, completed = turn.events.end
         turn.write(*turn.events.tokens, *end)
         turn.write(completed.replace('"input_tokens": 40', f'"input_tokens": {tokens}'))

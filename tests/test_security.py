@@ -22,7 +22,7 @@ from tandem_epp.replicas.peers import listener as peers
 from tandem_epp.replicas.peers.messages import MAX_MESSAGE
 from tandem_epp.server.http2.limits import Limits as Http2Limits
 from tandem_epp.settings import Settings as EppSettings
-from tandem_http1.server import Limits as ProxyLimits
+from tandem_http1.client import Limits as ProxyLimits
 from tandem_kvstore.server.app import StoreSettings
 from tandem_operator.main import main as operator
 from tandem_router.main import main as router

@@ -16,10 +16,10 @@ import msgspec
 from tandem_contract.api_grammar import error_event
 from tandem_contract.request_kinds import api_of_path
 
+from .client import ClientConnection
 from .connection import Failure
 from .framing import LAST_CHUNK, Chunked, Sized, UntilClose, chunk
 from .messages import Request, ResponseHead
-from .server import ClientConnection
 
 MAX_ANSWER: Final = 64 * 1024 * 1024
 """Largest answer, in bytes, that is collected: a prefill's may list the prompt's token ids."""

@@ -9,19 +9,18 @@ and an engine must not go on computing an answer that cannot be delivered. A req
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from tandem_contract.api_grammar import error_body
 from tandem_contract.commandline import HostPort
 from tandem_contract.connections import address_of, unsent_bytes
+from tandem_contract.held_bytes import HeldBytes
 
-from .messages import response_bytes
+from .messages import Request, response_bytes
 from .reader import Refusal, RequestReader
-
-if TYPE_CHECKING:
-    from .server import Server
 
 _LINGER: Final = 2.0
 """Seconds for which a refused client's remaining bytes are discarded. Closing a socket with unread
@@ -56,20 +55,97 @@ class UpgradedRequest(ActiveRequest, Protocol):
         """The client closed its sending side; it may go on reading."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on one client; sizes in bytes, times in seconds."""
+
+    body: int = 32 * 1024 * 1024
+    """Largest request body; a larger one gets a 413."""
+    held: int | None = None
+    """Bytes of request bodies that all clients together may have here, from the first byte of an
+    upload to the end of the answer; a body beyond it gets a 503, and an eighth is kept for bodies
+    of up to 256 KiB. None: a quarter of the container's memory, at most 512 MiB. Too low: bursts of
+    long prompts are refused; too high: unfinished uploads end the process for want of memory."""
+    head: int = 64 * 1024
+    """Largest request line and headers together; longer ones get a 431."""
+    request_seconds: float = 30.0
+    """Time from a request's first byte to the end of its head, and for each 64 KiB of its body: a
+    client must send at least 2 KiB/s."""
+    connections: int = 8192
+    """Clients connected at the same time. A further one gets the place of one that the server waits
+    for (`tandem_contract.connections`); without one, it waits in the listening socket's backlog."""
+    idle_seconds: float = 3660.0
+    """Time between two requests. It is above Envoy's idle timeout of an hour, so that Envoy closes
+    first and loses no request to a connection that the sidecar is closing."""
+    stall_seconds: float = 300.0
+    """Time in which a client must take some of its answer, or the request is aborted. Too low:
+    clients that pause while reading are disconnected."""
+
+
+class Handler(Protocol):
+    """Serves requests."""
+
+    def handle(self, request: Request, client: "ClientConnection") -> ActiveRequest | None:
+        """Answer `request` by `client.write` and one `client.finish`; None: already answered."""
+
+    def refuse(self, request: Request) -> bytes:
+        """Count a request that is not served; returns the header lines of the error."""
+
+
+class Clients:
+    """The connections of one server, and what they share."""
+
+    def __init__(
+        self, handler: Handler, limits: Limits, held: HeldBytes, removed: Callable[[], None]
+    ) -> None:
+        """`held` counts the request bodies; `removed` is called when a connection is gone."""
+        self.handler = handler
+        self.limits = limits
+        self.held = held
+        self.unsent: set[ClientConnection] = set()
+        """Connections with unsent bytes, and those that are closing."""
+        self.all_closed = asyncio.Event()
+        self.all_closed.set()
+        self._removed = removed
+        self._connected: set[ClientConnection] = set()
+
+    def __len__(self) -> int:
+        return len(self._connected)
+
+    def __iter__(self) -> "Iterator[ClientConnection]":
+        return iter(self._connected)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        """Tell the handler of a request that cannot be read; returns the error's header lines."""
+        added = self.handler.refuse(refusal.head) if refusal.head is not None else b""
+        return refusal.lines + added
+
+    def add(self, client: "ClientConnection") -> None:
+        self._connected.add(client)
+        self.all_closed.clear()
+
+    def remove(self, client: "ClientConnection") -> None:
+        self._connected.discard(client)
+        self.unsent.discard(client)
+        self._removed()
+        if not self._connected:
+            self.all_closed.set()
+
+
 class ClientConnection:
     """One client connection. While it has no deadline, `deadline` is infinite.
 
     An `asyncio.Protocol` by its methods alone, because a compiled class cannot inherit from it.
     """
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, clients: Clients) -> None:
         self.deadline = inf
         self.peer = ""
         self.sock: socket.socket | None
-        self._server = server
+        self._clients = clients
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._reader = RequestReader(server.limits.head, server.limits.body, server.held)
+        self._reader = RequestReader(clients.limits.head, clients.limits.body, clients.held)
         self._held_body = 0  # bytes of the body of the request that is being served
         self._milestones = 0
         self._active: ActiveRequest | None = None
@@ -143,7 +219,7 @@ class ClientConnection:
 
     def touch(self) -> None:
         """Extend the idle deadline of an upgraded connection."""
-        self.deadline = self._loop.time() + self._server.limits.idle_seconds
+        self.deadline = self._loop.time() + self._clients.limits.idle_seconds
 
     def write_eof(self) -> None:
         """Close the sending side and go on reading; over TLS, which cannot, close both."""
@@ -179,13 +255,13 @@ class ClientConnection:
         """See `tandem_contract.connections`."""
         if self._busy or self._closing or self._upgraded is not None or self.deadline == inf:
             return None
-        limits, started = self._server.limits, self._reader.started
+        limits, started = self._clients.limits, self._reader.started
         allowed = limits.request_seconds if started else limits.idle_seconds
         return started, now - self.deadline + allowed
 
     def evict(self) -> None:
         """Close the connection, which has no request that is served."""
-        self._server.remove(self)
+        self._clients.remove(self)
         self._transport.abort()
 
     def expire(self) -> None:
@@ -204,13 +280,13 @@ class ClientConnection:
         if unsent < self._unsent:
             self._unsent_since = now
         self._unsent = unsent
-        if now - self._unsent_since > self._server.limits.stall_seconds:
+        if now - self._unsent_since > self._clients.limits.stall_seconds:
             self._transport.abort()
 
     def _watch_unsent(self) -> None:
         self._unsent = unsent_bytes(self._transport)
         self._unsent_since = self._loop.time()
-        self._server.unsent.add(self)
+        self._clients.unsent.add(self)
 
     # asyncio.Protocol
 
@@ -220,7 +296,7 @@ class ClientConnection:
         self.write = self._transport.write
         self.peer = address_of(transport.get_extra_info("peername"))
         self.sock = transport.get_extra_info("socket")
-        self._server.add(self)
+        self._clients.add(self)
         self._await_request()
 
     def data_received(self, data: bytes) -> None:
@@ -235,7 +311,7 @@ class ClientConnection:
         # Only progress extends the deadline, so a client cannot hold a connection by single bytes.
         if reader.milestones != self._milestones:
             self._milestones = reader.milestones
-            self.deadline = self._loop.time() + self._server.limits.request_seconds
+            self.deadline = self._loop.time() + self._clients.limits.request_seconds
         self._pump()
 
     def eof_received(self) -> bool:
@@ -251,7 +327,7 @@ class ClientConnection:
         return False
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._server.remove(self)
+        self._clients.remove(self)
         self._disconnect()
 
     def pause_writing(self) -> None:
@@ -264,7 +340,7 @@ class ClientConnection:
         self._full = False
         # A closing connection stays watched: its client may stop reading the last bytes.
         if not self._closing:
-            self._server.unsent.discard(self)
+            self._clients.unsent.discard(self)
         if self._active is not None:
             self._active.resume_sending()
 
@@ -306,7 +382,7 @@ class ClientConnection:
             self._busy = True
             request = requests.popleft()
             self._held_body = len(request.body)
-            active = self._server.handler.handle(request, self)
+            active = self._clients.handler.handle(request, self)
             # `_busy` is false again if the request was answered, and ended, within `handle`.
             if self._busy and active is not None:
                 self._active = active
@@ -315,19 +391,19 @@ class ClientConnection:
         self._pumping = False
 
     def _await_request(self) -> None:
-        self.deadline = self._loop.time() + self._server.limits.idle_seconds
+        self.deadline = self._loop.time() + self._clients.limits.idle_seconds
 
     def _await_rest(self) -> None:
         """Set the deadline for the rest of a request; send `100 Continue` if the client waits."""
         if self.deadline == inf:
-            self.deadline = self._loop.time() + self._server.limits.request_seconds
+            self.deadline = self._loop.time() + self._clients.limits.request_seconds
         if self._reader.expects:
             self._reader.expects = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _write_refusal(self, refusal: Refusal) -> None:
         body = error_body(refusal.target.decode("latin-1"), refusal.status, refusal.message)
-        lines = self._server.refuse(refusal)
+        lines = self._clients.refuse(refusal)
         self._transport.write(response_bytes(refusal.status, lines, body, close=True))
         self._closing = True
         # `expire` closes the connection after the linger; see `_LINGER`.
@@ -346,5 +422,5 @@ class ClientConnection:
 
     def _end_request(self) -> None:
         self._busy, self._active = False, None
-        self._server.held.give_back(self._held_body)
+        self._clients.held.give_back(self._held_body)
         self._held_body = 0

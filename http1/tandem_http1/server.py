@@ -6,15 +6,12 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from tandem_contract.connections import Beginning, address_of, to_evict
 from tandem_contract.held_bytes import HeldBytes
 
-from .client import ActiveRequest, ClientConnection, UpgradedRequest
-from .messages import Request
-from .reader import Refusal
+from .client import ClientConnection, Clients, Handler, Limits
 
 log = logging.getLogger(__name__)
 
@@ -23,43 +20,6 @@ _ACCEPT_BATCH: Final = 64
 _OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PAUSE: Final = 1.0
 """Seconds without accepting after the system had no descriptor or memory for a connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits on one client; sizes in bytes, times in seconds."""
-
-    body: int = 32 * 1024 * 1024
-    """Largest request body; a larger one gets a 413."""
-    held: int | None = None
-    """Bytes of request bodies that all clients together may have here, from the first byte of an
-    upload to the end of the answer; a body beyond it gets a 503, and an eighth is kept for bodies
-    of up to 256 KiB. None: a quarter of the container's memory, at most 512 MiB. Too low: bursts of
-    long prompts are refused; too high: unfinished uploads end the process for want of memory."""
-    head: int = 64 * 1024
-    """Largest request line and headers together; longer ones get a 431."""
-    request_seconds: float = 30.0
-    """Time from a request's first byte to the end of its head, and for each 64 KiB of its body: a
-    client must send at least 2 KiB/s."""
-    connections: int = 8192
-    """Clients connected at the same time. A further one gets the place of one that the server waits
-    for (`tandem_contract.connections`); without one, it waits in the listening socket's backlog."""
-    idle_seconds: float = 3660.0
-    """Time between two requests. It is above Envoy's idle timeout of an hour, so that Envoy closes
-    first and loses no request to a connection that the sidecar is closing."""
-    stall_seconds: float = 300.0
-    """Time in which a client must take some of its answer, or the request is aborted. Too low:
-    clients that pause while reading are disconnected."""
-
-
-class Handler(Protocol):
-    """Serves requests."""
-
-    def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
-        """Answer `request` by `client.write` and one `client.finish`; None: already answered."""
-
-    def refuse(self, request: Request) -> bytes:
-        """Count a request that is not served; returns the header lines of the error."""
 
 
 class Server:
@@ -74,15 +34,8 @@ class Server:
     ) -> None:
         """`tls` returns the context for each new connection; None: plain TCP. `held` counts the
         request bodies; None: without a limit."""
-        self.handler = handler
         self._tls = tls
-        self.limits = limits
-        self.held = held or HeldBytes()
-        self.clients: set[ClientConnection] = set()
-        self.unsent: set[ClientConnection] = set()
-        """Connections with unsent bytes, and those that are closing."""
-        self._all_closed = asyncio.Event()
-        self._all_closed.set()
+        self.clients = Clients(handler, limits, held or HeldBytes(), self._removed)
         self._timer: asyncio.TimerHandle | None = None
         self._sockets: tuple[socket.socket, ...] = ()
         self._accepting = False
@@ -107,7 +60,7 @@ class Server:
         if self._timer is None:
             self._check_deadlines()
         # A cast, as it only looks like an `asyncio.Protocol`.
-        return cast(asyncio.Protocol, ClientConnection(self))
+        return cast(asyncio.Protocol, ClientConnection(self.clients))
 
     def close(self) -> None:
         """Close every connection once what was written to it is sent."""
@@ -118,24 +71,12 @@ class Server:
 
     async def closed(self) -> None:
         """Wait until no connection is left."""
-        await self._all_closed.wait()
+        await self.clients.all_closed.wait()
 
-    def refuse(self, refusal: Refusal) -> bytes:
-        """Tell the handler of a request that cannot be read; returns the error's header lines."""
-        added = self.handler.refuse(refusal.head) if refusal.head is not None else b""
-        return refusal.lines + added
-
-    def add(self, client: ClientConnection) -> None:
-        self.clients.add(client)
-        self._all_closed.clear()
-
-    def remove(self, client: ClientConnection) -> None:
-        self.clients.discard(client)
-        self.unsent.discard(client)
+    def _removed(self) -> None:
+        """A connection is gone: there is a place."""
         if self._has_capacity():
             self._accept_on()
-        if not self.clients:
-            self._all_closed.set()
 
     def _accept_on(self) -> None:
         if self._accepting:
@@ -150,7 +91,7 @@ class Server:
             asyncio.get_running_loop().remove_reader(sock)
 
     def _has_capacity(self) -> bool:
-        return len(self.clients) + len(self._adopting) < self.limits.connections
+        return len(self.clients) + len(self._adopting) < self.clients.limits.connections
 
     def _evict(self) -> bool:
         """Close connections for a client that waits to be accepted; False: none can be."""
@@ -192,7 +133,7 @@ class Server:
             task.add_done_callback(self._adopted)
 
     async def _adopt(self, sock: socket.socket) -> None:
-        loop, limit = asyncio.get_running_loop(), self.limits.request_seconds
+        loop, limit = asyncio.get_running_loop(), self.clients.limits.request_seconds
         try:
             if self._tls is None:
                 await loop.connect_accepted_socket(self.new_connection, sock)
@@ -217,13 +158,10 @@ class Server:
         # moves with every request.
         for client in [c for c in self.clients if c.deadline < now]:
             client.expire()
-        for client in list(self.unsent):
+        for client in list(self.clients.unsent):
             client.check_unsent(now)
         # Also when it is full: `_accept` closes a connection for a client that waits.
         self._accept_on()
         # Deadlines are late by one interval at most: a second, or a quarter of a short limit.
-        interval = min(1.0, self.limits.request_seconds / 4)
+        interval = min(1.0, self.clients.limits.request_seconds / 4)
         self._timer = loop.call_later(interval, self._check_deadlines)
-
-
-__all__ = ["ActiveRequest", "ClientConnection", "Handler", "Limits", "Server", "UpgradedRequest"]

@@ -14,8 +14,8 @@ from tandem_epp.backends.pods import Pod
 from tandem_epp.exchange import HttpRequest, NotPlaced
 from tandem_epp.placement.picker import EndpointPicker
 from tandem_epp.placement.placement import Placement
+from tandem_http1.client import ActiveRequest, ClientConnection
 from tandem_http1.messages import Request
-from tandem_http1.server import ActiveRequest, ClientConnection
 from tandem_sidecar.bodies.edit import with_response_id
 from tandem_sidecar.bodies.kinds import kind_of, previous_response
 from tandem_sidecar.bodies.parse import Body

@@ -19,8 +19,8 @@ import msgspec
 from tandem_contract import endpoints, headers
 from tandem_epp.exchange import HttpRequest, NotPlaced, Reply
 from tandem_epp.placement.placement import Placement
+from tandem_http1.client import ActiveRequest, ClientConnection
 from tandem_http1.messages import Request, response_bytes
-from tandem_http1.server import ActiveRequest, ClientConnection
 from tandem_sidecar.bodies.kinds import kind_of
 from tandem_sidecar.bodies.parse import BadBody, Body, parse_body
 from tandem_sidecar.handoff.outbound import client_request_id

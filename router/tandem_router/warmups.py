@@ -17,8 +17,9 @@ from tandem_contract.plan import WARM_UP, Timeouts
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_epp.backends.pods import Pod
 from tandem_epp.backends.warmup_requests import ATTEMPT_SECONDS, warm_up_body
+from tandem_http1.client import ActiveRequest, ClientConnection
 from tandem_http1.messages import Request, request_bytes
-from tandem_http1.server import ActiveRequest, ClientConnection, Server
+from tandem_http1.server import Server
 from tandem_sidecar.bodies.parse import parse_body
 from tandem_sidecar.handoff.context import GenerationRequest
 from tandem_sidecar.handoff.generation import start_generation

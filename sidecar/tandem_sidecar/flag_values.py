@@ -8,7 +8,7 @@ from tandem_contract import otlp
 from tandem_contract.commandline import HostPort, format_duration, parse_host_port
 from tandem_contract.connectors import ConnectorName
 from tandem_contract.memory_limit import least_held_bytes
-from tandem_http1.server import Limits
+from tandem_http1.client import Limits
 
 from . import connectors
 from .security.route import AllowList, parse_allow

@@ -8,7 +8,7 @@ from tandem_contract import endpoints, ports
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.commandline import HostPort
 from tandem_contract.connectors import ConnectorName
-from tandem_http1.server import Limits
+from tandem_http1.client import Limits
 
 from .observability.logs import LogFormat
 from .security.credentials import ListenTls, Tls

@@ -24,7 +24,7 @@ from tandem_epp.replicas.peers.frames import PATH
 from tandem_epp.replicas.peers.metrics import PeerMetrics
 from tandem_epp.server.http2.limits import Limits
 from tandem_epp.server.http2.tls import TlsSettings, tls_context
-from tandem_http1.server import Limits as ProxyLimits
+from tandem_http1.client import Limits as ProxyLimits
 from tandem_kube.pages import health_app, listening
 from tandem_sidecar.settings import Settings
 

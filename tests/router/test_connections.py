@@ -7,7 +7,7 @@ import aiohttp
 import trustme
 
 from tandem_contract.server_tls import CERTIFICATE, KEY
-from tandem_http1.server import Limits
+from tandem_http1.client import Limits
 from tandem_sidecar.security.credentials import ListenTls, Tls
 from tandem_sidecar.settings import Settings
 

@@ -14,8 +14,8 @@ from typing import Final
 from tandem_contract.commandline import HostPort
 from tandem_contract.timing import UNKNOWN, Timing
 from tandem_http1.answers import CutPoint, Relay
+from tandem_http1.client import ClientConnection
 from tandem_http1.messages import ResponseHead
-from tandem_http1.server import ClientConnection
 
 from ..connectors.protocol import HandoffAttempt, KvHold
 from ..observability.record import Phase

@@ -17,9 +17,9 @@ from tandem_contract.prompt_length import EXHAUSTING
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
 from tandem_http1.answers import CutPoint, EventChunks, Relay
+from tandem_http1.client import ClientConnection
 from tandem_http1.connection import Call, Failure
 from tandem_http1.messages import Request, ResponseHead
-from tandem_http1.server import ClientConnection
 
 from ..observability.record import Leg, Outcome, Phase, Record, Result
 from .classify import AnswerStart, result_of, result_of_failure

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.request_kinds import RequestKind
+from tandem_http1.client import ActiveRequest, ClientConnection
 from tandem_http1.messages import Request
-from tandem_http1.server import ActiveRequest, ClientConnection
 
 from ..bodies.kinds import single_engine_reason
 from ..bodies.parse import Body, clean_passthrough

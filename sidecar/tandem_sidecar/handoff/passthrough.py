@@ -2,9 +2,9 @@
 
 import logging
 
+from tandem_http1.client import ClientConnection
 from tandem_http1.connection import Call
 from tandem_http1.messages import Request, ResponseHead
-from tandem_http1.server import ClientConnection
 from tandem_http1.tunnel import Tunnel
 
 from ..observability.record import PASSTHROUGH, Outcome, Record, Result

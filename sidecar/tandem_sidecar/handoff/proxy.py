@@ -19,8 +19,8 @@ from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.prompt_length import EXHAUSTING, length_problem
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.response_ids import has_tag_of, response_id_in
+from tandem_http1.client import ActiveRequest, ClientConnection
 from tandem_http1.messages import Request
-from tandem_http1.server import ActiveRequest, ClientConnection
 
 from ..bodies.edit import with_response_id
 from ..bodies.kinds import kind_of, previous_response

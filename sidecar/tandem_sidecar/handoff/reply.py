@@ -12,8 +12,8 @@ from tandem_contract import headers
 from tandem_contract.api_grammar import error_body
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
+from tandem_http1.client import ClientConnection
 from tandem_http1.messages import Request, response_bytes
-from tandem_http1.server import ClientConnection
 
 from ..bodies.kinds import kind_of
 from ..observability.record import MAX_TEXT, Record

@@ -15,7 +15,8 @@ from tandem_contract.held_bytes import HeldBytes
 from tandem_contract.memory_limit import default_held_bytes, least_held_bytes
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.server_tls import ServerTls
-from tandem_http1.server import Handler, Server
+from tandem_http1.client import Handler
+from tandem_http1.server import Server
 from tandem_http1.upstream import Pool
 
 from ..connectors import ConnectorOptions, make_connector
@@ -163,7 +164,7 @@ class Components:
     def apply(self, new: Settings) -> None:
         """Use the settings that `reload.LIVE` names, from the next request on."""
         self._path.apply(new)
-        self.server.limits = new.limits
+        self.server.clients.limits = new.limits
 
 
 def _tracer(
@@ -206,12 +207,12 @@ def _add_gauges(metrics: Metrics, lifecycle: Lifecycle, server: Server, breakers
     metrics.add_gauge(
         "tandem_sidecar_held_bytes",
         "Bytes of the request bodies of all clients.",
-        lambda: [((), float(server.held.size))],
+        lambda: [((), float(server.clients.held.size))],
     )
     metrics.add_gauge(
         "tandem_sidecar_held_limit_bytes",
         "Bytes of request bodies beyond which a further one is answered with 503.",
-        lambda: [((), float(server.held.limit))],
+        lambda: [((), float(server.clients.held.limit))],
     )
     metrics.add_gauge(
         "tandem_sidecar_tunnels",

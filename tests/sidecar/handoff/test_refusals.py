@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_http1.server import Limits
+from tandem_http1.client import Limits
 
 from ..conftest import Harness
 from ..wire import wire

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tandem_http1.server import Limits
+from tandem_http1.client import Limits
 from tandem_sidecar.security.credentials import Tls
 from tandem_sidecar.settings import Policy
 

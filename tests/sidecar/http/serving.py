@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from tandem_contract.commandline import HostPort
 from tandem_contract.held_bytes import HeldBytes
 from tandem_contract.server_tls import ServerTls
+from tandem_http1.client import ActiveRequest, ClientConnection, Limits
 from tandem_http1.messages import Request, response_bytes
-from tandem_http1.server import ActiveRequest, ClientConnection, Limits, Server
+from tandem_http1.server import Server
 
 
 @dataclass

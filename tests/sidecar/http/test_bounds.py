@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from tandem_contract.held_bytes import HeldBytes
-from tandem_http1.server import ClientConnection, Limits, Server
+from tandem_http1.client import ClientConnection, Limits
+from tandem_http1.server import Server
 
 from ..wire import wire
 from .serving import Handler, ReceivedRequest, serving
@@ -40,7 +41,7 @@ async def test_a_raised_limit_accepts_waiting_clients() -> None:
         first, second = [await stack.enter_async_context(wire(service.address)) for _ in range(2)]
         first.send(GET)
         assert (await first.response()).status == 200
-        service.server.limits = Limits(connections=2)
+        service.server.clients.limits = Limits(connections=2)
         second.send(GET)
         assert (await second.response()).status == 200
 
@@ -174,10 +175,10 @@ async def test_a_slow_reader_is_not_taken_for_a_stalled_one() -> None:
     now = asyncio.get_running_loop().time()
     with contextlib.ExitStack() as stack:
         reader, writer = map(stack.enter_context, socket.socketpair())
-        sending, client = Sending(reader, writer), ClientConnection(server)
+        sending, client = Sending(reader, writer), ClientConnection(server.clients)
         client.connection_made(sending)
         client.pause_writing()
-        assert server.unsent == {client}
+        assert server.clients.unsent == {client}
         for minute in range(5):
             assert len(reader.recv(4096)) == 4096
             client.check_unsent(now + 60 * minute)
@@ -202,7 +203,7 @@ async def test_half_closing_before_the_protocol_is_switched() -> None:
     server = Server(handler := Handler(None), Limits())
     with contextlib.ExitStack() as stack:
         reader, writer = map(stack.enter_context, socket.socketpair())
-        client = ClientConnection(server)
+        client = ClientConnection(server.clients)
         client.connection_made(Sending(reader, writer))
         client.data_received(
             b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: raw\r\n\r\n"

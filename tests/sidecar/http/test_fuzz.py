@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tandem_contract.commandline import HostPort
 from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.client import Limits
 from tandem_http1.messages import request_bytes
-from tandem_http1.server import Limits
 from tandem_http1.upstream import Pool
 
 from .serving import ReceivedRequest, serving
@@ -61,7 +61,7 @@ def test_clients_may_send_anything(changes: list[bytes | int]) -> None:
                 await service.server.closed()
                 assert (await reader.read())[:9] in (b"", b"HTTP/1.1 ")
             writer.close()
-            assert not service.server.unsent
+            assert not service.server.clients.unsent
         assert complaints == []
 
     asyncio.run(run())

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tandem_http1.server import Limits
+from tandem_http1.client import Limits
 
 from ..conftest import Harness
 from ..peers import Turn

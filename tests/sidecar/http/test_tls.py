@@ -11,8 +11,8 @@ import trustme
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.server_tls import ServerTls
+from tandem_http1.client import Limits
 from tandem_http1.messages import response_bytes
-from tandem_http1.server import Limits
 
 from ..wire import Wire, wire
 from .serving import ReceivedRequest, serving

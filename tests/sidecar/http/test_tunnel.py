@@ -8,7 +8,7 @@ import pytest
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from tandem_contract.commandline import HostPort
-from tandem_http1.server import Limits
+from tandem_http1.client import Limits
 
 from ..conftest import Harness
 from ..peers import Turn

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from tandem_contract.commandline import HostPort
 from tandem_http1.answers import CutPoint, EventChunks, Relay
+from tandem_http1.client import ActiveRequest, ClientConnection, Limits
 from tandem_http1.connection import Failure
 from tandem_http1.framing import LAST_CHUNK, chunk
 from tandem_http1.messages import Request, ResponseHead, request_bytes
-from tandem_http1.server import ActiveRequest, ClientConnection, Limits, Server
+from tandem_http1.server import Server
 from tandem_http1.upstream import Pool
 
 RESET = struct.pack("ii", 1, 0)

@@ -57,12 +57,17 @@ def test_sigterm_ends_a_program_that_still_imports(name: str, tmp_path: Path) ->
     assert status == (TERMINATED if name == "tandem" else 0)
 
 
-def test_sigterm_ends_a_download_that_still_imports(tmp_path: Path) -> None:
-    (tmp_path / "huggingface_hub.py").write_text(_WAITS)
-    module = "tandem_operator.pods.model_download"
-    with _first_process("-m", module, folder=tmp_path) as (process, child):
+@pytest.mark.parametrize(
+    ("module", "library", "status"),
+    [("pods.model_download", "huggingface_hub", TERMINATED), ("routing.api_keys", "click", 0)],
+)
+def test_sigterm_ends_a_module_that_still_imports(
+    module: str, library: str, status: int, tmp_path: Path
+) -> None:
+    (tmp_path / f"{library}.py").write_text(_WAITS)
+    with _first_process("-m", f"tandem_operator.{module}", folder=tmp_path) as (process, child):
         os.kill(child, signal.SIGTERM)
-        assert process.wait(_DEADLINE) == TERMINATED
+        assert process.wait(_DEADLINE) == status
 
 
 _LOADS = """

@@ -19,6 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tandem_contract.programs import end_at_sigterm
+
+if __name__ == "__main__":
+    # Before the next imports, which take a moment.
+    end_at_sigterm(0)
+
 from tandem_contract.headers import CLIENT
 
 from .envoy.clusters import TYPE, Json

@@ -60,6 +60,9 @@ class _Picker:
     def body_too_slow(self) -> NotPlaced:
         raise NotImplementedError
 
+    def body_in_pieces(self) -> NotPlaced:
+        raise NotImplementedError
+
     def memory_full(self) -> NotPlaced:
         raise NotImplementedError
 

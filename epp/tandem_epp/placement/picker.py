@@ -146,6 +146,11 @@ class EndpointPicker:
         """The reply to a request whose body does not come in time."""
         return self._error(request, 408, "body_timeout", "the request body did not arrive in time")
 
+    def body_in_pieces(self, request: HttpRequest | None) -> NotPlaced:
+        """The reply to a body of too many small parts."""
+        message = "the request body comes in too many small parts: send larger ones"
+        return self._error(request, 400, "body_in_pieces", message)
+
     def memory_full(self, request: HttpRequest | None) -> NotPlaced:
         """The reply to a body for which there is no memory now."""
         message = "too many request bodies are under way: try again"

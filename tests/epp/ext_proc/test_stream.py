@@ -32,6 +32,7 @@ LIMIT = 1 << 20
 TOO_LARGE = Reply(413, b"too large")
 TOO_SLOW = Reply(408, b"too slow")
 FULL = Reply(503, b"full")
+IN_PIECES = Reply(400, b"in pieces")
 REFUSAL = Reply(400, b"bad")
 
 
@@ -76,6 +77,9 @@ class Placer:
 
     def body_too_slow(self, request: HttpRequest | None) -> NotPlaced:
         return NotPlaced(TOO_SLOW)
+
+    def body_in_pieces(self, request: HttpRequest | None) -> NotPlaced:
+        return NotPlaced(IN_PIECES)
 
     def memory_full(self, request: HttpRequest | None) -> NotPlaced:
         return NotPlaced(FULL)
@@ -177,6 +181,16 @@ def test_a_body_is_refused_as_soon_as_it_is_too_large() -> None:
     stream.receive(RequestHeaders(POST, False, DUPLEX), 1.0)
     assert stream.receive(RequestBody(b"x" * 10, False), 1.0) == ()
     assert stream.receive(RequestBody(b"x", False), 1.0) == (TOO_LARGE,)
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 4162), (32, 8193), (64, None), (4096, None)])
+def test_a_body_in_many_small_parts_is_refused(size: int, count: int | None) -> None:
+    stream = ExtProcStream(Placer(), 32 << 20)
+    stream.receive(RequestHeaders(POST, False, DUPLEX), 1.0)
+    part, sent = RequestBody(b"x" * size, False), 1
+    while not (answers := stream.receive(part, 1.0)) and sent * size < 20 << 20:
+        sent += 1
+    assert (answers, sent if answers else None) == ((IN_PIECES,) if count else (), count)
 
 
 def test_the_client_gets_the_headers_of_the_placement() -> None:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 from tandem_contract.commandline import HostPort
 from tandem_contract.held_bytes import HeldBytes
 
-from ...exchange import BrokenAnswer
+from ...exchange import BrokenAnswer, Reply
 from ..http2.errors import CallFault, Status
 from ..http2.health import HealthService
 from ..http2.limits import Limits
@@ -216,6 +216,9 @@ class _Process:
     def _answer(self, value: Input) -> None:
         for answer in self._stream.receive(value, time()):
             self._call.send_framed(encode_answer(answer))
+            if type(answer) is Reply:
+                # Whatever follows would be read for nothing.
+                self._call.finish()
         if self._server.is_stopping and self._stream.is_placed:
             self._call.finish()
 

@@ -94,10 +94,19 @@ class RequestPicker(Protocol):
     def body_too_slow(self, request: HttpRequest | None) -> NotPlaced:
         """The reply to a request whose body does not come in time."""
 
+    def body_in_pieces(self, request: HttpRequest | None) -> NotPlaced:
+        """The reply to a body of too many small parts."""
+
     def memory_full(self, request: HttpRequest | None) -> NotPlaced:
         """The reply to a body for which there is no memory now."""
 
 
+_FREE_PARTS: Final = 4096
+"""Parts of a body of any size: Envoy sends a message for each that a client sends, so single bytes
+would keep a core busy without end. The connection has no such limit: it carries the requests of
+all clients of an Envoy, and answers, whose tokens come in small messages."""
+_PART_BYTES: Final = 64
+"""Bytes of a body that allow a further part."""
 _OPEN: Final = 0
 """No message yet. Numbers, because an enum's members are looked up at each use."""
 _COLLECT: Final = 1
@@ -127,6 +136,7 @@ class ExtProcStream:
         # Set from `_place` to `close`. Owning it means that the request counts on its pods.
         self._placed_request: PlacedRequest | None = None
         self._chunks = Pieces()
+        self._parts = 0
         self._whole: bytes | None = None
         """The complete body, once `complete_body` has joined it."""
 
@@ -294,6 +304,9 @@ class ExtProcStream:
     def _collect(self, body: bytes, size: int) -> None:
         """Hold a part of a body that has `size` bytes so far, until it is complete: `_body_limit`
         bounds that per stream, and `_held` over all."""
+        self._parts += 1
+        if self._parts > _FREE_PARTS + size // _PART_BYTES:
+            raise self._picker.body_in_pieces(self._request)
         if not self._held.take(len(body), of=size):
             raise self._picker.memory_full(self._request)
         self._taken += len(body)

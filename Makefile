@@ -177,7 +177,7 @@ LOCK = .venv-boot/bin/uv pip compile --quiet --universal --generate-hashes --no-
   --python-version 3.11
 
 lock: $(BOOT) ## resolve requirements/*.lock again (the files name no registry host)
-	$(LOCK) pyproject.toml --extra engine --extra dev --output-file requirements/dev.lock
+	$(LOCK) pyproject.toml --extra bench --extra engine --extra dev --output-file requirements/dev.lock
 	$(LOCK) pyproject.toml --constraints requirements/dev.lock --output-file requirements/runtime.lock
 	$(LOCK) pyproject.toml --extra engine --constraints requirements/dev.lock --output-file requirements/engine.lock
 	$(LOCK) requirements/build.in --constraints requirements/dev.lock --output-file requirements/build.lock

@@ -227,7 +227,6 @@ class NodeState:
     """Resource name → quantity, as in the node's status."""
     labels: Mapping[str, str]
     taints: tuple[Mapping[str, str], ...] = ()
-    unschedulable: bool = False
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def test_two_builds_of_the_layer_are_identical(tmp_path: Path) -> None:
 @pytest.mark.component
 def test_the_layer_contains_compiled_modules(tmp_path: Path) -> None:
     compiled = tmp_path / "compiled"
-    (compiled / "tandem_epp").mkdir(parents=True)
+    (compiled / "tandem_epp/placement").mkdir(parents=True)
     (compiled / "tandem_epp/placement/picker.so").touch()
     files = project_files(tmp_path / "stage", ROOT, compiled)
     assert f"{SITE}/tandem_epp/placement/picker.so" in files

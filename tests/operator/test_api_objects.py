@@ -125,11 +125,11 @@ def test_a_node() -> None:
     node = node_state(
         {
             "metadata": {"name": "n", "labels": {"zone": "a"}},
-            "spec": {"unschedulable": True, "taints": [{"key": "x", "effect": "NoSchedule"}]},
+            "spec": {"taints": [{"key": "x", "effect": "NoSchedule"}]},
             "status": {"allocatable": {"cpu": "8"}},
         }
     )
-    assert (node.name, node.unschedulable, node.allocatable) == ("n", True, {"cpu": "8"})
+    assert (node.name, node.allocatable) == ("n", {"cpu": "8"})
     assert node.taints == ({"key": "x", "effect": "NoSchedule"},)
 
 

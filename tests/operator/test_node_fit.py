@@ -27,7 +27,10 @@ GPU_TAINT = {"key": "gpu", "value": "only", "effect": "NoSchedule"}
         (pod(4), [node()]),
         ({"containers": [{"name": "engine"}]}, [node(allocatable={})]),
         (pod(), [node(allocatable={}), node("m")]),
-        (pod(), [node(unschedulable=True)]),
+        (
+            pod(),
+            [node(taints=({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"},))],
+        ),
         (pod(), [node(taints=({"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"},))]),
         (pod(), [node(taints=({"key": "x", "effect": "PreferNoSchedule"},))]),
         (pod(tolerations=[{"operator": "Exists"}]), [node(taints=(GPU_TAINT,))]),

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ def command(**flags: Any) -> None:
     for flag, file in (("--json", values.json_file), ("--html", values.html_file)):
         if file and not file.parent.is_dir():
             raise click.BadParameter(f"directory {file.parent} does not exist", param_hint=flag)
+    if values.html_file and find_spec("plotly") is None:
+        fail(
+            "--html draws with plotly, which is not installed: pip install 'tandem-llm[bench]'",
+            status=2,
+        )
     try:
         report = asyncio.run(_run(options))
     except BenchError as err:

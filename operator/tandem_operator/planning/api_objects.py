@@ -164,7 +164,6 @@ def node_state(body: Body) -> NodeState:
         allocatable=_mapping(_mapping(body, "status"), "allocatable"),
         labels=_mapping(metadata, "labels"),
         taints=tuple(_mappings(spec, "taints")),
-        unschedulable=bool(spec.get("unschedulable")),
     )
 
 

@@ -26,6 +26,15 @@ def bench(*arguments: str, **environment: str) -> Result:
     )
 
 
+def test_without_plotly_nothing_is_sent_for_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tandem_cli.bench.run.find_spec", lambda _: None)
+    result = bench("http://127.0.0.1:1", *FAST, "--html", str(tmp_path / "out.html"))
+    assert result.exit_code == 2
+    assert "pip install 'tandem-llm[bench]'" in result.stderr
+
+
 def test_a_run_is_reported_as_tables_json_and_html(tmp_path: Path) -> None:
     json_file, html_file = tmp_path / "out.json", tmp_path / "out.html"
     with background(FakeOpenAI()) as url:

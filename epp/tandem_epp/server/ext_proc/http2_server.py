@@ -216,8 +216,8 @@ class _Process:
     def _answer(self, value: Input) -> None:
         for answer in self._stream.receive(value, time()):
             self._call.send_framed(encode_answer(answer))
-            if type(answer) is Reply:
-                # Whatever follows would be read for nothing.
+            if type(answer) is Reply and self._stream.is_in_pieces:
+                # The rest would be read for nothing.
                 self._call.finish()
         if self._server.is_stopping and self._stream.is_placed:
             self._call.finish()

@@ -146,6 +146,11 @@ class ExtProcStream:
         return self._state == _COLLECT
 
     @property
+    def is_in_pieces(self) -> bool:
+        """Whether the body came in so many small parts that it was refused."""
+        return self._state == _REPLIED and self._parts > _FREE_PARTS
+
+    @property
     def is_placed(self) -> bool:
         """Whether the pods are picked. The request no longer depends on this stream then."""
         return self._state == _PLACED

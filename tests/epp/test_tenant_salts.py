@@ -9,8 +9,8 @@ import pytest
 
 from tandem_contract.api_paths import API, FORMS, ApiPaths
 from tandem_epp.exchange import HttpRequest, NotPlaced, ResponseHeaders
+from tandem_epp.placement.picker import EndpointPicker
 from tandem_epp.placement.placement import Placement
-from tandem_epp.placement.tenant_salts import SaltingPicker
 from tandem_epp.request.bodies import kind_of
 from tandem_epp.request.large_bodies import LARGE
 
@@ -32,11 +32,11 @@ FIELDS = {
 
 
 @pytest.fixture
-def picker() -> SaltingPicker:
+def picker() -> EndpointPicker:
     setup = PickerSetup(d="decode", p="prefill")
     routing = replace(setup.picker.routing, api=ApiPaths([ADDED]))
-    made = SaltingPicker(setup.fleet, routing, setup.metrics, setup.history, Random(3))
-    made.tenant_header = "X-Tenant"
+    made = EndpointPicker(setup.fleet, routing, setup.metrics, setup.history, Random(3))
+    made.salts.header = "X-Tenant"
     return made
 
 
@@ -45,7 +45,7 @@ def request(tenant: str | None, path: str = "/v1/completions", **headers: str) -
     return HttpRequest("POST", path, named | headers)
 
 
-def salt(picker: SaltingPicker, tenant: str | None, **fields: Any) -> str:
+def salt(picker: EndpointPicker, tenant: str | None, **fields: Any) -> str:
     body = {"model": "m", "prompt": "hello", **fields}
     changed = json.loads(picker.salted(request(tenant), json.dumps(body).encode()))
     value: str = changed.pop("cache_salt")
@@ -54,7 +54,7 @@ def salt(picker: SaltingPicker, tenant: str | None, **fields: Any) -> str:
     return value
 
 
-def test_a_salt_is_the_tenants_and_depends_on_the_clients_own(picker: SaltingPicker) -> None:
+def test_a_salt_is_the_tenants_and_depends_on_the_clients_own(picker: EndpointPicker) -> None:
     salts = [
         salt(picker, tenant, **fields)
         for tenant in ("a", "b", "", "2 a")
@@ -78,7 +78,7 @@ def test_a_salt_is_the_tenants_and_depends_on_the_clients_own(picker: SaltingPic
         (b" { } ", b" { "),
     ],
 )
-def test_no_other_byte_changes(picker: SaltingPicker, body: bytes, changed: bytes) -> None:
+def test_no_other_byte_changes(picker: EndpointPicker, body: bytes, changed: bytes) -> None:
     salted = picker.salted(request("a"), body)
     assert salted == changed + b'"cache_salt":"%b"}' % salt(picker, "a").encode()
 
@@ -89,7 +89,7 @@ def test_no_other_byte_changes(picker: SaltingPicker, body: bytes, changed: byte
     [b"[]", b"{", b'"}"', b"7", b'{"cache_salt": "x", "a": NaN}', '{"a": 1}'.encode("utf-16")],
 )
 def test_what_is_no_object_is_refused_on_every_path(
-    picker: SaltingPicker, path: str, body: bytes
+    picker: EndpointPicker, path: str, body: bytes
 ) -> None:
     assert picker.salted(request("a", path), body) == body
     with pytest.raises(NotPlaced) as refusal:
@@ -97,21 +97,21 @@ def test_what_is_no_object_is_refused_on_every_path(
     assert refusal.value.reply.status == 400
 
 
-def test_a_request_without_a_body_needs_no_salt(picker: SaltingPicker) -> None:
+def test_a_request_without_a_body_needs_no_salt(picker: EndpointPicker) -> None:
     assert picker.place(request("a", "/v1/responses/resp_1/cancel"), b"", NOW).take_body() is None
     with pytest.raises(NotPlaced) as refusal:
         picker.place(request("a"), b"", NOW)
     assert refusal.value.reply.status == 400
 
 
-def test_a_large_body_gets_the_salt_of_its_tenant(picker: SaltingPicker) -> None:
+def test_a_large_body_gets_the_salt_of_its_tenant(picker: EndpointPicker) -> None:
     for fields in ({}, {"cache_salt": "x"}):
         body = json.dumps({"model": "m", **fields, "prompt": "x" * LARGE}).encode()
         read = json.loads(picker.salted(request("a"), body))
         assert read["cache_salt"] == salt(picker, "a")
 
 
-def test_no_large_body_is_json_without_its_tenants_salt(picker: SaltingPicker) -> None:
+def test_no_large_body_is_json_without_its_tenants_salt(picker: EndpointPicker) -> None:
     inner = b'"cache_salt": "x", "a": "%b"' % (b"x" * LARGE)
     broken = [b"[{%b}]", b'{%b, "b": "}"', b'{%b, "b": {}', b"{%b}, {}", b"{%b}{}"]
     asked = request("a", "/generative_scoring")
@@ -127,7 +127,7 @@ def test_no_large_body_is_json_without_its_tenants_salt(picker: SaltingPicker) -
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/v1/completions?x=1", ADDED])
-def test_every_json_body_is_salted_whatever_its_path(picker: SaltingPicker, path: str) -> None:
+def test_every_json_body_is_salted_whatever_its_path(picker: EndpointPicker, path: str) -> None:
     for fields in ({}, {"cache_salt": salt(picker, "b")}):
         body = json.dumps({"model": "m", **FIELDS, **fields}).encode()
         asked = request("a", path, **{"content-length": "1"})
@@ -139,24 +139,24 @@ def test_every_json_body_is_salted_whatever_its_path(picker: SaltingPicker, path
         assert dict(placement.mutation.set)["content-length"] == str(len(sent))
 
 
-def test_others_stay_as_they_are(picker: SaltingPicker) -> None:
+def test_others_stay_as_they_are(picker: EndpointPicker) -> None:
     body = b'{"model": "m", "prompt": "x"}'
     form = {"content-type": "multipart/form-data; boundary=x"}
     for path in FORMS:
         assert picker.place(request("a", path, **form), b"--x--", NOW).take_body() is None
-    picker.tenant_header = None
+    picker.salts.header = None
     assert picker.place(request("a"), body, NOW).take_body() is None
     assert not picker.needs_body(request("a", ADDED))
 
 
-def test_an_unknown_path_is_refused_as_such(picker: SaltingPicker) -> None:
+def test_an_unknown_path_is_refused_as_such(picker: EndpointPicker) -> None:
     plain = {"content-type": "text/plain"}
     with pytest.raises(NotPlaced) as refusal:
         picker.place(request("a", "/v1/unknown", **plain), b"{}", NOW)
     assert refusal.value.reply.status == 404
 
 
-def test_the_prefix_index_expects_no_hit_across_tenants(picker: SaltingPicker) -> None:
+def test_the_prefix_index_expects_no_hit_across_tenants(picker: EndpointPicker) -> None:
     def place(tenant: str) -> Placement:
         body = json.dumps({"model": "m", "prompt": LONG}).encode()
         placement = picker.place(request(tenant), body, NOW)
@@ -170,7 +170,9 @@ def test_the_prefix_index_expects_no_hit_across_tenants(picker: SaltingPicker) -
 
 
 @pytest.mark.parametrize("path", [*PATHS, ADDED])
-def test_a_body_that_the_gateway_does_not_send_is_refused(picker: SaltingPicker, path: str) -> None:
+def test_a_body_that_the_gateway_does_not_send_is_refused(
+    picker: EndpointPicker, path: str
+) -> None:
     with pytest.raises(NotPlaced) as refusal:
         picker.place(request("a", path), None, NOW)
     assert refusal.value.reply.status == 500
@@ -178,7 +180,7 @@ def test_a_body_that_the_gateway_does_not_send_is_refused(picker: SaltingPicker,
 
 @pytest.mark.parametrize("path", [*PATHS, ADDED])
 def test_a_body_that_is_called_a_text_has_a_salt_or_is_refused(
-    picker: SaltingPicker, path: str
+    picker: EndpointPicker, path: str
 ) -> None:
     asked = request("a", path, **{"content-type": "text/plain"})
     body = json.dumps({"model": "m", **FIELDS}).encode()

@@ -17,6 +17,8 @@ from random import Random
 from time import perf_counter
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from tandem_contract import headers as wire
 from tandem_contract.api_paths import NOT_SERVED
 from tandem_contract.body_coding import REFUSED_MESSAGE as CODING_REFUSED
@@ -38,6 +40,7 @@ from ..request.inference import InferenceRequest
 from ..request.model_rewrites import ModelRewrites, Rewrite
 from ..request.objectives import Objectives
 from ..request.prompt_key import PromptForm
+from ..request.tenant_salts import TenantSalts
 from .counted_request import NO_CHAIN, CountedRequest
 from .history import Decision, History, candidates
 from .models_endpoint import is_models_request, models_response
@@ -48,6 +51,12 @@ from .refusals import Refusals, check_length, unknown_model
 from .stored_responses import subset_storing_response
 
 _NO_BACKEND: Final = "no backend can serve the request now: try again"
+_LENGTH: Final = "content-length"
+_NOT_JSON: Final = "the body is not JSON: send it with content-type: application/json"
+_NOT_SENT: Final = (
+    "cache_salt.from_header needs the request's body: have the gateway send bodies to the endpoint"
+    " picker"
+)
 _FAULT: Final = (
     "the endpoint picker could not place the request because of a bug: its log says more"
 )
@@ -78,7 +87,10 @@ class EndpointPicker:
         self.cleans_requests = False
         """Whether this process itself removes what clients must not set, so that an engine needs no
         sidecar in front to serve any request."""
+        self.follows_hints = True
+        """Whether a gateway's list of allowed backends is followed."""
         self._fleet, self._metrics, self._history = fleet, metrics, history
+        self.salts = TenantSalts()
         self.rewrites = ModelRewrites(random)
         self.objectives = Objectives()
         self._error = Refusals(metrics).error
@@ -109,6 +121,8 @@ class EndpointPicker:
         if kind_of(request) is not None:
             # A coded body is refused unread.
             return not is_coded(request)
+        if is_json(request) and self.salts.apply_to(request, self.routing.api):
+            return True
         if is_coded(request) or request.path not in self.routing.api:
             return False
         if self.rewrites.may_apply(request):
@@ -118,6 +132,45 @@ class EndpointPicker:
     def place(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
         """Pick pods for `request` and count the request on them; a body of None is not read. Raises
         NotPlaced."""
+        if not self.follows_hints and request.subset is not None:
+            request = replace(request, subset=None)
+        # Without a body there is nothing to separate: some paths need none.
+        if body == b"" or not self.salts.apply_to(request, self.routing.api):
+            return self._place_counted(request, body, now)
+        salted = self._with_salt(request, body)
+        placement = self._place_counted(request, salted, now)
+        # Where the model was replaced, the body is changed already, and has the salt.
+        if placement.body is None:
+            placement.body = salted
+            if _LENGTH in request.headers:
+                length = str(len(salted))
+                placement.mutation = placement.mutation.with_header(_LENGTH, length)
+        return placement
+
+    def salted(self, request: HttpRequest, body: bytes) -> bytes:
+        """The body as it is placed. One that no tenant's salt fits, which `place` refuses, stays as
+        it is."""
+        if not self.salts.apply_to(request, self.routing.api):
+            return body
+        try:
+            return self.salts.salted(request, body)
+        except BadBody:
+            return body
+
+    def _with_salt(self, request: HttpRequest, body: bytes | None) -> bytes:
+        """The body with the salt of its tenant. Raises NotPlaced."""
+        # Refused, because an engine might read the body as JSON all the same, without a salt.
+        if not is_json(request):
+            raise self._error(request, 415, "not_json", _NOT_JSON)
+        if body is None:
+            raise self._error(request, 500, "no_body", _NOT_SENT)
+        try:
+            return self.salts.salted(request, body)
+        except BadBody as err:
+            raise self._error(request, 400, "bad_request", str(err), param=err.param) from err
+
+    def _place_counted(self, request: HttpRequest, body: bytes | None, now: float) -> Placement:
+        """Place the request, and keep the decision. Raises NotPlaced."""
         # The sidecar applies the same rule. An id that only one of both accepted would make the
         # plan, which is bound to the id, unusable.
         request_id = usable_request_id(request.headers.get(wire.REQUEST_ID)) or str(uuid.uuid4())

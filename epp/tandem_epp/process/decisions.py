@@ -29,9 +29,8 @@ from ..llmd.metrics.pool import pool_of
 from ..llmd.metrics.requests import add_llmd_metrics
 from ..metrics.counters import Metrics
 from ..placement.history import History
+from ..placement.picker import EndpointPicker
 from ..placement.preparer import Preparer
-from ..placement.subset_hints import HintlessPicker
-from ..placement.tenant_salts import SaltingPicker
 from ..prefix.kv_events.settings import EventSettings
 from ..replicas.peers.channel import PeerChannel, PeerSettings
 from ..replicas.peers.metrics import PeerMetrics
@@ -57,10 +56,12 @@ class Decisions:
         self.metrics = Metrics(self.fleet)
         self.history = History(settings.history)
         add_llmd_metrics(self.metrics.registry, self.history, self.fleet, pool_of(settings))
-        picker = SaltingPicker if settings.subset_hints else HintlessPicker
-        self.picker = picker(self.fleet, self._routing(), self.metrics, self.history, Random())
+        self.picker = EndpointPicker(
+            self.fleet, self._routing(), self.metrics, self.history, Random()
+        )
+        self.picker.follows_hints = settings.subset_hints
         self.picker.plan_keys = plan_keys
-        self.picker.tenant_header = configuration.router.cache_salt.from_header
+        self.picker.salts.header = configuration.router.cache_salt.from_header
         directory = settings.mutual_tls
         self._mutual_tls = mutual_client(directory) if directory is not None else None
         """TLS for calls to sidecars; None: as the configuration says."""
@@ -115,7 +116,7 @@ class Decisions:
         self.fleet.prefixes.limit_bytes = index.limit_bytes
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self.picker.routing = self._routing()
-        self.picker.tenant_header = self.configuration.router.cache_salt.from_header
+        self.picker.salts.header = self.configuration.router.cache_salt.from_header
         events = routing.scheduling.events
         if offloading.enabled and events is None:
             # What stores have is told by the same events.

@@ -11,7 +11,7 @@ import uvloop
 
 from tandem_contract import labels, ports
 from tandem_contract.api_paths import ApiPaths
-from tandem_contract.commandline import HOST_PORT, HostPort, api_paths, command, fail
+from tandem_contract.commandline import HOST_PORT, api_paths, command, fail
 from tandem_contract.documents import DocumentError
 from tandem_contract.memory import collect_seldom, reuse_large_blocks
 from tandem_contract.memory_limit import least_held_bytes
@@ -220,81 +220,44 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
 )
 @llmd_options
 @click.pass_context
-def main(
-    context: click.Context,
-    *,
-    listen: HostPort,
-    ext_proc_server: str,
-    tls_dir: Path | None,
-    accept_tls: bool,
-    mutual_tls: Path | None,
-    health: HostPort,
-    metrics: HostPort,
-    config: Path | None,
-    discovery: str,
-    namespace: str | None,
-    endpoint: str | None,
-    selector: str | None,
-    inference_pool: str,
-    target_port: int,
-    api_path: ApiPaths,
-    plan_key_dir: Path | None,
-    max_body: int,
-    held_bytes: int | None,
-    body_timeout: float,
-    history: int,
-    otlp_endpoint: str,
-    warm_up: bool,
-    peers: tuple[HostPort, ...],
-    peer_listen: HostPort,
-    log_level: str,
-) -> None:
+def main(context: click.Context, /, **flags: Any) -> None:
     """Pick endpoints: answers Envoy's ext_proc with the pods that serve each request.
 
     The flags of llm-d-router's EPP are accepted, too: docs/reference/llm-d.md lists them.
     With --pool-name or --endpoint-selector its defaults hold, such as TLS.
     """
     llmd = given(context)
-    is_static = discovery == "static"
-    if is_static and (namespace or endpoint or selector or inference_pool):
-        flags = "--namespace, --endpoint, --selector and --inference-pool"
-        raise click.UsageError(f"{flags} need --discovery kubernetes")
-    if held_bytes is not None and held_bytes < (least := least_held_bytes(max_body)):
-        raise click.UsageError(f"--held-bytes must be at least twice --max-body: {least}")
-    try:
-        if inference_pool:
-            checked_subdomain("--inference-pool", inference_pool)
-        pods = None if is_static else selected_pods(namespace, endpoint, selector, target_port)
-    except ValueError as err:
-        raise click.UsageError(str(err)) from err
-    settings = Settings(
-        config=config,
-        listen=listen,
-        ext_proc_server=ext_proc_server,
-        tls=_tls(tls_dir, mutual_tls, clear=accept_tls),
-        mutual_tls=mutual_tls,
-        health=health,
-        metrics=metrics,
-        api_path=api_path.added,
-        plan_key_dir=plan_key_dir,
-        max_body=max_body,
-        held_bytes=held_bytes,
-        body_timeout=body_timeout,
-        history=history,
-        otlp_endpoint=otlp_endpoint,
-        warm_up=warm_up,
-        peers=peers,
-        peer_listen=peer_listen,
-        log_level=log_level,
-        pods=pods,
-        inference_pool=inference_pool,
-    )
-    settings = _as_llmd(context, settings, llmd)
+    settings = _as_llmd(context, settings_from(flags), llmd)
     logs.configure(settings.log_level, as_json=settings.log_json)
     log_treatments(llmd)
     for word in context.args:
         _log.warning("%r is ignored, as llm-d's EPP does: write --flag=value", word)
     _serve(settings)
+
+
+def settings_from(flags: Mapping[str, Any]) -> Settings:
+    """The settings of parsed flags: those with a flag of their own name, and what others say
+    together. Raises UsageError for flags that contradict each other."""
+    values = dict(flags)
+    is_static = values.pop("discovery") == "static"
+    namespace, endpoint = values.pop("namespace"), values.pop("endpoint")
+    selector, target_port = values.pop("selector"), values.pop("target_port")
+    pool: str = values["inference_pool"]
+    if is_static and (namespace or endpoint or selector or pool):
+        names = "--namespace, --endpoint, --selector and --inference-pool"
+        raise click.UsageError(f"{names} need --discovery kubernetes")
+    held, least = values["held_bytes"], least_held_bytes(values["max_body"])
+    if held is not None and held < least:
+        raise click.UsageError(f"--held-bytes must be at least twice --max-body: {least}")
+    try:
+        if pool:
+            checked_subdomain("--inference-pool", pool)
+        pods = None if is_static else selected_pods(namespace, endpoint, selector, target_port)
+    except ValueError as err:
+        raise click.UsageError(str(err)) from err
+    tls = _tls(values.pop("tls_dir"), values["mutual_tls"], clear=values.pop("accept_tls"))
+    api: ApiPaths = values.pop("api_path")
+    return Settings(**values, tls=tls, pods=pods, api_path=api.added)
 
 
 def _tls(own: Path | None, mutual: Path | None, *, clear: bool) -> TlsSettings | None:

@@ -12,8 +12,7 @@ from tandem_contract.timing import Timing
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.exchange import BrokenAnswer, HttpRequest, NotPlaced, ResponseHeaders
 from tandem_epp.placement.preparation import MAX_MODEL
-from tandem_epp.replicas.recent_requests import RecentRequests
-from tandem_epp.replicas.shared_fleet import SharedFleet
+from tandem_epp.replicas.shared_fleet import RecentRequests, SharedFleet
 from tandem_epp.server.ext_proc.messages import BodyMode, RequestBody, RequestHeaders
 from tandem_epp.server.ext_proc.stream import ExtProcStream
 

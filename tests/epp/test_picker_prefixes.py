@@ -103,4 +103,4 @@ def test_tokens_are_counted_as_engines_count_them() -> None:
     for number in range(30):
         placement, _ = setup.place(f"{number}{LONG}")
         placement.on_response_headers(OK, NOW)
-    assert setup.fleet.prefixes.held_tokens(setup["u"]) < 16 * 1000 / 1.9
+    assert setup.fleet.prefixes._cached.tokens(setup["u"]) < 16 * 1000 / 1.9

@@ -84,5 +84,5 @@ def test_a_prefill_pod_that_has_left_is_credited_with_nothing() -> None:
     entries = PromptEntries(fleet.prefixes, CHAIN, decode, [first, second])
     fleet.apply(backends[:2])
     entries.on_response_headers(ResponseHeaders(None, 200, "p2", "prefill_then_decode"))
-    assert fleet.prefixes.held_tokens(second) == 0
-    assert fleet.prefixes.held_tokens(decode) > 0
+    assert fleet.prefixes._cached.tokens(second) == 0
+    assert fleet.prefixes._cached.tokens(decode) > 0

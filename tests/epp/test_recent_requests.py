@@ -1,7 +1,7 @@
 """Which requests an access log may speak of."""
 
 from tandem_epp.exchange import HttpRequest
-from tandem_epp.replicas.recent_requests import RecentRequests
+from tandem_epp.replicas.shared_fleet import RecentRequests
 from tests.epp.test_picker import NOW, PickerSetup
 
 

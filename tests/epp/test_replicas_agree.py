@@ -76,7 +76,7 @@ class Agreement:
                 (fit := pod.estimates.prefill).count,
                 # A pod without samples takes over those of alike pods at a replica's next decision.
                 fit.count and pytest.approx(fit.cost.seconds(1000), rel=1e-3),
-                setup.fleet.prefixes.held_tokens(pod),
+                setup.fleet.prefixes._cached.tokens(pod),
             )
             for pod in setup.fleet
         ]

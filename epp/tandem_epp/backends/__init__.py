@@ -8,6 +8,7 @@ fleet: from the configuration file (`tandem_epp.process.configuration`) or from 
 rank of a backend a pod. `scrape` keeps load and health current, at the pace of `pace`:
 `page_client` requests the pages, and `page_reader` reads them. `precise` asks the precise index for
 a prompt. `warmup` has each prefill/decode pair make its first hand-off early, by `warmup_requests`.
-`outcomes` says what an answer tells of its pods. Choosing among backends belongs to `choice`.
+`outcomes` says what an answer tells of its pods, `stores` which external store each loads from.
+Choosing among backends belongs to `choice`.
 Read `pods` first.
 """

@@ -15,16 +15,14 @@ neither, unless a third one answers it: `failed_requests`.
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tandem_contract.paths import Role
 
 from .failed_requests import FailedRequests, RequestPart
+from .health import OutcomeCounts
 from .outcomes import Outcome
-
-if TYPE_CHECKING:
-    from .health import OutcomeCounts
-    from .pods import Pod
+from .pods import Pod, log_return
 
 MAX_SHARE: Final = 0.5
 """Share of the pods of a role and model that may be ejected at a time. Higher: a fault that all
@@ -44,7 +42,7 @@ class Ejections:
 
     def __init__(
         self,
-        pods: Iterable["Pod"],
+        pods: Iterable[Pod],
         on_change: Callable[[], None] = lambda: None,
         on_rate: Callable[[], None] = lambda: None,
     ) -> None:
@@ -53,13 +51,13 @@ class Ejections:
         self._watched: set[Pod] = set()
         """Pods whose health changes with time."""
         self._next_upkeep = inf
-        self._failed_requests = FailedRequests["Pod"]()
+        self._failed_requests = FailedRequests[Pod]()
         self.on_ejected: Callable[[Pod, float], None] = lambda pod, now: None
         """Called with each pod that is ejected for a request of this EPP, and the time."""
 
     def record(
         self,
-        pod: "Pod",
+        pod: Pod,
         outcome: Outcome,
         now: float,
         placed: float,
@@ -102,20 +100,20 @@ class Ejections:
             self._on_rate()
         self._watch(pod, now)
 
-    def adopt(self, pod: "Pod", now: float, until: float) -> None:
+    def adopt(self, pod: Pod, now: float, until: float) -> None:
         """Another replica has ejected `pod` until then: so does this one, unless it has already, or
         too many would be ejected."""
         if not pod.health.is_ejected and self._leaves_enough(pod):
             self.eject(pod, now, until)
 
-    def take_over(self, pod: "Pod", counts: "OutcomeCounts", now: float) -> None:
+    def take_over(self, pod: Pod, counts: OutcomeCounts, now: float) -> None:
         """Go on from what another replica has counted at `pod`."""
         pod.health.take_over(counts, now)
         pod.estimates.changed()
         self._watch(pod, now)
         self._on_rate()
 
-    def eject(self, pod: "Pod", now: float, until: float | None = None) -> None:
+    def eject(self, pod: Pod, now: float, until: float | None = None) -> None:
         """Eject `pod` whatever the share; `until`: as another replica decided."""
         health = pod.health
         health.eject(now, until)
@@ -135,7 +133,7 @@ class Ejections:
         self._watch(pod, now)
         self._on_change()
 
-    def place(self, pod: "Pod", now: float) -> None:
+    def place(self, pod: Pod, now: float) -> None:
         """A request is placed on `pod`: it is the probe if one is due."""
         if pod.health.place(now):
             pod.estimates.changed()
@@ -159,7 +157,7 @@ class Ejections:
         elif changes:
             self._on_rate()
 
-    def _is_requests_fault(self, pod: "Pod", part: RequestPart, now: float) -> bool:
+    def _is_requests_fault(self, pod: Pod, part: RequestPart, now: float) -> bool:
         """Whether a failure at `pod` tells nothing of it; withdraws earlier ones that told as
         little."""
         if part.fingerprint:
@@ -169,7 +167,7 @@ class Ejections:
                 return True
         return False
 
-    def _withdraw(self, counted: Sequence[tuple["Pod", float]], now: float) -> None:
+    def _withdraw(self, counted: Sequence[tuple[Pod, float]], now: float) -> None:
         for pod, times in _by_pod(counted):
             if pod.health.withdraw(times, now):
                 log_return(pod, "the requests that failed there fail elsewhere too")
@@ -186,10 +184,10 @@ class Ejections:
             self._watch(pod, now)
             self._on_rate()
 
-    def _alike(self, pod: "Pod") -> list["Pod"]:
+    def _alike(self, pod: Pod) -> list[Pod]:
         return [other for other in self._pods if other.ready and is_alike(other, pod)]
 
-    def _watch(self, pod: "Pod", now: float) -> None:
+    def _watch(self, pod: Pod, now: float) -> None:
         if pod.health.needs_upkeep:
             self._watched.add(pod)
             # Never later than it was: outcomes of one pod must not put off the end of another's
@@ -202,19 +200,19 @@ class Ejections:
         upkeep = now + UPKEEP_SECONDS if self._watched else inf
         return min([upkeep, *ends])
 
-    def _may_eject(self, pod: "Pod", outcome: Outcome) -> bool:
+    def _may_eject(self, pod: Pod, outcome: Outcome) -> bool:
         """Whether `outcome`, the last of several failures, may eject `pod`."""
         if pod.health.is_ejected:
             # A failed probe: it is among the ejected already.
             return True
         return self._leaves_enough(pod) and not (outcome.may_be_requests and self._all_fail(pod))
 
-    def _leaves_enough(self, pod: "Pod") -> bool:
+    def _leaves_enough(self, pod: Pod) -> bool:
         alike = self._alike(pod)
         ejected = sum(other.health.is_ejected for other in alike)
         return ejected + 1 <= len(alike) * MAX_SHARE
 
-    def _all_fail(self, pod: "Pod") -> bool:
+    def _all_fail(self, pod: Pod) -> bool:
         """Whether every other pod like `pod` fails as well."""
         return all(
             other is pod or other.health.failure_rate >= SHARED_RATE for other in self._alike(pod)
@@ -222,18 +220,13 @@ class Ejections:
 
 
 def _by_pod(
-    failures: Sequence[tuple["Pod", float]],
-) -> Iterable[tuple["Pod", Sequence[float]]]:
+    failures: Sequence[tuple[Pod, float]],
+) -> Iterable[tuple[Pod, Sequence[float]]]:
     for pod in {pod for pod, _ in failures}:
         yield pod, [at for other, at in failures if other is pod]
 
 
-def log_return(pod: "Pod", reason: str) -> None:
-    """Log that the ejection of `pod` has ended."""
-    _log.info("backend %s serves again: %s", pod.name, reason)
-
-
-def is_alike(pod: "Pod", other: "Pod") -> bool:
+def is_alike(pod: Pod, other: Pod) -> bool:
     """Whether both have the same role and a model in common, so that one may stand in for the
     other."""
     first, second = pod.backend, other.backend
@@ -243,7 +236,7 @@ def is_alike(pod: "Pod", other: "Pod") -> bool:
     return first.role is second.role and shares_model
 
 
-def available(pods: Sequence["Pod"]) -> tuple["Pod", ...]:
+def available(pods: Sequence[Pod]) -> tuple[Pod, ...]:
     """`pods` without those that are ejected, paused or suspect. If no pod is left for a phase, all
     pods for this phase stay: a request that may fail is better than one that is refused."""
     kept = {pod for pod in pods if pod.health.is_available}

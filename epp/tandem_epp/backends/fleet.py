@@ -7,7 +7,6 @@ from tandem_contract.paths import Role
 
 from ..estimates.overheads import FirstTokenOverheads
 from ..prefix.prefix_tree import PrefixTree
-from ..prefix.stores import Stores
 from .adapters import AdapterSlots
 from .ejections import Ejections, available
 from .fleet_figures import FleetFigures
@@ -22,6 +21,7 @@ from .pairing import (
     place_of,
 )
 from .pods import BLOCK_TOKENS, CAPACITY_BLOCKS, DiscoveredBackend, Pod
+from .stores import Stores
 from .token_scales import TokenScales
 
 REMOVED_MODEL_SECONDS: Final = 600.0

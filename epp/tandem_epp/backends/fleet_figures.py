@@ -9,16 +9,13 @@ from collections.abc import Iterable
 from functools import partial
 from math import inf
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from tandem_planner.cost import FAILURE_SECONDS, PodFigures
 from tandem_planner.figure_table import FigureTable
 
 from ..estimates.kinds import fill_in
 from ..estimates.pod_estimates import OUTPUT_PRIOR
-
-if TYPE_CHECKING:
-    from .pods import Pod
+from .pods import Pod
 
 
 class FleetFigures:
@@ -31,7 +28,7 @@ class FleetFigures:
         """Seconds of a prefill, on average over the pods as of the latest `share`."""
         self.set_pods(())
 
-    def set_pods(self, pods: Iterable["Pod"]) -> None:
+    def set_pods(self, pods: Iterable[Pod]) -> None:
         """Pods came or went: number the rows again."""
         self.pods = tuple(pods)
         """The pod of each row."""

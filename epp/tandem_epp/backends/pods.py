@@ -4,6 +4,7 @@
 scraper, discovery and the picker change them between two awaits, so there are no locks.
 """
 
+import logging
 from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import count
@@ -17,7 +18,6 @@ from ..estimates.pod_estimates import PodEstimates
 from ..estimates.prompt_hits import PromptHits
 from ..prefix.prefix_tree import PrefixTree
 from .adapters import PodAdapters
-from .ejections import log_return
 from .engine_page import EngineCounters, Gauges, ScrapeResult
 from .health import Health
 from .pace import fade
@@ -29,6 +29,7 @@ CAPACITY_BLOCKS: Final = 31_250
 _DEFAULT_CHECKS: Final = HealthChecks()
 
 _NUMBERS: Final = count(1)
+_log: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +219,8 @@ def _literal_address(backend: Backend) -> str | None:
     except ValueError:
         return None
     return backend.address
+
+
+def log_return(pod: Pod, reason: str) -> None:
+    """Log that the ejection of `pod` has ended."""
+    _log.info("backend %s serves again: %s", pod.name, reason)

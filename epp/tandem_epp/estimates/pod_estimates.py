@@ -6,7 +6,7 @@ as waiting prefills of average length, or as decodes.
 """
 
 from collections.abc import Callable
-from math import inf
+from math import exp, inf
 from typing import Final, NamedTuple, Protocol
 
 from tandem_contract.fabric_classes import FabricClass
@@ -24,14 +24,64 @@ from tandem_planner.kv_size import KvSize
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
 from tandem_planner.transfer import TransferFit, Transfers, assumed_kv_bytes
 
-from .answer_lengths import AnswerLengths
 from .busy_period import BusyPeriod
 from .engine_counters import Counters, CounterWindow
 from .exposed_share import ExposedShare
 from .fabric_fits import FabricFits, PlacedTransfers
 from .own_requests import OwnRequests
 from .prefill_queue import PrefillQueue
-from .utilization import Utilization
+
+_ANSWERS: Final = 100
+"""Answers of which the average is taken, at most."""
+
+
+class AnswerLengths:
+    """The average of one pod."""
+
+    def __init__(self) -> None:
+        self.average: float | None = None
+        """Tokens per answer; None: not known."""
+        self._generated = self._answers = 0.0
+        """Tokens and answers of the average; old ones are halved again and again."""
+
+    def add(self, generated: float, answers: float) -> None:
+        """Between two scrapes, so many tokens were generated and answers ended."""
+        # Sums, not a mean per window: an answer's tokens are generated in many windows, of which
+        # only one has its end.
+        self._generated += generated
+        self._answers += answers
+        if self._answers:
+            self.average = self._generated / self._answers
+        if self._answers > _ANSWERS:
+            self._generated, self._answers = self._generated / 2, self._answers / 2
+
+
+WINDOW_SECONDS: Final = 60.0
+"""Time constant of the average. Shorter: it follows single long prompts, which the queue already
+counts. Longer: a pod that has become quiet is avoided for longer."""
+
+
+class Utilization:
+    """The utilization of one pod. Only what this EPP and its replicas place is counted."""
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        """Seconds of prefills placed per second, a moving average as of the latest call; above 1 if
+        the pod cannot keep up with them."""
+        self._at = 0.0
+        """The time for which `share` holds."""
+
+    def add(self, seconds: float, now: float) -> None:
+        """A prefill that takes `seconds` was placed."""
+        self.fade(now)
+        self.share += seconds / WINDOW_SECONDS
+
+    def fade(self, now: float) -> None:
+        """Time passed. Placements that other replicas report may be older than the latest one."""
+        if now > self._at:
+            self.share *= exp((self._at - now) / WINDOW_SECONDS)
+            self._at = now
+
 
 OUTPUT_PRIOR: Final = 200.0
 """Tokens of an answer before any is counted."""

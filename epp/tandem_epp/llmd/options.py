@@ -9,7 +9,7 @@ import click
 from tandem_contract.go_flags import GO_BOOL, GO_INTS, GO_STRINGS, click_arguments
 
 from .flags import BY_NAME, FEATURE_GATES, FLAGS, SHORTHANDS, LlmdFlag, Treatment
-from .plugins.feature_gates import last_entries
+from .plugins.unsupported import last_entries
 
 F = TypeVar("F", bound=Callable[..., Any])
 

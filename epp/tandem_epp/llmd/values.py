@@ -22,7 +22,7 @@ from ..backends.selection import checked_label, checked_selector, checked_subdom
 from ..server.http2.tls import TlsSettings
 from ..settings import Settings
 from .flags import FEATURE_GATES
-from .plugins.feature_gates import last_entries
+from .plugins.unsupported import last_entries
 
 Values = Mapping[str, Any]
 """Flag name → value, of the flags that are given."""

@@ -4,18 +4,17 @@ from collections.abc import Iterable
 from time import time
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tandem_contract import metrics as names
 from tandem_contract.fast_metrics import CounterVec, HistogramVec
 from tandem_contract.held_bytes import HeldBytes
 from tandem_contract.paths import RoutingPath
+from tandem_contract.pod_reports import Reporter
 
 from ..backends.fleet import Fleet
 from .faults import Faults
-from .health import HealthCollector
-from .hits import HitCollector
 
 _OF_ONE_ENGINE = (RoutingPath.UNIFIED, RoutingPath.FAST_DECODE, RoutingPath.FALLBACK)
 """Paths on which an engine without a sidecar may serve."""
@@ -213,3 +212,84 @@ class HeldCollector(Collector):
             "Bytes that may be held for clients; beyond it request bodies are answered with 503.",
             value=self._held.limit,
         )
+
+
+class HealthCollector(Collector):
+    """Outcomes, failure rate and ejections of each backend of a fleet. A backend that left the
+    fleet leaves the metrics with it."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics now."""
+        outcomes = CounterMetricFamily(
+            "tandem_epp_outcomes",
+            "Requests of this EPP by what happened at a backend. answered: below HTTP 500; "
+            "error: 5xx; "
+            "unreachable, reset: no connection, or one that ended before the response; broken: "
+            "the answer broke off; timeout: 504; stalled: the request ended at a backend that was "
+            "silent for a minute; handoff: a prefill backend gave no usable KV; "
+            "busy: 429 or 503; unknown: nothing was learned.",
+            labels=("backend", "outcome"),
+        )
+        rate = GaugeMetricFamily(
+            "tandem_epp_failure_rate",
+            "Failed share of a backend's requests, 0 to 1, decaying with a half-life of 10 s; 0 "
+            "while a probe is due.",
+            labels=("backend",),
+        )
+        ejected = GaugeMetricFamily(
+            names.EPP_EJECTED,
+            "1 from the ejection of a backend until a probe succeeds, else 0.",
+            labels=("backend",),
+        )
+        ejections = CounterMetricFamily(
+            "tandem_epp_ejections",
+            "Ejections of a backend because its requests failed; each failed probe is one more.",
+            labels=("backend",),
+        )
+        for pod in self._fleet:
+            health = pod.health
+            for outcome, count in health.outcomes.items():
+                outcomes.add_metric((pod.name, outcome), count)
+            rate.add_metric((pod.name,), health.failure_rate)
+            ejected.add_metric((pod.name,), health.is_ejected)
+            ejections.add_metric((pod.name,), health.ejections)
+        return (outcomes, rate, ejected, ejections)
+
+
+_LABELS = ("backend", "source", "reported_by")
+
+
+class HitCollector(Collector):
+    """Prompt tokens of each backend of a fleet, and the cached ones, predicted and measured. A
+    backend that left the fleet leaves the metrics with it."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics now."""
+        prompts = CounterMetricFamily(
+            "tandem_epp_prompt_tokens",
+            "Tokens of the prompts that a backend computed; a prompt that was handed over counts "
+            "on its prefill backend only. Source estimated: of answered requests that this EPP "
+            "and its replicas placed; measured: by reported_by, engine: the engine's counters, of "
+            "all its requests; answers: the usage in answers, for an engine without such counters.",
+            labels=_LABELS,
+        )
+        cached = CounterMetricFamily(
+            "tandem_epp_cached_prompt_tokens",
+            "Those of tandem_epp_prompt_tokens_total that the backend had cached: as the choice "
+            "predicted it (estimated), or as it was (measured).",
+            labels=_LABELS,
+        )
+        for pod in self._fleet:
+            reporter, measured = pod.hits.measured
+            rows = ("estimated", Reporter.EPP, pod.hits.estimated), ("measured", reporter, measured)
+            for source, reported_by, tokens in rows:
+                labels = (pod.name, source, reported_by.value)
+                prompts.add_metric(labels, tokens.prompt)
+                cached.add_metric(labels, tokens.cached)
+        return (prompts, cached)

@@ -25,8 +25,10 @@ from tandem_contract.body_coding import REFUSED_MESSAGE as CODING_REFUSED
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan_signer import PlanSigner
 from tandem_contract.request_ids import usable_request_id
+from tandem_contract.response_ids import has_tag_of, response_id_in
 
 from ..backends.fleet import Fleet
+from ..backends.pods import Pod
 from ..choice.context import ChoiceContext
 from ..choice.fallback import FAULT, choose_alone
 from ..choice.result import NoBackend, SchedulingResult, SplitImpossible
@@ -43,12 +45,10 @@ from ..request.prompt_key import PromptForm
 from ..request.tenant_salts import TenantSalts
 from .counted_request import NO_CHAIN, CountedRequest
 from .history import Decision, History, candidates
-from .models_endpoint import is_models_request, models_response
 from .placement import Placement, PlacementObserver
 from .placement_headers import header_changes
 from .preparation import NO_PREPARATION, Preparation, preparation_of, read_body
-from .refusals import Refusals, check_length, unknown_model
-from .stored_responses import subset_storing_response
+from .refusals import Refusals, check_length, is_models_request, models_response, unknown_model
 
 _NO_BACKEND: Final = "no backend can serve the request now: try again"
 _LENGTH: Final = "content-length"
@@ -402,3 +402,18 @@ def _new_decision(request_id: str, now: float, prepared: Preparation) -> Decisio
     """A decision that began when the body was complete."""
     began = prepared.began if prepared.began is not None else perf_counter()
     return Decision(request_id, now, turn_seconds=prepared.turn_seconds, began=began)
+
+
+def subset_storing_response(
+    request: HttpRequest, parsed: InferenceRequest | None, ready: tuple[Pod, ...]
+) -> frozenset[str] | None:
+    """Addresses of the backends that may serve `request`: the one of `ready` that stores the
+    response which the request is about, else all that the gateway's hint allows. None: any."""
+    response_id = parsed.previous_response if parsed is not None else response_id_in(request.path)
+    if response_id:
+        for pod in in_subset(ready, request.subset):
+            # Ranks of one engine share its store, and a sidecar without plans knows no rank.
+            names = (pod.name, pod.backend.name)
+            if pod.address and any(has_tag_of(response_id, name) for name in names):
+                return frozenset((pod.address,))
+    return request.subset

@@ -1,15 +1,20 @@
-"""The EPP's own error responses: in the API's form, counted, with llm-d's reason if it has one."""
+"""The EPP's own answers: errors in the API's form, counted, with llm-d's reason if it has one; and
+GET /v1/models when backends list different models, because no single backend knows all of them.
+"""
 
 import logging
 from collections.abc import Sequence
 from typing import Final
 
-from tandem_contract import body_coding
+import msgspec
+
+from tandem_contract import body_coding, endpoints
 from tandem_contract import headers as wire
 from tandem_contract.api_grammar import error_body
 from tandem_contract.prompt_length import TokenSizes, longest_length, over_length, too_long
 
 from ..backends.fleet import Fleet
+from ..backends.pods import Pod
 from ..exchange import HttpRequest, NotPlaced, Reply
 from ..metrics.counters import Metrics
 from ..request.body_fields import BadBody
@@ -78,3 +83,25 @@ def unknown_model(model: str, names: Sequence[str]) -> str:
     shown = ", ".join(f"`{name}`" for name in names[:_MODELS_SHOWN])
     more = f" and {len(names) - _MODELS_SHOWN} more" if len(names) > _MODELS_SHOWN else ""
     return f"The model `{model}` does not exist. This endpoint serves {shown}{more}."
+
+
+_OWNER: Final = "tandem"
+
+
+def is_models_request(request: HttpRequest) -> bool:
+    """Whether `request` asks for the list of models."""
+    return request.method == "GET" and request.path.partition("?")[0] == endpoints.MODELS
+
+
+def models_response(pods: Sequence[Pod], now: float) -> Reply | None:
+    """All models that `pods` list; `now` is Unix seconds.
+
+    None when a backend must answer instead: there is no pod, or one that lists no models.
+    """
+    if not pods or not all(pod.backend.models for pod in pods):
+        return None
+    names = sorted({name for pod in pods for name in pod.backend.models})
+    models = [
+        {"id": name, "object": "model", "created": int(now), "owned_by": _OWNER} for name in names
+    ]
+    return Reply(200, msgspec.json.encode({"object": "list", "data": models}))

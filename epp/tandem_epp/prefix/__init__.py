@@ -5,7 +5,6 @@
     pod_blocks      precise: the blocks of all pods as their KV events tell, by `block_keys`
     kv_events/      the events themselves, over ZMQ
     tokenization/   token ids of prompts, by which the precise index is asked
-    stores          the external stores that pods load KV from
 
 What a choice does with it belongs to `choice`. Read `prefix_tree` first.
 """

@@ -82,10 +82,6 @@ class PrefixTree(Generic[K]):
         """Estimated memory of the index."""
         return self._cached.bytes + self._placed.bytes
 
-    def held_tokens(self, pod: K) -> int:
-        """Tokens of all confirmed prompts of `pod`; a prefix that they share counts once."""
-        return self._cached.tokens(pod)
-
     def set_capacity(self, pod: K, tokens: int) -> None:
         """Remember at most `tokens` tokens of `pod` from now on."""
         if self._capacities.get(pod) != tokens:

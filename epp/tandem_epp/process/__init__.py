@@ -3,7 +3,6 @@
     decisions       all that decides where requests go, without a server; the router uses it, too
     service         an EPP from start to SIGTERM; its `servers`, and the `pages` for people
     configuration   the configuration file and plan keys; `discovery`: a cluster's backends
-    memory          how Python and the C library treat memory
 
 Not here: anything that a request passes. Read `decisions` first.
 """

@@ -64,7 +64,7 @@ def test_a_restart_clears_the_index_and_another_capacity_shrinks_it() -> None:
     prefixes = scraped_pod.prefixes
     prefixes.confirm(prefixes.place(scraped_pod, chain))
     scraped_pod.apply_scrape(replace(REPORT, block_tokens=32, blocks=4))
-    assert prefixes.held_tokens(scraped_pod) == 4 * 32
+    assert prefixes._cached.tokens(scraped_pod) == 4 * 32
     scraped_pod.apply_scrape(replace(REPORT, incarnation=b"two"))
     assert prefixes.match(chain).placed_tokens(scraped_pod) == 0
 
@@ -78,7 +78,7 @@ def test_the_first_answer_is_no_restart() -> None:
     fresh.estimates.prefill.add(prefill_sample([(500.0, 0.0)], 0.1), now=1.0)
     fresh.apply_scrape(REPORT)
     held = fresh.prefixes.match(chain).placed_tokens(fresh)
-    assert held == fresh.prefixes.held_tokens(fresh) > 0
+    assert held == fresh.prefixes._cached.tokens(fresh) > 0
     assert fresh.health.is_ejected
     assert fresh.estimates.prefill.count == 1
     fresh.apply_scrape(replace(REPORT, incarnation=b"two"))

@@ -87,7 +87,7 @@ def test_each_pod_forgets_what_it_used_least_recently(
         confirm(tree, pod, prompt)
         models[pod].add(prompt)
         for other in PODS:
-            assert tree.held_tokens(other) == len(models[other].used) * FINE_TOKENS
+            assert tree._cached.tokens(other) == len(models[other].used) * FINE_TOKENS
             for _, other_end, other_body in uses:
                 query = (*other_body, 100 + other_end)
                 assert cached(tree, other, query) == models[other].match(query)
@@ -146,7 +146,7 @@ def test_memory_is_returned(operations: list[tuple[str, int, Prompt]], capacity:
             entries.append(entry)
         else:
             tree.confirm(entry)
-        assert all(tree.held_tokens(pod) <= capacity * FINE_TOKENS for pod in PODS)
+        assert all(tree._cached.tokens(pod) <= capacity * FINE_TOKENS for pod in PODS)
     for pod in PODS:
         tree.remove_pod(pod)
     for entry in entries:
@@ -205,11 +205,11 @@ def test_one_call_forgets_a_bounded_number_of_nodes_and_later_calls_the_rest() -
     for number in range(3 * MAX_DROPS):
         confirm(tree, "a", (number,))
     tree.set_capacity("a", FINE_TOKENS)
-    assert tree.held_tokens("a") == 2 * MAX_DROPS * FINE_TOKENS
+    assert tree._cached.tokens("a") == 2 * MAX_DROPS * FINE_TOKENS
     confirm(tree, "a", (-1,))
     confirm(tree, "a", (-2,))
     confirm(tree, "a", (-3,))
-    assert tree.held_tokens("a") == FINE_TOKENS
+    assert tree._cached.tokens("a") == FINE_TOKENS
     for number in range(3 * MAX_DROPS):
         confirm(tree, "b", (number,))
     tree.clear("b")
@@ -217,7 +217,7 @@ def test_one_call_forgets_a_bounded_number_of_nodes_and_later_calls_the_rest() -
     assert tree.bytes > 0
     for _ in range(3):
         confirm(tree, "a", (-3,))
-    assert tree.held_tokens("b") == 0
+    assert tree._cached.tokens("b") == 0
     confirm(tree, "b", (6,))
     assert (cached(tree, "b", (5,)), cached(tree, "b", (6,))) == (0, 1)
 
@@ -229,7 +229,7 @@ def test_far_in_tokens_follow_the_position_of_the_blocks() -> None:
     assert tree.match(chain(prompt)).cached_tokens("a") == covered_tokens(400)
     assert tree.match(chain((*prompt[:300], -1))).cached_tokens("a") == covered_tokens(300)
     tree.set_capacity("a", covered_tokens(300) + 1)
-    assert tree.held_tokens("a") == covered_tokens(300)
+    assert tree._cached.tokens("a") == covered_tokens(300)
 
 
 @given(st.lists(st.tuples(st.sampled_from(PODS), PROMPTS), max_size=12))
@@ -247,6 +247,6 @@ def test_the_recent_prompts_rebuild_the_index_in_the_same_order(
         for pod in PODS:
             assert cached(copy, pod, prompt) == cached(tree, pod, prompt)
     for pod in PODS:
-        assert copy.held_tokens(pod) == tree.held_tokens(pod)
+        assert copy._cached.tokens(pod) == tree._cached.tokens(pod)
         again = [hashes for other, hashes in copy.recent() if other == pod]
         assert again == [hashes for other, hashes in recent if other == pod]

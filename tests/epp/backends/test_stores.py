@@ -3,7 +3,7 @@
 from tandem_contract.config import Backend, Credentials, ExternalStorage
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
-from tandem_epp.prefix.stores import store_name
+from tandem_epp.backends.stores import store_name
 
 STORE = ExternalStorage("http://store:8080", credentials=Credentials("id", "secret-key"))
 

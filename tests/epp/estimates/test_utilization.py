@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_epp.estimates.utilization import WINDOW_SECONDS, Utilization
+from tandem_epp.estimates.pod_estimates import WINDOW_SECONDS, Utilization
 
 
 def test_a_pod_without_placements_is_idle() -> None:

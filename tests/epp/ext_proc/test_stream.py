@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tandem_contract import headers as wire
 from tandem_epp.exchange import HeaderChanges, HttpRequest, NotPlaced, Reply, ResponseHeaders
 from tandem_epp.request.answered_model import AnsweredModel
-from tandem_epp.server.ext_proc.bodies import CHUNK
 from tandem_epp.server.ext_proc.messages import (
     Answer,
     BodyMode,
@@ -24,7 +23,7 @@ from tandem_epp.server.ext_proc.messages import (
     ResponseTrailers,
     StreamedChunk,
 )
-from tandem_epp.server.ext_proc.stream import ExtProcStream
+from tandem_epp.server.ext_proc.stream import CHUNK, ExtProcStream
 
 DUPLEX, BUFFERED = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED
 POST = HttpRequest("POST", "/v1/completions", {})

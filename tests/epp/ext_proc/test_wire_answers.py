@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from tandem_epp.exchange import HeaderChanges, Reply
 from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
-from tandem_epp.server.ext_proc.bodies import CHUNK
 from tandem_epp.server.ext_proc.codec import write_answer
 from tandem_epp.server.ext_proc.messages import Answer, Continue, Part, StreamedChunk
+from tandem_epp.server.ext_proc.stream import CHUNK
 from tandem_epp.server.ext_proc.wire_answers import encode_answer, encode_head
 from tandem_epp.server.http2.grpc import MessageReader
 

@@ -19,22 +19,28 @@ from tandem_contract.paths import RoutingPath
 
 from ...backends.fleet import Fleet
 from ...placement.history import Decision, History
-from .families import FLOW, NO_POOL, Labels, Pool, counters, gauges, histograms
-from .pool import PoolCollector
-from .request_names import (
+from .families import (
     ATTEMPTS,
     CACHED,
     DECISIONS,
     DURATION,
     ERRORS,
+    FLOW,
     HIT_RATIO,
     INPUT,
+    NO_POOL,
     PREDICTED,
     REWRITES,
     RUNNING,
     TOTAL,
     TTFT,
+    Labels,
+    Pool,
+    counters,
+    gauges,
+    histograms,
 )
+from .pool import PoolCollector
 
 MAX_MODELS: Final = 100
 """Names and priorities with metrics of their own, of models that some pod serves; later ones are

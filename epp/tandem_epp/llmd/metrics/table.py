@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .families import Names
-from .pool import IN_FLIGHT, INFO, QUEUE, READY, STATISTICS
-from .request_names import (
+from .families import (
     ATTEMPTS,
     CACHED,
     DECISIONS,
@@ -25,7 +23,9 @@ from .request_names import (
     RUNNING,
     TOTAL,
     TTFT,
+    Names,
 )
+from .pool import IN_FLIGHT, INFO, QUEUE, READY, STATISTICS
 
 PAGE: Final = Path(__file__).parents[4] / "docs" / "reference" / "llm-d.md"
 BEGIN: Final = "<!-- metrics: written by make generate -->"

@@ -2,7 +2,7 @@
 
     plugins: [{type, name (default: the type), parameters}]
     schedulingProfiles: [{name, plugins: [{pluginRef, weight (default 1)}]}]
-    featureGates, dataLayer, requestHandler, flowControl: checked, without effect (`sections`)
+    featureGates, dataLayer, requestHandler, flowControl: checked, without effect (`notices`)
 
 Without a plugin that takes part in the choice (scorer, filter, picker, decider, handler), and with
 `predicted-cost`, which stands alone, the predicted cost chooses. Otherwise every profile filters by
@@ -19,6 +19,7 @@ similar known one.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,8 @@ from tandem_contract.api_paths import ApiPaths
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document
 from tandem_contract.paths import Role
+from tandem_planner.kv_size import KvSize, kv_size
+from tandem_planner.model_config import UnknownModelConfig, model_config
 
 from ...backends.scrape_settings import ScrapeSettings
 from ...choice.cost_choice import CostSettings
@@ -35,12 +38,10 @@ from ...prefix.kv_events.settings import EventSettings
 from ...prefix.tokenization.models import several_tokenizers_mistake
 from ...prefix.tokenization.tokenizer import TokenizerSettings
 from .decider import DeciderSettings
-from .differences import difference_notices
 from .listed_plugins import ListedPlugins
-from .model_configs import load_kv_sizes
-from .names import unknown_name
+from .notices import difference_notices, section_notices
 from .parameters import CostParameters, DeciderNames, HandlerParameters
-from .picker_config import PickerConfig, read_picker_config
+from .picker_config import PickerConfig, read_picker_config, unknown_name
 from .plugin_types import (
     CostType,
     DeciderType,
@@ -59,7 +60,6 @@ from .plugin_types import (
 from .profile_builder import ProfileBuilder
 from .registry import PLUGINS, PREFIX_DECIDER, REGISTRY
 from .score_choice import ScoreChoice, Summary
-from .sections import section_notices
 from .sessions import SessionFilter, SessionScorer, TokenSession
 
 _CHOOSING: Final = (ScorerType, FilterType, PickerType, DeciderType, HandlerType)
@@ -230,3 +230,21 @@ class _Builder:
             return plugin.entry.factory(plugin.parameters)
         except ValueError as err:
             raise self._document.error(f"{plugin.path}.parameters", str(err)) from err
+
+
+def load_kv_sizes(document: Document, path: str, parameters: CostParameters) -> dict[str, KvSize]:
+    """Model → size of its KV; `path`: where the plugin stands in `document`. Raises DocumentError.
+
+    A directory stands for the config.json in it.
+    """
+    sizes = {}
+    for model, name in parameters.modelConfigs.items():
+        file = Path(name)
+        file = file / "config.json" if file.is_dir() else file
+        try:
+            fields = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+            sizes[model] = kv_size(model_config(fields), parameters.kvCacheDtype)
+        except (OSError, msgspec.MsgspecError, UnknownModelConfig) as err:
+            where = f"{path}.parameters.modelConfigs"
+            raise document.error(where, f"{model}: {file}: {err}") from err
+    return sizes

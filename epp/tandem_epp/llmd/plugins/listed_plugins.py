@@ -15,9 +15,8 @@ import msgspec
 from tandem_contract.documents import Document
 
 from .burst_prefix import BurstPrefix
-from .names import unknown_name
 from .parameters import HandlerParameters, PrefixIndexParameters
-from .picker_config import PluginEntry, convert
+from .picker_config import PluginEntry, convert, unknown_name
 from .plugin_types import BurstType, FilterType, PickerType, PluginType, ScorerType
 from .profile import Filter, Picker, Scorer
 from .registry import REGISTRY

@@ -4,12 +4,19 @@ The Meta of a field gives its range and its line in the docs.
 """
 
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
+from tandem_contract import ports
+from tandem_contract.durations import format_duration, parse_duration
+
 from ...backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS
+from ...backends.scrape_settings import ScrapeSettings, client_tls
+from ...prefix.kv_events.settings import EventSettings
+from ...prefix.pod_blocks import MAX_BYTES
 from ...prefix.prefix_tree import LIMIT_BYTES
+from ...prefix.tokenization.tokenizer import TokenizerSettings
 from .decider import DeciderSettings
 
 _OLD: Final = "ignored: now a parameter of approx-prefix-cache-producer"
@@ -224,3 +231,180 @@ class DataParallelParameters(Strict, frozen=True):
     """Parameters of data-parallel-profile-handler."""
 
     primaryPort: Annotated[int, Meta(ge=0, le=65535, description=_PORT)] = 8000  # noqa: N815
+
+
+class MetricsSourceParameters(Strict, frozen=True):
+    """Parameters of metrics-data-source."""
+
+    scheme: Annotated[
+        Literal["http", "https"],
+        Meta(
+            description="of pods that are found in a cluster, for warm-ups as well; a backend of "
+            "`backends` has it in its URL"
+        ),
+    ] = "http"
+    path: Annotated[str, Meta(pattern="^/", description="of the page")] = ScrapeSettings.path
+    port: Annotated[
+        Annotated[int, Meta(ge=1, le=65535)] | None,
+        Meta(description="of the page, where it is not the port of requests"),
+    ] = None
+    insecureSkipVerify: Annotated[  # noqa: N815 - llm-d's name
+        bool, Meta(description="with https, any certificate is accepted")
+    ] = True
+    caCertPath: Annotated[  # noqa: N815
+        str,
+        Meta(
+            description="PEM file of the authorities whose certificates are accepted if "
+            "`insecureSkipVerify` is false; else the system's. Read again when the configuration "
+            "is reloaded"
+        ),
+    ] = ""
+    clientCertPath: Annotated[  # noqa: N815
+        str, Meta(description="PEM file of the EPP's own certificate")
+    ] = ""
+    clientKeyPath: Annotated[str, Meta(description="and of its key")] = ""  # noqa: N815
+    interval: Annotated[
+        str, Meta(description="ignored: engines are scraped fast under load and slowly at rest")
+    ] = ""
+
+
+def scrape_settings(parameters: MetricsSourceParameters) -> ScrapeSettings:
+    """The settings that the parameters stand for. Raises ValueError."""
+    tls = client_tls(
+        verifies=not parameters.insecureSkipVerify,
+        authorities=parameters.caCertPath,
+        certificate=parameters.clientCertPath,
+        key=parameters.clientKeyPath,
+    )
+    return ScrapeSettings(parameters.scheme, parameters.path, parameters.port, tls)
+
+
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Duration = Annotated[str, Meta(pattern=r"^\d+(\.\d+)?(ms|s|m|h)$")]
+
+
+class _Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a plugin's parameters."""
+
+
+class PodDiscovery(_Section, frozen=True):
+    """The ports of engines."""
+
+    socketPort: Port = ports.KV_EVENTS  # noqa: N815 - llm-d's name
+    replayPort: Port = ports.KV_EVENTS_REPLAY  # noqa: N815
+
+
+class KvEvents(_Section, frozen=True):
+    """How events are received."""
+
+    topicFilter: str = ""  # noqa: N815 - llm-d's name
+    podDiscoveryConfig: PodDiscovery = PodDiscovery()  # noqa: N815
+    discoverPods: bool = True  # noqa: N815
+    engineType: str = "vllm"  # noqa: N815
+    concurrency: int = 0
+    zmqEndpoint: str = ""  # noqa: N815
+
+
+class PreciseIndexParameters(_Section, frozen=True):
+    """Parameters of precise-prefix-cache-producer."""
+
+    kvEventsConfig: Annotated[  # noqa: N815 - llm-d's name
+        KvEvents,
+        Meta(
+            description="`topicFilter`; `podDiscoveryConfig.socketPort` (5557) and `.replayPort` "
+            "(5657), to which the data-parallel rank is added; the rest of llm-d's is ignored: the "
+            "EPP connects to every pod"
+        ),
+    ] = KvEvents()
+    maxBytes: Annotated[  # noqa: N815 - in the style of the others
+        int, Meta(ge=1 << 20, description="bytes of the index, over all pods")
+    ] = MAX_BYTES
+    indexerConfig: Annotated[  # noqa: N815
+        dict[str, Any], Meta(description="ignored")
+    ] = {}
+    tokenProcessorConfig: Annotated[  # noqa: N815
+        dict[str, Any],
+        Meta(description="ignored: block sizes come from the events, hashes are not recomputed"),
+    ] = {}
+    speculativeIndexing: Annotated[  # noqa: N815
+        bool, Meta(description="ignored: placed prompts always count for affinity")
+    ] = False
+    speculativeTTL: Annotated[str, Meta(description="ignored")] = ""  # noqa: N815
+
+
+class VllmRender(_Section, frozen=True):
+    """vLLM's render endpoint."""
+
+    url: str = "http://localhost:8000"
+    timeout: Duration = format_duration(TokenizerSettings().deadline)
+    mmTimeout: Duration = format_duration(TokenizerSettings().media_deadline)  # noqa: N815
+
+
+class TokenizerParameters(_Section, frozen=True):
+    """Parameters of token-producer."""
+
+    modelName: Annotated[  # noqa: N815 - llm-d's name
+        str,
+        Meta(
+            description="the model as the render endpoint knows it; requests for another model use "
+            "a LoRA adapter of that name. Several plugins tokenize for several models"
+        ),
+    ] = ""
+    loraAdapters: Annotated[  # noqa: N815 - in the style of the others
+        tuple[str, ...],
+        Meta(description="the model's adapters; needed beside plugins for other models"),
+    ] = ()
+    vllm: Annotated[
+        VllmRender | None,
+        Meta(
+            description="`url` of an endpoint of vLLM that renders prompts (`vllm serve`, or "
+            "`vllm launch render` without a GPU); `timeout` (200ms) and, for media, `mmTimeout` "
+            "(2s), after which a request is placed without its tokens"
+        ),
+    ] = None
+    estimate: Annotated[
+        dict[str, Any] | None,
+        Meta(description="no tokenizer: prompts are estimated, as without token-producer"),
+    ] = None
+    udsTokenizerConfig: Annotated[  # noqa: N815
+        dict[str, Any] | None,
+        Meta(description="refused: use `vllm`, as llm-d advises, or `path`"),
+    ] = None
+    path: Annotated[
+        str,
+        Meta(
+            description="instead of `vllm.url`: a directory with tokenizer.json and chat template"
+        ),
+    ] = ""
+    cacheBytes: Annotated[  # noqa: N815
+        int, Meta(ge=0, description="bytes of cached token ids")
+    ] = TokenizerSettings().cache_bytes
+
+    def __post_init__(self) -> None:
+        if self.udsTokenizerConfig is not None:
+            raise ValueError("udsTokenizerConfig: no such tokenizer; use vllm.url, or path")
+        if self.estimate is not None and (self.vllm or self.path):
+            raise ValueError("estimate goes without vllm and path")
+
+
+def event_settings(parameters: PreciseIndexParameters) -> EventSettings:
+    """The settings that the parameters stand for."""
+    events = parameters.kvEventsConfig
+    ports_of_pods = events.podDiscoveryConfig
+    return EventSettings(
+        ports_of_pods.socketPort, ports_of_pods.replayPort, events.topicFilter, parameters.maxBytes
+    )
+
+
+def tokenizer_settings(parameters: TokenizerParameters) -> TokenizerSettings:
+    """The settings that the parameters stand for."""
+    vllm = parameters.vllm or VllmRender(url="")
+    return TokenizerSettings(
+        directory=parameters.path,
+        url=vllm.url,
+        model=parameters.modelName,
+        adapters=parameters.loraAdapters,
+        deadline=parse_duration(vllm.timeout),
+        media_deadline=parse_duration(vllm.mmTimeout),
+        cache_bytes=parameters.cacheBytes,
+    )

@@ -8,6 +8,8 @@ red-hat-data-services/llm-d-router carries it (commit e0412de546de), apix/config
 Errors: `documents.DocumentError`, with file and line.
 """
 
+from collections.abc import Collection
+from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -15,6 +17,14 @@ import msgspec
 from tandem_contract.documents import Document, steps
 
 from .parameters import Strict
+
+
+def unknown_name(what: str, name: str, names: Collection[str]) -> str:
+    """The message for a `name` that is not among `names`, with the most similar of them."""
+    similar = get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean {similar[0]!r}?" if similar else f"known: {', '.join(sorted(names))}"
+    return f"unknown {what} {name!r}; {hint}"
+
 
 KIND: Final = "EndpointPickerConfig"
 API_VERSIONS: Final = (

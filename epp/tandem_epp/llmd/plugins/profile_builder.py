@@ -12,8 +12,7 @@ from tandem_contract.paths import Role
 from .burst_prefix import BurstPrefix
 from .filters import RoleFilter
 from .listed_plugins import ListedPlugin, ListedPlugins
-from .names import unknown_name
-from .picker_config import SchedulingProfile, WeightedRef
+from .picker_config import SchedulingProfile, WeightedRef, unknown_name
 from .pickers import MaxScorePicker
 from .plugin_types import FilterType, PickerType
 from .profile import Filter, Picker, Profile, Scorer

@@ -14,18 +14,29 @@ from ...choice.routing import PrefixIndexSettings
 from .burst_prefix import BurstPrefix
 from .conformance import ServedHeader
 from .decider import DeciderSettings
-from .llmd_parameters import BurstParameters, TopologyParameters
+from .llmd_parameters import (
+    AgentParameters,
+    BurstParameters,
+    SessionIdParameters,
+    TopologyParameters,
+)
 from .parameters import (
     CostParameters,
     DataParallelParameters,
     DeciderNames,
     HandlerParameters,
+    MetricsSourceParameters,
     NoParameters,
     PdHandlerParameters,
     PickerParameters,
+    PreciseIndexParameters,
     PrefixDeciderParameters,
     PrefixIndexParameters,
     ProfileNames,
+    TokenizerParameters,
+    event_settings,
+    scrape_settings,
+    tokenizer_settings,
 )
 from .pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker
 from .plugin_types import (
@@ -44,16 +55,8 @@ from .plugin_types import (
     SourceType,
     TokenizerType,
 )
-from .precise_parameters import (
-    PreciseIndexParameters,
-    TokenizerParameters,
-    event_settings,
-    tokenizer_settings,
-)
 from .scorers import PrefixCacheScorer
 from .scoring_plugins import FILTERS, SCORERS
-from .session_parameters import AgentParameters, SessionIdParameters
-from .source_parameters import MetricsSourceParameters, scrape_settings
 from .unsupported import ACCEPTED
 
 PREDICTED_COST: Final = "predicted-cost"

@@ -1,59 +1,64 @@
-"""llm-d's plugins that have no effect here, and those that are refused, each with the reason.
+"""llm-d's plugins and feature gates that have no effect here, and plugins that are refused, each
+with the reason.
 
 A plugin is accepted if requests are placed as before without it, and refused if they would not be.
 Names are those of llm-d-router 0.10 and of its main branch after it, old ones included.
+
+No feature gate, in `featureGates` of the configuration or in `--feature-gates`, changes what the
+EPP does: it always does what the others turn on, and has no flow control. As in llm-d the flag's
+entries follow the configuration's, and the last entry of a gate counts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from .parameters import AnyParameters
+from .picker_config import unknown_name
 from .plugin_types import AcceptedType, RefusedType
 
 NOT_BUILT: Final = "the EPP has no flow control: it queues and refuses no request by load"
 
-
-def _always(type_name: str, purpose: str) -> AcceptedType[AnyParameters]:
-    return AcceptedType(type_name=type_name, parameters=AnyParameters, help=purpose)
-
-
-def _lost(type_name: str, reason: str = NOT_BUILT) -> AcceptedType[AnyParameters]:
-    return AcceptedType(type_name=type_name, parameters=AnyParameters, help=reason, is_lost=True)
-
-
-ACCEPTED: Final = (
-    _always("core-metrics-extractor", "the EPP always reads the engines' load metrics"),
-    _always("disagg-headers-handler", "the EPP always names prefill pods in a header"),
-    _always("endpoint-notification-source", "discovery always notifies the EPP of changes"),
-    _always("inflight-load-producer", "the EPP always counts requests in flight"),
-    _always("k8s-notification-source", "discovery always notifies the EPP of changes"),
-    _always("models-data-source", "discovery tells the models of a backend"),
-    _always("models-data-extractor", "discovery tells the models of a backend"),
-    _always(
-        "models-responder", "the EPP answers GET /v1/models itself where backends' models differ"
-    ),
-    _always("openai-parser", "the EPP always reads bodies of the APIs it knows"),
-    _always("anthropic-parser", "the EPP always reads bodies of the APIs it knows"),
-    _always("vllmhttp-parser", "the EPP always reads bodies of the APIs it knows"),
-    _always("passthrough-parser", "a path that the EPP does not know always passes unread"),
-    _always("prefill-header-handler", "the EPP always names prefill pods in a header"),
-    _always("single-profile-handler", "one profile serves both phases if only one is listed"),
-    _lost("request-attribute-reporter", "the EPP reports no attributes of requests"),
-    _lost("global-strict-fairness-policy"),
-    _lost("round-robin-fairness-policy"),
-    _lost("program-aware-fairness"),
-    _lost("fcfs-ordering-policy"),
-    _lost("edf-ordering-policy"),
-    _lost("slo-deadline-ordering-policy"),
-    _lost("static-usage-limit-policy"),
-    _lost("priority-holdback-policy"),
-    _lost("soft-reflective-ceiling-policy"),
-    _lost("sheddable-eviction-filter"),
-    _lost("priority-then-time-eviction-order-policy"),
-    _lost("concurrency-detector"),
-    _lost("utilization-detector"),
+ALWAYS: Final[Mapping[str, str]] = {
+    "core-metrics-extractor": "the EPP always reads the engines' load metrics",
+    "disagg-headers-handler": "the EPP always names prefill pods in a header",
+    "endpoint-notification-source": "discovery always notifies the EPP of changes",
+    "inflight-load-producer": "the EPP always counts requests in flight",
+    "k8s-notification-source": "discovery always notifies the EPP of changes",
+    "models-data-source": "discovery tells the models of a backend",
+    "models-data-extractor": "discovery tells the models of a backend",
+    "models-responder": "the EPP answers GET /v1/models itself where backends' models differ",
+    "openai-parser": "the EPP always reads bodies of the APIs it knows",
+    "anthropic-parser": "the EPP always reads bodies of the APIs it knows",
+    "vllmhttp-parser": "the EPP always reads bodies of the APIs it knows",
+    "passthrough-parser": "a path that the EPP does not know always passes unread",
+    "prefill-header-handler": "the EPP always names prefill pods in a header",
+    "single-profile-handler": "one profile serves both phases if only one is listed",
+}
+"""Plugins whose purpose the EPP always serves."""
+LOST: Final[Mapping[str, str]] = {
+    "request-attribute-reporter": "the EPP reports no attributes of requests",
+    "global-strict-fairness-policy": NOT_BUILT,
+    "round-robin-fairness-policy": NOT_BUILT,
+    "program-aware-fairness": NOT_BUILT,
+    "fcfs-ordering-policy": NOT_BUILT,
+    "edf-ordering-policy": NOT_BUILT,
+    "slo-deadline-ordering-policy": NOT_BUILT,
+    "static-usage-limit-policy": NOT_BUILT,
+    "priority-holdback-policy": NOT_BUILT,
+    "soft-reflective-ceiling-policy": NOT_BUILT,
+    "sheddable-eviction-filter": NOT_BUILT,
+    "priority-then-time-eviction-order-policy": NOT_BUILT,
+    "concurrency-detector": NOT_BUILT,
+    "utilization-detector": NOT_BUILT,
+}
+"""Plugins whose effect is missing, with the reason."""
+ACCEPTED: Final = tuple(
+    AcceptedType(type_name=name, parameters=AnyParameters, help=reason, is_lost=is_lost)
+    for is_lost, rows in ((False, ALWAYS), (True, LOST))
+    for name, reason in rows.items()
 )
-"""Plugins that may be listed and have no effect."""
+"""Plugins of both kinds, which may be listed."""
 
 _ENCODE: Final = "no pods of their own encode media: the pod that prefills does it"
 _MEDIA: Final = "the EPP does not know which pod has encoded which image"
@@ -116,3 +121,43 @@ REFUSED: Final[Mapping[str, RefusedType]] = {
     "vertexai-parser": RefusedType("the EPP does not read Vertex AI's API", "openai-parser"),
 }
 """Plugins that an EPP does not start with."""
+
+
+FLOW_CONTROL: Final = "flowControl"
+_REASONS: Final[Mapping[str, str]] = {
+    FLOW_CONTROL: NOT_BUILT,
+    "haPopulateNonLeaderDatastore": "every replica follows discovery",
+    "dataLayer": "the EPP always reads the engines' load metrics",
+    "prepareDataPlugins": "the EPP always prepares what scorers need",
+}
+"""Gate, older ones included → why it has no effect."""
+_TRUE: Final = ("1", "t", "true")
+_FALSE: Final = ("0", "f", "false")
+
+
+@dataclass(frozen=True)
+class FeatureGate:
+    """A gate that is named."""
+
+    name: str
+    reason: str
+    """Why it has no effect."""
+    is_lost: bool
+    """Whether its user misses something."""
+
+
+def read_gate(text: str) -> FeatureGate:
+    """The gate in `name`, `name=true` or `name=false`. Raises ValueError for any other text."""
+    name, _, value = text.partition("=")
+    if name not in _REASONS:
+        raise ValueError(unknown_name("feature gate", name, _REASONS.keys()))
+    value = value.strip().lower() or "true"
+    if value not in (*_TRUE, *_FALSE):
+        raise ValueError(f"{text!r}: write {name}=true or {name}=false")
+    is_lost = name == FLOW_CONTROL and value in _TRUE
+    return FeatureGate(name, _REASONS[name], is_lost)
+
+
+def last_entries(texts: Iterable[str]) -> dict[str, FeatureGate]:
+    """The entry that counts of each gate in `texts`, by the gate's name. Raises ValueError."""
+    return {gate.name: gate for gate in map(read_gate, texts)}

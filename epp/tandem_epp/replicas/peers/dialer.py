@@ -16,9 +16,8 @@ from tandem_contract.commandline import HostPort
 from tandem_contract.peer_handshake import Challenge, PeerRejected, Session
 
 from ...supervised import run_until_one_ends
-from .errors import PeerError
 from .frames import HANDSHAKE, PATH, decode_acknowledgement
-from .messages import MAX_MESSAGE, decode, receive, send
+from .messages import MAX_MESSAGE, PeerError, decode, receive, send
 from .metrics import PeerMetrics, PeerState
 from .outbox import Outbox
 

@@ -1,8 +1,12 @@
-"""Connections from peers: authenticates each, applies its frames and acknowledges them."""
+"""Connections from peers: authenticates each, applies its frames and acknowledges them. Those that
+have not shown yet that they are a peer's are bounded in number and time.
+"""
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Set
+from contextlib import asynccontextmanager
 from time import time
 from typing import Final
 
@@ -11,12 +15,45 @@ from aiohttp import web
 
 from tandem_contract.peer_handshake import Hello, PeerRejected, Proof, Session
 
-from .errors import PeerError, PeerGone
 from .frames import HANDSHAKE, PATH, decode_frame, encode_acknowledgement
-from .handshake_limit import HandshakeLimit
 from .inbox import Inbox, PeerReceiver, Verdict
-from .messages import MAX_MESSAGE, REFUSED, decode, receive, send
+from .messages import MAX_MESSAGE, REFUSED, PeerError, PeerGone, decode, receive, send
 from .metrics import PeerMetrics
+
+
+class HandshakeLimit:
+    """Admits every connection, and ends others for it: of the address that has most of them, the
+    oldest. So clients without a key cannot keep peers out."""
+
+    def __init__(self, most: int, seconds: float) -> None:
+        """`most`: connections at a time; `seconds`: what each may take."""
+        self._most, self._seconds = most, seconds
+        self._under_way: dict[asyncio.Timeout, str | None] = {}
+        """Time limit → remote address, the oldest first."""
+
+    @asynccontextmanager
+    async def admitted(self, remote: str | None) -> AsyncIterator[None]:
+        """Raises PeerGone if the block takes too long, or when it must make room."""
+        if len(self._under_way) >= self._most:
+            self._make_room()
+        try:
+            async with asyncio.timeout(self._seconds) as limit:
+                self._under_way[limit] = remote
+                try:
+                    yield
+                finally:
+                    self._under_way.pop(limit, None)
+        except TimeoutError as err:
+            raise PeerGone("the handshake took too long") from err
+
+    def _make_room(self) -> None:
+        ((busiest, _),) = Counter(self._under_way.values()).most_common(1)
+        oldest = next(limit for limit, remote in self._under_way.items() if remote == busiest)
+        # At once: the next connection must not choose it again.
+        del self._under_way[oldest]
+        if not oldest.expired():
+            oldest.reschedule(asyncio.get_running_loop().time())
+
 
 HANDSHAKE_SECONDS: Final = 5.0
 """Seconds from a connection to its first frame."""

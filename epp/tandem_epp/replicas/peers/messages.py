@@ -1,4 +1,6 @@
-"""Binary messages on a WebSocket of either side."""
+"""Binary messages on a WebSocket of either side, and the errors of the channel, which the package's
+docstring explains.
+"""
 
 import asyncio
 from typing import Final, TypeVar
@@ -9,7 +11,14 @@ from aiohttp.web import WebSocketResponse
 
 from tandem_contract.peer_handshake import PeerRejected
 
-from .errors import PeerGone
+
+class PeerError(Exception):
+    """The connection to a peer must be closed; the dialer opens a new one."""
+
+
+class PeerGone(PeerError):
+    """The connection ended, or the peer was silent for too long."""
+
 
 MAX_MESSAGE: Final = 1 << 20
 """Bytes; a larger message closes the connection. A frame has at most 256 KiB and one more event."""

@@ -4,12 +4,13 @@
     bytes ◄── connection ◄─────────── session ◄──────────── Call.send, Call.finish
 
 `connection` is the protocol: a pure state machine, bytes in, events and bytes out; times are passed
-in. `control` holds its frames other than DATA, `sending` its output. They use `frames` (the wire
-format), `headers` (HPACK and the rules for fields), `flow` (windows), `limits` (every bound, with
-its reason) and `errors` (one tree). `session` maps streams to gRPC calls by the framing in `grpc`,
-and is pure too. `server` does the I/O: sockets, TLS, back-pressure and the end of the process;
-`tls` loads its certificate, and `health` answers probes by gRPC, HTTP/2 and HTTP/1.1. Read
-`connection` first.
+in. `state` is what it knows, `control` handles its frames other than DATA, `sending` its output,
+and `stream` is one stream with its windows. They use `frames` (the wire format), `headers` (HPACK
+and the rules for fields), `limits` (every bound, with its reason) and `errors` (one tree).
+`session` maps streams to gRPC calls by the framing in `grpc`, and is pure too. `server` does the
+I/O: sockets, TLS, back-pressure and the end of the process; `tls` loads its certificate and tells
+TLS from clear text, and `health` answers probes by gRPC, HTTP/2 and HTTP/1.1. Read `connection`
+first.
 
 Left out on purpose: clients, server push, the upgrade from HTTP/1.1, priorities, compression of
 messages and gRPC reflection.

@@ -16,14 +16,10 @@ frames that carry little and streams that are reset, by the peer before an answe
 for what the peer sent. A peer that exceeds them is told ENHANCE_YOUR_CALM.
 """
 
-from collections import OrderedDict
-from typing import Final
-
 from tandem_contract.held_bytes import STREAM_BYTES, HeldBytes
 
 from .control import ControlFrames
 from .errors import ConnectionFault, ErrorCode, StreamFault
-from .flow import ReceiveWindow
 from .frames import (
     END_STREAM,
     HEADER_SIZE,
@@ -39,53 +35,25 @@ from .frames import (
     without_padding,
 )
 from .headers import TABLE_SIZE, BlockCache
-from .limits import DEFAULT_WINDOW, FRAMES_PER_CONTENT, LAST_STREAM, SMALL_FRAME, Budget, Limits
+from .limits import DEFAULT_WINDOW, FRAMES_PER_CONTENT, LAST_STREAM, SMALL_FRAME, Limits
 from .pieces import Pieces
-from .sending import Sender
-from .stream import DataReceived, Event, Stream, StreamEnded
-
-_REMEMBERED: Final = 1024
-"""Ids of closed streams that are kept. Frames for an older one are an error, although they may have
-been under way when it was closed: a peer with that many resets under way is not a gateway."""
-_DRAIN_PING: Final = b"tandem-d"
-"""Opaque data of the PING whose answer ends the first phase of `drain`."""
+from .state import DRAIN_PING, ConnectionState
+from .stream import DataReceived, Event, ReceiveWindow, Stream, StreamEnded
 
 
-class Connection:
+class Connection(ConnectionState):
     """The server's side of a connection."""
 
     def __init__(self, limits: Limits, cache: BlockCache, held: HeldBytes | None = None) -> None:
         """`held` counts what all connections hold."""
-        self.streams: dict[int, Stream] = {}
-        """Those that are not closed."""
-        self.fault: ConnectionFault | None = None
-        """Why the connection is over; None: it is not. GOAWAY is then in the output."""
-        self.is_established = False
-        """Whether the preface and the first SETTINGS frame have come."""
+        super().__init__(limits, held)
         self._has_preface = False
-        self.limits = limits
-        self.held = held or HeldBytes()
-        self.sender = Sender(limits, self.held, self._give_back, self._on_end_sent)
-        self.frames = Budget(limits.frames_burst, limits.frames_per_second)
-        """Allowance of frames with little or no content."""
-        self.resets = Budget(limits.resets_burst, limits.resets_per_second)
-        """Allowance of streams that the peer resets before they have an answer, or has reset."""
-        self.highest = 0
-        """The highest stream id that the peer has used."""
         self._window = ReceiveWindow(limits.connection_window)
-        # An OrderedDict: in a dict the first key is found behind all those that were deleted.
-        self._closed: OrderedDict[int, bool] = OrderedDict()
-        """Latest closed streams; whether frames on them are ignored. The oldest comes first."""
         self._pieces = Pieces()
         """An incomplete frame; joined only when `_missing` bytes have come, so that a frame in
         single bytes is not copied for each of them."""
         self._missing = 0
-        self._last: int | None = None
-        """The last stream that is served, once the final GOAWAY is sent."""
-        self._is_draining = self.is_peer_leaving = False
         self._control = ControlFrames(self, cache)
-        self.events: list[Event] = []
-        self.now = 0.0
         self._announce()
 
     @property
@@ -148,13 +116,7 @@ class Connection:
         if not self._is_draining and self.fault is None:
             self._is_draining = True
             self.sender.write(goaway(LAST_STREAM, ErrorCode.NO_ERROR))
-            self.sender.write(frame(FrameType.PING, 0, 0, _DRAIN_PING))
-
-    def drained(self) -> None:
-        """Serve no stream that is opened from now on."""
-        if self._last is None and self.fault is None:
-            self._last = self.highest
-            self.sender.write(goaway(self._last, ErrorCode.NO_ERROR))
+            self.sender.write(frame(FrameType.PING, 0, 0, DRAIN_PING))
 
     def fail(self, fault: ConnectionFault) -> None:
         """End the connection, and all streams with it."""
@@ -169,45 +131,12 @@ class Connection:
         """The bytes to write now."""
         return self.sender.take()
 
-    def close(self, stream: Stream, *, ignore: bool) -> None:
-        """Forget a stream; `ignore`: frames for it may be under way."""
-        del self.streams[stream.id]
-        stream.is_remote_open = stream.is_local_open = False
-        self.held.give_back(STREAM_BYTES)
-        self.sender.forget(stream)
-        self.remember(stream.id, ignore=ignore)
-
     def lost(self) -> None:
         """The transport is gone: nothing that waits will be sent."""
         for stream in self.streams.values():
             self.held.give_back(STREAM_BYTES)
             self.sender.forget(stream)
         self.streams.clear()
-
-    def remember(self, stream_id: int, *, ignore: bool) -> None:
-        """Keep the id of a closed stream."""
-        closed = self._closed
-        closed[stream_id] = ignore
-        if len(closed) > _REMEMBERED:
-            closed.popitem(last=False)
-
-    def is_ignored(self, stream_id: int) -> bool | None:
-        """Whether frames on a closed stream are ignored; None: it is not remembered."""
-        return self._closed.get(stream_id)
-
-    def opens(self, stream_id: int) -> bool:
-        """Whether a new stream is served, not too late."""
-        return self._last is None or stream_id <= self._last
-
-    def on_pong(self, data: bytes) -> None:
-        """The peer answered a PING."""
-        if self._is_draining and data == _DRAIN_PING:
-            self.drained()
-
-    def spend(self, frames: float = 1.0) -> None:
-        """Count frames with little or no content. Raises ConnectionFault."""
-        if not self.frames.spend(frames, self.now):
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames with no content")
 
     def _announce(self) -> None:
         limits = self.limits
@@ -323,21 +252,3 @@ class Connection:
         else:
             self.close(stream, ignore=True)
             self.events.append(StreamEnded(stream, fault.code))
-
-    def _give_back(self, stream: Stream) -> None:
-        """Give consumed bytes back to the peer, unless the stream is not read for now."""
-        if (
-            not stream.withheld
-            or stream.is_paused
-            or not stream.is_remote_open
-            or stream.unsent > self.limits.stream_unsent
-        ):
-            return
-        consumed, stream.withheld = stream.withheld, 0
-        if increment := stream.receive_window.consume(consumed):
-            self.sender.write(window_update(stream.id, increment))
-
-    def _on_end_sent(self, stream: Stream) -> None:
-        if stream.is_remote_open:
-            self.sender.write(rst_stream(stream.id, ErrorCode.NO_ERROR))
-        self.close(stream, ignore=stream.is_remote_open)

@@ -1,9 +1,9 @@
 """The frames of a connection other than DATA: header blocks, settings, windows, resets. Pure.
 
-Part of `connection.Connection`, whose streams and budgets these methods change.
+They change the streams and budgets of `state.ConnectionState`.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tandem_contract.held_bytes import STREAM_BYTES
 
@@ -25,10 +25,8 @@ from .frames import (
 )
 from .headers import BlockCache, HeaderDecoder
 from .limits import DEFAULT_FRAME, FRAMES_PER_CONTENT, LARGEST_FRAME, LARGEST_WINDOW, SMALL_FRAME
+from .state import ConnectionState
 from .stream import DataReceived, RequestReceived, Stream, StreamEnded
-
-if TYPE_CHECKING:
-    from .connection import Connection
 
 _STREAMS_PER_FRAME: Final = 64
 """Streams whose window one frame without content pays to change: SETTINGS may change them all."""
@@ -37,7 +35,7 @@ _STREAMS_PER_FRAME: Final = 64
 class ControlFrames:
     """Handles one connection's control frames, in order."""
 
-    def __init__(self, connection: "Connection", cache: BlockCache) -> None:
+    def __init__(self, connection: ConnectionState, cache: BlockCache) -> None:
         self._connection = connection
         self._limits = connection.limits
         self._sender = connection.sender

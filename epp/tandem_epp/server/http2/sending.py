@@ -12,11 +12,10 @@ from collections.abc import Callable
 from tandem_contract.held_bytes import HeldBytes
 
 from .errors import ConnectionFault, ErrorCode
-from .flow import SendWindow
 from .frames import END_STREAM, HEADER, FrameType, headers
 from .headers import EMPTY_TABLE
 from .limits import DEFAULT_FRAME, DEFAULT_WINDOW, Limits
-from .stream import Stream
+from .stream import SendWindow, Stream
 
 _TYPE_DATA = int(FrameType.DATA)
 

@@ -16,12 +16,12 @@ from tandem_contract.connections import LATE_SECONDS, address_of, keep_alive, to
 from tandem_contract.held_bytes import HeldBytes
 
 from .connection import Connection
-from .either import EitherListener, bound_port
 from .errors import ConnectionFault, ErrorCode
 from .headers import BlockCache
 from .health import HTTP1_STARTS, HealthService
 from .limits import Limits
 from .session import Call, GrpcSession, Service
+from .tls import EitherListener, bound_port
 
 _CHECK_SECONDS: Final = 0.5
 """Seconds between two looks at deadlines of connections and at what health watchers know."""

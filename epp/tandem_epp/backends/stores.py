@@ -7,27 +7,12 @@ store's settings in that hash.
 """
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from tandem_contract.config import Backend, ExternalStorage
 from tandem_planner.storage import STORAGE_PRIOR
 from tandem_planner.transfer import TransferFit
 
-
-class StoreUser(Protocol):
-    """`pods.Pod`."""
-
-    backend: Backend
-    store: str | None
-
-    @property
-    def estimates(self) -> "LoadEstimates": ...
-
-
-class LoadEstimates(Protocol):
-    """`estimates.pod_estimates.PodEstimates`."""
-
-    loads: TransferFit | None
+from .pods import Pod
 
 
 class Stores:
@@ -40,7 +25,7 @@ class Stores:
         """Of backends that name none."""
         self._fits: dict[str, TransferFit] = {}
 
-    def assign(self, pods: Iterable[StoreUser]) -> None:
+    def assign(self, pods: Iterable[Pod]) -> None:
         """Set the store of each pod, and forget what was learned of stores without pods."""
         former, self._fits = self._fits, {}
         for pod in pods:

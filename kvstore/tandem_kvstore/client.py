@@ -138,11 +138,13 @@ class StoreClient:
         size = self._chunk_bytes
         return Hit(chunks, self._chunk_tokens, size, context, cached, groups, tail, can_do_both)
 
-    def decide(self, hit: Hit, limit: float | None = None) -> Decision:
-        """Whether a request loads or computes the chunks of `hit`; `limit`: see `load`."""
-        if limit is not None:
-            return self.guard.decide_hand_off(hit, limit)
+    def decide(self, hit: Hit) -> Decision:
+        """Whether a request loads or computes the chunks of `hit`."""
         return self.guard.decide(hit, _now())
+
+    def decide_hand_off(self, hit: Hit, limit: float) -> Decision:
+        """The same for KV that another engine has just stored; `limit`: see `load`."""
+        return self.guard.decide_hand_off(hit, limit)
 
     async def load(
         self,
@@ -160,12 +162,14 @@ class StoreClient:
         `limit`: seconds, for KV that another engine has just stored for this request. It is loaded
         whatever the cost model predicts, even if a chunk was missing a moment ago.
 
-        `decision`: the result of `decide`; None: `load` calls it.
+        `decision`: the result of `decide`, or of `decide_hand_off`; None: `load` decides.
 
         `watch`: load layer group by layer group, and report the progress to it. The first groups
         come sooner; if the deadline ends the load, fewer chunks have come as a whole.
         """
-        decision = decision or self.decide(self.hit(len(chunks), context), limit)
+        if decision is None:
+            hit = self.hit(len(chunks), context)
+            decision = self.decide(hit) if limit is None else self.decide_hand_off(hit, limit)
         if decision.chunks == 0 or (limit is None and not self.may_have(chunks[0])):
             return self._result(chunks, 0, decision.reason or Reason.MISSING)
         start, progress = _now(), Progress()

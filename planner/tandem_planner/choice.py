@@ -65,7 +65,12 @@ class Choice:
     """The cheapest way to serve a request."""
 
     __slots__ = (
-        *("cost", "decodes", "fabric", "is_transfer_too_long", "other_path_cost", "prefills"),
+        "cost",
+        "decodes",
+        "fabric",
+        "is_transfer_too_long",
+        "other_path_cost",
+        "prefills",
         "ready",
     )
 

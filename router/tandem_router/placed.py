@@ -99,8 +99,8 @@ class PlacedRequest:
         )
         return start_generation(context, self._client, generation, engine, decode.name)
 
-    def take_over(self) -> bool:
-        """Whether another backend serves the request from now on."""
+    def try_take_over(self) -> bool:
+        """Give the request to another backend; returns whether one takes it."""
         if self._needs_stored_response:
             # Another backend would answer that there is no such response.
             return False

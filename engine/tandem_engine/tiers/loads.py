@@ -185,7 +185,9 @@ class TierLoads:
             tail=tail,
             can_do_both=True,
         )
-        return client.decide(hit, seq.load_limit)
+        if seq.load_limit is None:
+            return client.decide(hit)
+        return client.decide_hand_off(hit, seq.load_limit)
 
     async def _load_front(
         self,

@@ -130,7 +130,11 @@ def groups(kind: str, caption: str, figures: Mapping[str, Figures]) -> Table:
     """One row for each group of requests, like a routing path; `kind` heads the first column."""
     columns = (
         *(kind, "Requests", "Ok", "Lost", "TTFT p50", "TTFT p99", "ITL p50", "ITL p99"),
-        *("E2E p50", "E2E p99", "Output tokens", "Cache hits", "Within SLO"),
+        "E2E p50",
+        "E2E p99",
+        "Output tokens",
+        "Cache hits",
+        "Within SLO",
     )
     rows = [[Cell(name), *_group(group)] for name, group in figures.items()]
     return Table(caption, columns, rows)
@@ -139,8 +143,21 @@ def groups(kind: str, caption: str, figures: Mapping[str, Figures]) -> Table:
 def repeats(report: Report) -> Table:
     """One row for each repeat."""
     columns = (
-        *("Repeat", "Started", "Seconds", "Requests", "Ok", "Lost", "TTFT p50", "TTFT p99"),
-        *("ITL p50", "ITL p99", "E2E p50", "E2E p99", "Output tokens", "Cache hits", "Within SLO"),
+        "Repeat",
+        "Started",
+        "Seconds",
+        "Requests",
+        "Ok",
+        "Lost",
+        "TTFT p50",
+        "TTFT p99",
+        "ITL p50",
+        "ITL p99",
+        "E2E p50",
+        "E2E p99",
+        "Output tokens",
+        "Cache hits",
+        "Within SLO",
     )
     rows = []
     for position, repeat in enumerate(report.repeats, 1):

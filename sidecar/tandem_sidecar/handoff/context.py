@@ -58,9 +58,9 @@ class Failover(Protocol):
     """Finds another engine for a request whose engine failed before the client got a byte. A
     sidecar has one decode engine and no such object; the router has."""
 
-    def take_over(self) -> bool:
-        """Whether another engine serves the request, and its record, from now on. The caller then
-        ends without a word to the client."""
+    def try_take_over(self) -> bool:
+        """Give the request and its record to another engine; returns whether one takes them. The
+        caller then ends without a word to the client."""
 
 
 class Work(Protocol):

@@ -256,7 +256,7 @@ class HandoffDriver:
 
     def _forward_decode_answer(self, *, decode_failed: bool) -> events_actions.Event | None:
         """Forward the answer; returns its end as an event if it has arrived completely."""
-        if decode_failed and self._take_over():
+        if decode_failed and self._try_take_over():
             return events_actions.DecodeTakenOver()
         leg = self._decode
         head = leg.start_forwarding() if leg is not None else None
@@ -287,7 +287,7 @@ class HandoffDriver:
         has_hung = error.decode_failed and self._decode is not None and self._decode.is_hung
         # Another engine would hang as well.
         may_exhaust = error.may_exhaust or (has_hung and self._generation.may_exhaust())
-        if error.decode_failed and not may_exhaust and self._take_over():
+        if error.decode_failed and not may_exhaust and self._try_take_over():
             return
         # With the times of a prefill the router knows that the decode engine failed.
         timing = self._record.timing = self._attempts.timing
@@ -330,10 +330,10 @@ class HandoffDriver:
         ids = {"request_id": self._generation.request_id, "engine_id": attempt_id}
         log.warning("%s", detail, extra=ids)
 
-    def _take_over(self) -> bool:
-        """Whether another engine serves the request, and its record, from now on."""
+    def _try_take_over(self) -> bool:
+        """Hand the request and its record to another engine; returns whether one takes them."""
         failover = self._generation.failover
-        self._taken_over = failover is not None and failover.take_over()
+        self._taken_over = failover is not None and failover.try_take_over()
         return self._taken_over
 
     def _end(self, state: events_actions.Ended) -> None:

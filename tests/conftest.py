@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadGroupScheduling
 
+from . import preloaded
 from .bare.recorder import record
 from .cluster.fixtures import (
     chromium_program,
@@ -19,6 +21,7 @@ from .cluster.fixtures import (
     gateway_definitions,
     gcc_program,
     go_program,
+    group_control_plane_users,
     h2spec_program,
     helm,
     ip_program,
@@ -28,7 +31,6 @@ from .cluster.fixtures import (
     node,
     promtool,
     pytest_collection_finish,
-    pytest_collection_modifyitems,
     pytest_terminal_summary,
     toxiproxy_program,
     versitygw_program,
@@ -53,11 +55,13 @@ __all__ = [
     "node",
     "promtool",
     "pytest_collection_finish",
-    "pytest_collection_modifyitems",
     "pytest_terminal_summary",
     "toxiproxy_program",
     "versitygw_program",
 ]
+
+_LONG = ("control_plane", "component")
+"""Markers of tests that take long, the longest first."""
 
 # No limits on time: how long an example takes, and to generate, depends on the machine's load.
 settings.register_profile("tandem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -66,6 +70,7 @@ settings.load_profile("tandem")
 
 def pytest_configure(config: pytest.Config) -> None:
     record(config)
+    preloaded.install()
 
 
 @pytest.fixture
@@ -78,6 +83,17 @@ def own_logging() -> Iterator[None]:
         root.removeHandler(handler)
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests take long come first, so that no worker has one alone at the end."""
+    group_control_plane_users(items)
+    ranks: dict[Path, int] = {}
+    for item in items:
+        rank = next((rank for rank, name in enumerate(_LONG) if item.get_closest_marker(name)), 9)
+        ranks[item.path] = min(rank, ranks.get(item.path, rank))
+    items.sort(key=lambda item: ranks[item.path])
 
 
 class FileScheduling(LoadGroupScheduling):

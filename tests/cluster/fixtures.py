@@ -20,6 +20,8 @@ CRDS = Path(__file__).parents[2] / "crds"
 LEFT_OUT = "LEFT OUT: "
 """Prefix of a skip reason that the summary repeats in a section of its own."""
 _TO_GET = "TO RUN THEM: {} (ONCE; BUILDS WITH GO 1.26 OR NEWER, UP TO 15 MINUTES)"
+_CONTROL_PLANES = 3
+"""With one, its users would take longer than all other tests together on the other workers."""
 _PROGRAMS = {
     "control_plane_programs": tools.CONTROL_PLANE,
     "helm": ("helm",),
@@ -40,12 +42,13 @@ _PROGRAMS = {
 """Programs that each fixture needs."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep all users of the control plane on one pytest worker, so that it is started once."""
-    for item in items:
-        if "control_plane" in _fixtures(item):
-            item.add_marker(pytest.mark.xdist_group("control-plane"))
+def group_control_plane_users(items: list[pytest.Item]) -> None:
+    """Keep the users of the control plane on few pytest workers, so that few are started."""
+    users = [item for item in items if "control_plane" in _fixtures(item)]
+    files = sorted({item.path for item in users})
+    for item in users:
+        group = files.index(item.path) % _CONTROL_PLANES
+        item.add_marker(pytest.mark.xdist_group(f"control-plane-{group}"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

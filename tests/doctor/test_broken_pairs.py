@@ -42,7 +42,8 @@ async def engine(
         "engine_id": address,
     } | transfer
     command = [
-        *(sys.executable, "-m", "tandem_engine.main", "--model", str(tiny_model())),
+        # With an option of Python it is no fork, which would have another command line.
+        *(sys.executable, "-u", "-m", "tandem_engine.main", "--model", str(tiny_model())),
         *("--host", address, "--port", str(port), "--num-gpu-blocks-override", "64"),
         *("--kv-transfer-config", json.dumps(config), *flags),
     ]

@@ -4,7 +4,9 @@ import asyncio
 import base64
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ FLAGS = (
     *("--no-first-run", "--disable-background-networking", "--disable-component-update"),
     *("--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-port=0"),
 )
-_LISTENING = b"DevTools listening on "
 
 
 class Tab:
@@ -95,9 +96,9 @@ class Tab:
         result: dict[str, Any] = answer["result"]
         return result
 
-    async def attach(self) -> None:
-        """Create the tab."""
-        target = await self.call("Target.createTarget", url="about:blank")
+    async def attach(self, context: str) -> None:
+        """Create the tab in a browser context."""
+        target = await self.call("Target.createTarget", url="about:blank", browserContextId=context)
         attached = await self.call(
             "Target.attachToTarget", targetId=target["targetId"], flatten=True
         )
@@ -124,36 +125,39 @@ class Tab:
                 self.requested.append(params["request"]["url"])
 
 
-@contextlib.asynccontextmanager
-async def new_tab(chromium: Path, profile: Path) -> AsyncIterator[Tab]:
-    """A tab of a fresh browser, which ends with the block; `profile` is an empty folder."""
-    browser = await asyncio.create_subprocess_exec(
-        *(str(chromium), *FLAGS, f"--user-data-dir={profile}"),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
+@contextlib.contextmanager
+def chromium_running(chromium: Path, profile: Path) -> Iterator[str]:
+    """A browser that ends with the block, as the URL that `new_tab` takes; `profile` is an empty
+    folder."""
+    # Chromium writes the port and the path of its URL there once it listens.
+    listening, log = profile / "DevToolsActivePort", profile.with_suffix(".log")
+    with log.open("wb") as output:
+        browser = subprocess.Popen(
+            [str(chromium), *FLAGS, f"--user-data-dir={profile}"], stdout=output, stderr=output
+        )
     try:
-        async with (
-            aiohttp.ClientSession() as session,
-            # A screenshot is one message.
-            session.ws_connect(await _devtools_url(browser), max_msg_size=0) as socket,
-        ):
-            tab = Tab(socket)
-            receiving = asyncio.create_task(tab.receive())
-            await tab.attach()
-            yield tab
-            await socket.close()
-            await receiving
+        while not listening.exists() or len(parts := listening.read_text().split()) < 2:
+            assert browser.poll() is None, f"Chromium did not start: {log.read_text()}"
+            time.sleep(0.02)
+        yield f"ws://127.0.0.1:{parts[0]}{parts[1]}"
     finally:
         browser.terminate()
-        await browser.communicate()
+        browser.wait()
 
 
-async def _devtools_url(browser: asyncio.subprocess.Process) -> str:
-    assert browser.stderr is not None
-    printed = []
-    async for line in browser.stderr:
-        printed.append(line)
-        if line.startswith(_LISTENING):
-            return line.removeprefix(_LISTENING).decode().strip()
-    raise AssertionError(f"Chromium did not start: {b''.join(printed).decode()}")
+@contextlib.asynccontextmanager
+async def new_tab(url: str) -> AsyncIterator[Tab]:
+    """A tab that shares nothing but the browser with others; it ends with the block."""
+    async with (
+        aiohttp.ClientSession() as session,
+        # A screenshot is one message.
+        session.ws_connect(url, max_msg_size=0) as socket,
+    ):
+        tab = Tab(socket)
+        receiving = asyncio.create_task(tab.receive())
+        # It belongs to this connection, with which it ends.
+        context = await tab.call("Target.createBrowserContext", disposeOnDetach=True)
+        await tab.attach(context["browserContextId"])
+        yield tab
+        await socket.close()
+        await receiving

@@ -220,7 +220,7 @@ def compile_modules(site: Path, python: str = sys.executable) -> None:
         raise CannotCompile("no C compiler: install gcc and Python's headers")
     paths = [f"{module.replace('.', '/')}.py" for module in MODULES]
     # Two files of C, which two compilers read at the same time.
-    of_sidecar = [path for path in paths if path.startswith("tandem_sidecar/")]
+    of_sidecar = [p for p in paths if p.startswith(("tandem_http1/", "tandem_sidecar/"))]
     of_epp = [path for path in paths if path not in of_sidecar]
     groups: list[tuple[list[str], str | None]]
     groups = [group for group in ((of_epp, "epp"), (of_sidecar, "sidecar")) if group[0]]

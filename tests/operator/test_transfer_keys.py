@@ -2,11 +2,15 @@
 
 import copy
 from base64 import b64decode
+from typing import cast
 
 import pytest
 
 from tandem_contract import labels
 from tandem_contract.plan import key_id
+from tandem_kube.client import Api
+from tandem_kube.errors import NotFound
+from tandem_kube.resources import SECRETS, Resource
 from tandem_operator.observed import Body
 from tandem_operator.planning.key_rotation import (
     AHEAD,
@@ -17,6 +21,7 @@ from tandem_operator.planning.key_rotation import (
 from tandem_operator.pods.manifests import pods, transfer_key_secrets
 from tandem_operator.resources import compatibility, pools
 from tandem_operator.resources.resolve import Defaults
+from tandem_operator.runtime.reads import TransferKeySecrets
 
 from .pool_yaml import decode_pool, pair, prefill_pool
 from .rendered_pods import TORCH
@@ -110,3 +115,40 @@ def test_pods_with_keys_and_keyless_ones_of_an_earlier_operator_are_no_pairs(
     cluster.settle()
     (keyed,) = {pod.compat for pod in cluster.pods.values()}
     assert keyed not in keyless
+
+
+class FakeSecrets:
+    """An API server with one Secret."""
+
+    def __init__(self) -> None:
+        self.secret: Body | None = None
+        self.reads = 0
+
+    async def get(self, resource: Resource, name: str, namespace: str) -> Body:
+        assert (resource, name) == (SECRETS, "p-transfer-keys")
+        self.reads += 1
+        if self.secret is None:
+            raise NotFound(404, "no such secret")
+        return self.secret
+
+    async def apply(self, resource: Resource, body: Body, **_: object) -> None:
+        self.secret = body
+
+
+async def test_the_secret_is_read_again_before_pods_are_made_and_seldom_else() -> None:
+    server, secrets, observed = FakeSecrets(), TransferKeySecrets(), torch_set().observe()
+    api = cast(Api, server)
+
+    async def keep(*, touches_pods: bool) -> int:
+        before = server.reads
+        due, failure = await secrets.keep(api, observed, DAY, touches_pods=touches_pods)
+        assert failure is None
+        assert due is not None
+        assert 0 < due <= DAY
+        return server.reads - before
+
+    assert await keep(touches_pods=False) == 1
+    assert await keep(touches_pods=False) == 0
+    server.secret = None
+    assert await keep(touches_pods=True) == 1
+    assert server.secret is not None

@@ -3,7 +3,9 @@
 Secrets are not watched: the permission to watch or list them cannot be limited to those of Tandem.
 """
 
+import math
 import os
+import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -12,7 +14,7 @@ from tandem_kube.client import Api
 from tandem_kube.errors import ApiError, Conflict, NotFound
 from tandem_kube.resources import SECRETS, Object, Resource
 
-from ..observed import Body, EndpointKey, Failure, Observed, PoolKey
+from ..observed import Body, EndpointKey, Failure, Observed, PoolKey, SetKey
 from ..planning.api_objects import FIELD_MANAGER
 from ..planning.key_rotation import SECRET_BYTES, plan_transfer_keys
 from ..pods.connectors import transfer_key_secret
@@ -21,6 +23,8 @@ from .cache import ClusterCache, WorkKey
 from .watches import POOL_RESOURCES
 from .write_errors import TRANSIENT_ERRORS, failure_from_error
 
+_READ_AGAIN: Final = 60.0
+"""Seconds after which a Secret of transfer keys is read again in any case."""
 _KEYS_REFUSED: Final = (
     "the engines wait for the Secret {name} with the set's transfer keys, which the operator may"
     " not write: {message}. Allow it, or create a Secret of that name whose values are keys of 16"
@@ -68,14 +72,38 @@ async def read_plan_keys(api: Api, cache: ClusterCache, key: EndpointKey) -> Non
     cache.set_plan_keys(key, secret if object_labels.get(labels.ENDPOINT) == key.name else None)
 
 
-async def keep_transfer_keys(
+class TransferKeySecrets:
+    """Keeps the Secrets of transfer keys up to date.
+
+    A Secret that was right within the last minute is read again only before pods are made or
+    removed: most reconciliations only write what pods report.
+    """
+
+    def __init__(self) -> None:
+        self._right: dict[SetKey, tuple[float, float]] = {}
+        """Set → when its Secret was last right, and when it changes next; `time.monotonic()`."""
+
+    async def keep(
+        self, api: Api, observed: Observed, period: float, *, touches_pods: bool
+    ) -> tuple[float | None, Failure | None]:
+        """Keep one set's; the seconds until it changes next, and why the API server refuses it.
+
+        `period` as in `rotate`.
+        """
+        now, key = time.monotonic(), observed.key
+        seen, change = self._right.pop(key, (-math.inf, 0.0))
+        if not touches_pods and now < min(seen + _READ_AGAIN, change):
+            self._right[key] = seen, change
+            return change - now, None
+        due, failure = await _keep_transfer_keys(api, observed, period)
+        if due is not None:
+            self._right[key] = now, now + due
+        return due, failure
+
+
+async def _keep_transfer_keys(
     api: Api, observed: Observed, period: float
 ) -> tuple[float | None, Failure | None]:
-    """Bring a set's Secret of transfer keys up to date; the seconds until it changes next, and why
-    the API server refuses it.
-
-    `period` as in `rotate`.
-    """
     name = transfer_key_secret(observed.key.name)
     try:
         live = await _secret(api, observed.key.namespace, name)

@@ -1,7 +1,7 @@
 """The two reconcilers, one screen each: observe → plan (pure) → apply → write status."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..observed import EndpointKey, SetKey
 from ..planning.key_rotation import pools_with_transfer_keys
@@ -12,7 +12,7 @@ from ..routing.endpoint.plan import plan_endpoint, router_state
 from ..routing.endpoint.settings import RouterSettings
 from .cache import WorkKey
 from .cluster import Cluster
-from .reads import keep_transfer_keys
+from .reads import TransferKeySecrets
 
 
 class WritesRefused(Exception):
@@ -30,6 +30,7 @@ class Reconcilers:
     defaults: Defaults
     router: RouterSettings
     enqueue: Callable[[set[WorkKey]], None]
+    transfer_keys: TransferKeySecrets = field(default_factory=TransferKeySecrets)
 
     async def reconcile(self, key: WorkKey) -> float | None:
         if isinstance(key, SetKey):
@@ -53,8 +54,11 @@ class Reconcilers:
         # Before the pods: the kubelet starts none without the Secret that it mounts.
         keys_due = None
         if keyed := pools_with_transfer_keys(plan.pools.values()):
-            keys_due, failure = await keep_transfer_keys(
-                cluster.api, cluster.observe(key), self.router.key_period
+            keys_due, failure = await self.transfer_keys.keep(
+                cluster.api,
+                cluster.observe(key),
+                self.router.key_period,
+                touches_pods=plan.touches_pods,
             )
             refused |= dict.fromkeys(keyed, failure) if failure else {}
         # The cache may lag behind the API server. Before pods are created or deleted, plan again

@@ -235,11 +235,13 @@ class Scraper:
         else:
             target.failures = 0
             changed = self._apply_page(members, target.reader.read(body))
-            await self._read_models(target, client)
+        # Before anything is awaited: a pod that is ready, and in no view, would get no requests.
         if readiness != _readiness(members):
             self._fleet.invalidate_views()
         elif changed:
             self._fleet.invalidate_scores()
+        if not target.failures:
+            await self._read_models(target, client)
         return changed
 
     def _health_url(self, target: _Target) -> str:

@@ -87,6 +87,29 @@ async def test_the_length_of_prompts_is_that_of_the_process_that_answers(
         await until(lambda: holds([pod.max_model_len for pod in pods] == [None]))
 
 
+async def test_a_pod_that_is_ready_is_chosen_while_its_list_of_models_is_awaited(
+    fleet: tuple[Fleet, Scraper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods, scraper = fleet
+    backend, answered = Backend("a"), asyncio.Event()
+
+    async def read_models(*_: object) -> None:
+        await answered.wait()
+
+    async with serving(backend):
+        pods.apply([DiscoveredBackend(BackendConfig("a", f"http://127.0.0.1:{backend.port}"))])
+        scraper.sync()
+        (pod,) = pods
+        await until(lambda: holds(scraper.is_complete))
+    await until(lambda: holds(not pod.ready))
+    assert pods.ready_pods(None) == ()
+    monkeypatch.setattr(scraper, "_read_models", read_models)
+    async with serving(backend):
+        await until(lambda: holds(pod.ready))
+        assert pods.ready_pods(None) == (pod,)
+        answered.set()
+
+
 async def test_a_host_name_is_resolved(fleet: tuple[Fleet, Scraper]) -> None:
     pods, scraper = fleet
     backend = Backend("a")

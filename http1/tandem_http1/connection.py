@@ -454,9 +454,12 @@ class Call:
         try:
             async with asyncio.timeout(self.connect_timeout):
                 connection = await self._pool.connect(self.address, plain=self.plain)
-        except TimeoutError:
+        except TimeoutError as err:
             # TimeoutError and ConnectionRefusedError are OSErrors, so they are caught before it.
-            self._report_unreachable(f"no connection within {self.connect_timeout:.3g}s")
+            limit = self.connect_timeout
+            # Without a limit it is the system's.
+            why = describe_error(err) if limit is None else f"no connection within {limit:.3g}s"
+            self._report_unreachable(why)
         except ConnectionRefusedError as err:
             self._report_unreachable(describe_error(err), Failure.REFUSED)
         except OSError as err:

@@ -1,6 +1,7 @@
 """Connections to engines: reused, replaced when stale, and answers of every framing."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 
@@ -8,7 +9,8 @@ import pytest
 import uvloop
 
 from tandem_contract.commandline import HostPort
-from tandem_http1.answers import Collector
+from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.connection import Failure
 from tandem_http1.messages import request_bytes
 from tandem_http1.upstream import Pool
 
@@ -252,3 +254,19 @@ def test_an_aborted_call_ends_at_the_engine_before_anything_else_is_sent(
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(abort())
+
+
+@pytest.mark.interpreted
+async def test_a_connection_that_the_system_gives_up_without_a_limit_of_ours_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def connect(*_: object, **__: object) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "Connect call failed ('127.0.0.1', 1)")
+
+    pool = Pool()
+    monkeypatch.setattr(pool, "connect", connect)
+    done: asyncio.Future[Answer | NoAnswer] = asyncio.get_running_loop().create_future()
+    collector = Collector(done.set_result)
+    pool.send(HostPort("127.0.0.1", 1), b"GET", b"", collector, connect_timeout=None)
+    expected = NoAnswer(Failure.UNREACHABLE, "127.0.0.1:1: Connection timed out")
+    assert await asyncio.wait_for(done, 10) == expected

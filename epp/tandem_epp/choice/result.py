@@ -36,7 +36,13 @@ class SchedulingResult:
     """The chosen pods and the path."""
 
     __slots__ = (
-        *("cached_tokens", "costs", "decision", "decode", "loaded_tokens", "prefill", "size"),
+        "cached_tokens",
+        "costs",
+        "decision",
+        "decode",
+        "loaded_tokens",
+        "prefill",
+        "size",
     )
 
     def __init__(  # noqa: PLR0917 - what was chosen, then what is known of it

@@ -41,8 +41,19 @@ class CostRecord:
     pod of the fleet; pods are meant by their row."""
 
     __slots__ = (
-        *("cached", "cached_if_computing", "decode", "decodes", "fabric", "fabrics", "grouped"),
-        *("names", "pods", "prefill", "prefills", "ready", "request"),
+        "cached",
+        "cached_if_computing",
+        "decode",
+        "decodes",
+        "fabric",
+        "fabrics",
+        "grouped",
+        "names",
+        "pods",
+        "prefill",
+        "prefills",
+        "ready",
+        "request",
     )
 
     def __init__(  # noqa: PLR0917 - what was known, in the order of the decision

@@ -31,18 +31,27 @@ class CountedRequest:
     """
 
     __slots__ = (
-        *("_computing", "_entries", "_hand_over", "_load", "_outcome", "_pods"),
+        "_computing",
+        "_entries",
+        "_hand_over",
+        "_load",
+        "_outcome",
+        "_pods",
         "_prefill_in_flight",
-        *(
-            "assumed_tokens",
-            "can_fall_back",
-            "chain",
-            "decode",
-            "fingerprint",
-            "fleet",
-            "has_failed",
-        ),
-        *("is_judged", "is_own", "media_parts", "model", "placed", "prefill", "size"),
+        "assumed_tokens",
+        "can_fall_back",
+        "chain",
+        "decode",
+        "fingerprint",
+        "fleet",
+        "has_failed",
+        "is_judged",
+        "is_own",
+        "media_parts",
+        "model",
+        "placed",
+        "prefill",
+        "size",
     )
 
     def __init__(  # noqa: PLR0917 - what was placed, in its order

@@ -36,18 +36,22 @@ class InferenceRequest:
     """The properties of one request that the scheduler uses."""
 
     __slots__ = (
-        *(
-            "_chain",
-            "_fingerprint",
-            "exact_tokens",
-            "form",
-            "is_stream",
-            "max_tokens",
-            "media_parts",
-            "model",
-        ),
-        *("needs_sidecar", "previous_response", "prompt", "read_tokens", "salt"),
-        *("single_engine_reason", "text", "token_scale"),
+        "_chain",
+        "_fingerprint",
+        "exact_tokens",
+        "form",
+        "is_stream",
+        "max_tokens",
+        "media_parts",
+        "model",
+        "needs_sidecar",
+        "previous_response",
+        "prompt",
+        "read_tokens",
+        "salt",
+        "single_engine_reason",
+        "text",
+        "token_scale",
     )
 
     def __init__(  # noqa: PLR0917 - what was read, in its order

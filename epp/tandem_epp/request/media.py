@@ -20,9 +20,15 @@ from .body_fields import BadBody
 MEDIA_FIELDS: Final = frozenset(
     {
         # A sound or a file as base64, and Anthropic's image or document.
-        *("input_audio", "file", "file_data", "source"),
+        "input_audio",
+        "file",
+        "file_data",
+        "source",
         # Embeddings as base64; `data` holds prompt embeddings or thinking that is encrypted.
-        *("image_embeds", "audio_embeds", "video_embeds", "data"),
+        "image_embeds",
+        "audio_embeds",
+        "video_embeds",
+        "data",
     }
 )
 """Members of a part that hold media, besides those whose name ends in `_url`."""

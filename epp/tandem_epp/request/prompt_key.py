@@ -24,10 +24,19 @@ from .media import Pieces, read_conversation
 from .media_placeholders import with_media
 
 SALT_FIELDS: Final = (
-    *("cache_salt", "chat_template", "chat_template_kwargs", "add_special_tokens"),
+    "cache_salt",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_special_tokens",
     # Effort of reasoning, as chat, responses and messages name it.
-    *("reasoning_effort", "reasoning", "thinking", "output_config"),
-    *("mm_processor_kwargs", "media_io_kwargs", "prompt_embeds", "truncate_prompt_tokens"),
+    "reasoning_effort",
+    "reasoning",
+    "thinking",
+    "output_config",
+    "mm_processor_kwargs",
+    "media_io_kwargs",
+    "prompt_embeds",
+    "truncate_prompt_tokens",
     # Media of a generate request whose place in the prompt only the engine knows.
     "content_parts",
 )

@@ -185,7 +185,8 @@ _EVENT_STREAM: Final = "text/event-stream"
 RESPONSE_HEADERS: Final = frozenset(
     (
         *(wire.TIMING, wire.PREFILL_BACKEND, wire.ROUTING_PATH, wire.RETRY_AFTER),
-        *(":status", "content-type"),
+        ":status",
+        "content-type",
     )
 )
 """Those that are read of a response."""

@@ -127,7 +127,7 @@ compiled: setup ## compile the request paths of EPP and sidecar into build/compi
 
 test-compiled: compiled ## run the tests of these request paths over their compiled form
 	PYTHONPATH=build/compiled $(PYTEST) $(PARALLEL) -m "not interpreted and not component and not control_plane and not node and not vllm and not chaos" tests/epp tests/planner tests/sidecar $(ARGS)
-	PYTHONPATH=build/compiled $(PYTEST) -m component -k http2 tests/epp/test_with_envoy.py
+	PYTHONPATH=build/compiled $(PYTEST) -m component -k http2 tests/epp/envoy/test_with_envoy.py
 
 images: setup ## write images tandem, tandem-epp, tandem-router, tandem-sidecar, tandem-engine and tandem-vllm-storage as OCI archives to dist/images, without a container daemon
 	$(BIN)/python -m images $(IMAGES)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import click
-from tests.epp.learning import ENGINE, LIMIT, Learned, Requests, attempt
+from tests.epp.estimates.learning import ENGINE, LIMIT, Learned, Requests, attempt
 from tests.sidecar.real.engine import SERVED, engines
 
 from .figures import Figure, at_most, report, without_target

@@ -30,8 +30,8 @@ from tandem_sidecar.settings import Settings
 
 from ..engine.fake_engine import FakeEngine, write_tokenizer
 from ..engine.serving import listening as listening_here
-from ..epp.http2.test_server import serving
-from ..epp.peers.replicas import Notebook
+from ..epp.replicas.peers.replicas import Notebook
+from ..epp.server.http2.test_server import serving
 from ..kvstore.servers import store_in_this_process
 from ..router.conftest import Harness as Router
 from ..sidecar.conftest import Harness as Sidecar

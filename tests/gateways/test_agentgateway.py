@@ -10,9 +10,9 @@ import pytest
 import trustme
 
 from tandem_contract import headers as wire
-from tests.epp.http2.test_server import issue
+from tests.epp.envoy.test_with_envoy import COMPLETIONS, LONG, SCORERS, router_yaml
 from tests.epp.real import Backend, Epp, epp, serving, until
-from tests.epp.test_with_envoy import COMPLETIONS, LONG, SCORERS, router_yaml
+from tests.epp.server.http2.test_server import issue
 
 from .agentgateway import channel, completion, exchange
 

@@ -10,9 +10,17 @@ import pytest
 import trustme
 
 from tandem_contract import headers as wire
-from tests.epp.http2.test_server import issue
+from tests.epp.envoy.test_with_envoy import (
+    COMPLETIONS,
+    LONG,
+    SCORERS,
+    Stack,
+    at_rest,
+    post,
+    running,
+)
 from tests.epp.real import until
-from tests.epp.test_with_envoy import COMPLETIONS, LONG, SCORERS, Stack, at_rest, post, running
+from tests.epp.server.http2.test_server import issue
 
 from .envoy_configs import (
     ENVOY_AI_GATEWAY,

@@ -18,7 +18,7 @@ from tandem_epp.placement.placement import Placement
 from tandem_http1.messages import Request
 from tandem_sidecar.security.route import Route, UsedPlans, parse_allow, route
 
-from ..epp.test_picker import LONG, NOW, PickerSetup
+from ..epp.placement.test_picker import LONG, NOW, PickerSetup
 from ..sidecar.conftest import Harness
 from ..sidecar.wire import wire as connect
 

@@ -10,7 +10,7 @@ import pytest
 from tandem_contract import endpoints
 from tandem_contract.pod_reports import PodReport, Reporter
 
-from ..epp.learning import Requests, routing
+from ..epp.estimates.learning import Requests, routing
 from ..epp.real import Epp, until
 from .engines import MODEL_NAME
 from .pairs import Pair

@@ -11,7 +11,7 @@ import pytest
 
 from tandem_contract import endpoints, headers
 
-from ..epp.learning import Requests, routing
+from ..epp.estimates.learning import Requests, routing
 from ..epp.real import Epp, until
 from .engines import MODEL_NAME, metric
 from .pairs import page

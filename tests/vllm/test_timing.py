@@ -11,7 +11,7 @@ import pytest
 from tandem_contract import headers, metrics
 from tandem_contract.timing import Timing, parse_timing
 
-from ..epp.learning import ENGINE, Requests, learn
+from ..epp.estimates.learning import ENGINE, Requests, learn
 from ..sidecar.processes import sidecar
 from .api_requests import COUNT, KINDS
 from .engines import MODEL_NAME

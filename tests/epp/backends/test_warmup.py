@@ -31,8 +31,8 @@ from tandem_local.stack import Stack
 from tandem_operator.resources.pool_files import parse_pools
 
 from ..h2c import speaking_http2
+from ..placement.test_picker import PickerSetup
 from ..real import until
-from ..test_picker import PickerSetup
 
 KEYS = {"k": b"0123456789abcdef"}
 

@@ -10,7 +10,7 @@ from tandem_epp.estimates.cost_record import CostRecord
 from tandem_planner.cost import HANDOFF_SECONDS, PodFigures, RequestFigures
 from tandem_planner.transfer import TransferCost
 
-from ..test_picker import PickerSetup
+from ..placement.test_picker import PickerSetup
 
 REQUEST = RequestFigures(prompt=10_000, output=100.0, now=50.0)
 NAMES = ("p-0", "p-1", "d-0", "d-1")

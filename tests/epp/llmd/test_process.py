@@ -18,9 +18,9 @@ from tandem_epp.server.http2 import health_pb2 as pb
 from tandem_epp.server.http2.health import NOT_SERVING, SERVICE, SERVING
 from tandem_operator.routing.envoy.clusters import EPP, Json
 
-from ..http2.test_server import issue
+from ..envoy.test_with_envoy import post, running
 from ..real import Backend, Epp, epp, serving, until
-from ..test_with_envoy import post, running
+from ..server.http2.test_server import issue
 from .chart_envoy import call_as_the_chart_does
 
 pytestmark = pytest.mark.component

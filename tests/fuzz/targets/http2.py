@@ -5,8 +5,8 @@ else it describes frames: kind, flags, stream and length, a byte each, and the p
 """
 
 from tandem_epp.server.http2 import frames
-from tests.epp.http2.calls import Calls, check_invariants
-from tests.epp.http2.client import START, parse
+from tests.epp.server.http2.calls import Calls, check_invariants
+from tests.epp.server.http2.client import START, parse
 
 from .pieces import in_pieces
 

@@ -12,6 +12,7 @@ from tandem_contract.documents import DocumentError
 from tandem_kvstore.errors import LocationError
 from tandem_kvstore.location import (
     DEFAULT_NAMESPACE,
+    DEFAULT_REGION,
     Secret,
     StoreCredentials,
     StoreLocation,
@@ -33,6 +34,7 @@ def storage_options(function: F) -> F:
                      help="Directory with the files access_key and secret_key."),
         click.option("--storage-protocol", type=click.Choice(["s3", "http", "file"]),
                      help="How to speak to the store.  [default: by the URL and the credentials]"),
+        click.option("--storage-region", default=DEFAULT_REGION, help="Region of an S3 store."),
         click.option("--storage-namespace", default=DEFAULT_NAMESPACE,
                      help="Namespace of the engines' KV; for S3 it begins with the bucket."),
         click.option("--storage", metavar="URL",
@@ -50,6 +52,7 @@ def stores_from(options: dict[str, Any]) -> tuple[StoreLocation, ...]:
     protocol = options.pop("storage_protocol")
     directory = options.pop("storage_credentials")
     authority = options.pop("storage_ca_file")
+    region = options.pop("storage_region")
     file = options.pop("router_file")
     stores = _of_router(file) if file is not None else ()
     if endpoint is None:
@@ -61,6 +64,7 @@ def stores_from(options: dict[str, Any]) -> tuple[StoreLocation, ...]:
             protocol=protocol,
             credentials=StoreCredentials(directory=directory) if directory else None,
             ca_file=authority,
+            region=region,
         )
     except LocationError as err:
         fail(f"--storage: {err}", status=2)

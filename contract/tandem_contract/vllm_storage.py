@@ -25,6 +25,8 @@ ENDPOINT: Final = "endpoint"
 KV_NAMESPACE: Final = "kv_namespace"
 PROTOCOL: Final = "protocol"
 """s3, http or file; left out, endpoint and credentials select it."""
+REGION: Final = "region"
+"""Region of an S3 store; left out, us-east-1."""
 CREDENTIALS_DIR: Final = "credentials_dir"
 """Mounted Secret with the files access_key, secret_key and, optionally, session_token."""
 BOUNDS_FILE: Final = "bounds_file"
@@ -39,8 +41,8 @@ CHUNK_TOKENS: Final = "chunk_tokens"
 WEIGHTS: Final = "weights"
 """Commit or digest of the weights; only vLLM's connector has this key."""
 _SETTINGS: Final = (
-    ENDPOINT, KV_NAMESPACE, PROTOCOL, CREDENTIALS_DIR, BOUNDS_FILE, CAPACITY, MAX_AGE, CHUNK_TOKENS,
-    "region", "virtual_host_style", "ca_file", "pending_bytes",
+    ENDPOINT, KV_NAMESPACE, PROTOCOL, REGION, CREDENTIALS_DIR, BOUNDS_FILE, CAPACITY, MAX_AGE,
+    CHUNK_TOKENS, "virtual_host_style", "ca_file", "pending_bytes",
 )  # fmt: skip
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "vllm": (*_SETTINGS, WEIGHTS),

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from .errors import LocationError
 
 DEFAULT_NAMESPACE: Final = "inference/kv-cache"
+DEFAULT_REGION: Final = "us-east-1"
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
 
 
@@ -73,7 +74,7 @@ class StoreLocation:
     protocol: Protocol = Protocol.HTTP
     credentials: StoreCredentials | None = None
     """None for S3: AWS's default chain, see `stores.s3_keys`."""
-    region: str = "us-east-1"
+    region: str = DEFAULT_REGION
     virtual_host_style: bool = False
     """Whether the bucket is a part of the host name, and not of the path."""
     ca_file: Path | None = None
@@ -117,7 +118,7 @@ def store_location(
     *,
     protocol: str | None = None,
     credentials: StoreCredentials | None = None,
-    region: str = "us-east-1",
+    region: str = DEFAULT_REGION,
     virtual_host_style: bool = False,
     ca_file: Path | None = None,
     timeout: float = 30.0,

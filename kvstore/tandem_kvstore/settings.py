@@ -6,7 +6,13 @@ import msgspec
 
 from .bounds_file import BoundsFile, BoundsReader
 from .format.collection import Bounds
-from .location import DEFAULT_NAMESPACE, StoreCredentials, StoreLocation, store_location
+from .location import (
+    DEFAULT_NAMESPACE,
+    DEFAULT_REGION,
+    StoreCredentials,
+    StoreLocation,
+    store_location,
+)
 
 
 class EngineStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -19,7 +25,7 @@ class EngineStoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     credentials_dir: str | None = None
     """Directory with the files access_key and secret_key. None: no keys, or with protocol s3
     those of AWS's default chain."""
-    region: str = "us-east-1"
+    region: str = DEFAULT_REGION
     virtual_host_style: bool = False
     ca_file: str | None = None
     chunk_tokens: int = 256

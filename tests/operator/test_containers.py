@@ -365,7 +365,8 @@ def test_the_torch_engine_can_write_only_to_its_home() -> None:
 
 
 STORE = {
-    "endpoint": "http://store:8080", "protocol": "s3", "kvNamespace": "bucket/kv",
+    "endpoint": "http://store:8080", "protocol": "s3", "region": "eu-central-1",
+    "kvNamespace": "bucket/kv",
     "credentialsSecretRef": {"name": "store-keys"},
 }  # fmt: skip
 
@@ -378,6 +379,7 @@ def test_kv_moves_through_the_store_without_a_side_channel() -> None:
             "endpoint": "http://store:8080",
             "kv_namespace": "bucket/kv",
             "protocol": "s3",
+            "region": "eu-central-1",
             "credentials_dir": "/var/run/tandem/kv-store",
             "bounds_file": "/var/run/tandem/storage-bounds/bounds.json",
         }

@@ -132,6 +132,7 @@ def _settings(pool: Pool) -> dict[str, Any] | None:
         storage.ENDPOINT: store.endpoint,
         storage.KV_NAMESPACE: store.kv_namespace,
         storage.PROTOCOL: store.protocol,
+        storage.REGION: store.region,
         storage.CREDENTIALS_DIR: STORE_KEYS_DIR if store.credentials_secret_ref else None,
         storage.BOUNDS_FILE: f"{_BOUNDS_DIRECTORY}/{_BOUNDS_NAME}",
     }

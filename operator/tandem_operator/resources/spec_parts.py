@@ -43,6 +43,7 @@ class EppChecks(ReadinessChecks, frozen=True, kw_only=True):
 class Storage(_Section, frozen=True, kw_only=True):
     endpoint: str
     protocol: str | None = None
+    region: str | None = None
     kv_namespace: str | None = None
     credentials_secret_ref: dict[str, str] | None = None
     capacity: int | str | None = None

@@ -20,14 +20,18 @@ pytestmark = [pytest.mark.component, pytest.mark.usefixtures("helm")]
 HERE = Path(__file__).parent
 CASES = ("default", "namespaced", "ha", "monitoring")
 OPENSHIFT = "security.openshift.io/v1"
+CLUSTER_SCOPED = ("Cluster", "ValidatingAdmission")
+"""How kinds without a namespace begin, but for the CRDs."""
 HIDDEN = "…"
-"""Placeholder for files that the chart copies unchanged; other tests check those."""
+"""Placeholder for files that the chart copies unchanged; other tests check those, the CRDs and the
+policy for pools."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_golden(case: str) -> None:
     manifests = template(
-        *("--values", HERE / "values" / f"{case}.yaml", "--set", "crds.install=false"),
+        *("--values", HERE / "values" / f"{case}.yaml"),
+        *("--set", "crds.install=false", "--set", "poolPolicy=None"),
         apis=[MONITORING] if case == "monitoring" else [],
     )
     for copied in ("dashboards/tandem.json", "rules/tandem.yaml", "check.py"):
@@ -66,6 +70,7 @@ def test_lint(case: str) -> None:
         ("router.epp.replicas=0", "replicas"),
         ("networkPolicy.prometheusNamespace=x", "prometheusNamespace"),
         ("networkPolicy.controlPlaneCIDRs={10.0.0.1}", "controlPlaneCIDRs"),
+        ("poolPolicy=Audit", "poolPolicy"),
     ],
 )
 def test_refuses_values(value: str, message: str) -> None:
@@ -103,7 +108,7 @@ def test_crds_may_be_left_out_or_not_kept() -> None:
 
 def test_namespaced_mode_has_no_cluster_scoped_objects() -> None:
     manifests = objects("--set", "watchNamespaces={team-a}", "--set", "crds.install=false")
-    assert not {kind for kind in kinds(manifests) if kind.startswith("Cluster")}
+    assert not {kind for kind in kinds(manifests) if kind.startswith(CLUSTER_SCOPED)}
     roles = {
         (role["metadata"]["namespace"], role["metadata"]["name"])
         for role in manifests
@@ -112,6 +117,20 @@ def test_namespaced_mode_has_no_cluster_scoped_objects() -> None:
     assert roles == {("team-a", "tandem"), ("tandem-system", "tandem-leader")}
     assert "--namespace=team-a" in _operator(manifests)["args"]
     assert "--all-namespaces" not in _operator(manifests)["args"]
+
+
+@pytest.mark.parametrize(
+    ("value", "actions"), [("Deny", [["Deny"]]), ("Warn", [["Warn"]]), ("None", [])]
+)
+def test_the_policy_for_pools_denies_warns_or_is_left_out(
+    value: str, actions: list[list[str]]
+) -> None:
+    bound = [
+        manifest["spec"]["validationActions"]
+        for manifest in objects("--set", f"poolPolicy={value}")
+        if manifest["kind"] == "ValidatingAdmissionPolicyBinding"
+    ]
+    assert bound == actions
 
 
 def test_monitoring_needs_the_value_and_the_kinds() -> None:
@@ -139,7 +158,7 @@ def test_a_release_of_any_name_and_labels_fits() -> None:
         max(
             len(manifest["metadata"]["name"])
             for manifest in long
-            if "Cluster" not in manifest["kind"]
+            if not manifest["kind"].startswith(CLUSTER_SCOPED)
         )
         < 64
     )

@@ -1,10 +1,9 @@
-"""Time until a placement is known to the other replicas of an EPP, and until one may decide.
+"""Time until a placement is known to the other replicas of an EPP.
 
 Three channels over real sockets, in one process and on one event loop, so a replica's work also
 delays the others: an upper bound. Each replica publishes RATE placements per second with the prefix
 chain of a prompt of 3,200 tokens, an answer and an end for each. Measured: the seconds from
-`publish` to `apply` of each placement at each other replica, and before each placement those until
-the replica has the turn to decide.
+`publish` to `apply` of each placement at each other replica.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from pathlib import Path
 from random import Random
 from statistics import quantiles
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final
 
 import click
 import uvloop
@@ -30,16 +29,13 @@ from tandem_epp.replicas.peers.frames import (
     RequestAnswered,
     RequestEnded,
     RequestStarted,
-    TurnAsked,
-    TurnGranted,
     pack,
 )
 from tandem_epp.replicas.peers.metrics import PeerMetrics
-from tandem_epp.replicas.peers.turns import Turns
 from tandem_epp.replicas.shared_fleet import encode_response
 from tandem_local.ports import free_port
 
-from .figures import Figure, at_most, report, without_target
+from .figures import Figure, at_most, report
 
 REPLICAS: Final = 3
 RATE: Final = 100
@@ -56,7 +52,6 @@ class Receiver:
 
     def __init__(self, sent: dict[int, float]) -> None:
         self.delays: list[float] = []
-        self.turns: Turns | None = None
         self._sent = sent
 
     def snapshot(self) -> list[Event]:
@@ -71,29 +66,18 @@ class Receiver:
         """Nothing is kept."""
 
     def apply(self, peer: str, event: Event) -> None:
-        """Measure a placement; grant turns."""
-        if isinstance(event, TurnAsked | TurnGranted) and self.turns is not None:
-            self.turns.receive(peer, event)
+        """Measure a placement."""
         if isinstance(event, RequestStarted):
             self.delays.append(monotonic() - self._sent[event.request])
 
 
-class Seconds(NamedTuple):
-    """What was measured."""
-
-    delays: list[float]
-    """Of every placement at every other replica."""
-    waits: list[float]
-    """For every turn."""
-
-
-async def measure() -> Seconds:
-    """Run the replicas."""
+async def measure() -> list[float]:
+    """Run the replicas; the seconds of every placement at every other replica."""
     addresses = [HostPort("127.0.0.1", free_port("127.0.0.1")) for _ in range(REPLICAS)]
     sent: dict[int, float] = {}
     receivers = [Receiver(sent) for _ in addresses]
     async with AsyncExitStack() as stack:
-        channels, waits = [], list[float]()
+        channels = []
         for address, receiver in zip(addresses, receivers, strict=True):
             settings = PeerSettings(peers=tuple(addresses), listen=address)
             channel = PeerChannel(settings, receiver, PeerMetrics(CollectorRegistry()))
@@ -101,19 +85,12 @@ async def measure() -> Seconds:
             await stack.enter_async_context(channel.running())
             channel.open()
             channels.append(channel)
-            receiver.turns = Turns(channel, asyncio.get_running_loop().call_later)
         await _until(lambda: all(len(each.connected) == REPLICAS - 1 for each in channels))
         numbers = count()
-        await asyncio.gather(
-            *(
-                _place(channel, receiver.turns, waits, numbers, sent)
-                for channel, receiver in zip(channels, receivers, strict=True)
-                if receiver.turns is not None
-            )
-        )
+        await asyncio.gather(*(_place(channel, numbers, sent) for channel in channels))
         expected = (REPLICAS - 1) * len(sent)
         await _until(lambda: sum(len(each.delays) for each in receivers) == expected)
-    return Seconds([delay for receiver in receivers for delay in receiver.delays], waits)
+    return [delay for receiver in receivers for delay in receiver.delays]
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -122,27 +99,16 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _place(
-    channel: PeerChannel,
-    turns: Turns,
-    waits: list[float],
-    numbers: "count[int]",
-    sent: dict[int, float],
-) -> None:
+async def _place(channel: PeerChannel, numbers: "count[int]", sent: dict[int, float]) -> None:
     random = Random(id(channel))
     end = monotonic() + SECONDS
     while monotonic() < end:
         number = next(numbers)
         chain = pack(array("Q", (random.getrandbits(64) for _ in range(BLOCKS))))
-        began, granted = monotonic(), asyncio.Event()
-        turns.enter(granted.set)
-        await granted.wait()
-        waits.append(monotonic() - began)
         sent[number] = monotonic()
         channel.publish(RequestStarted(number, "decode-1", ("prefill-1",), chain=chain))
         channel.publish(RequestAnswered(number, ANSWER))
         channel.publish(RequestEnded(number))
-        turns.leave(granted.set)
         await asyncio.sleep(random.expovariate(RATE))
 
 
@@ -150,14 +116,12 @@ async def _place(
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 def main(file: Path | None) -> None:
     """Measure how fast replicas of an EPP know each other's placements."""
-    delays, waits = uvloop.run(measure())
-    percentiles, of_waits = quantiles(delays, n=100), quantiles(waits, n=100)
+    delays = uvloop.run(measure())
+    percentiles = quantiles(delays, n=100)
     figures: list[Figure] = [
         at_most("placement known to another replica, median", percentiles[49] * 1e3, "ms", 100),
         at_most("placement known to another replica, p99", percentiles[98] * 1e3, "ms", 100),
         at_most("placement known to another replica, max", max(delays) * 1e3, "ms", 100),
-        without_target("wait for the turn to decide, median", of_waits[49] * 1e3, "ms"),
-        without_target("wait for the turn to decide, p99", of_waits[98] * 1e3, "ms"),
     ]
     report(figures, file)
 

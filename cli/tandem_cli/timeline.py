@@ -170,8 +170,6 @@ def _request_lines(trace: DecisionTrace) -> Iterator[str]:
 def _decision_events(decision: EppRecord) -> Iterator[Event]:
     trace = decision.trace
     duration = f"{decision.epp} took {seconds(trace.decision_seconds)}"
-    if trace.turn_seconds:
-        duration += f", of which it waited {seconds(trace.turn_seconds)} for its turn"
     if trace.path is None:
         yield 0.0, f"refused    {trace.reason}, status {trace.status}; {duration}"
         return

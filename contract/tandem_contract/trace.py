@@ -127,9 +127,6 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """The intended path; None when the request was refused."""
     reason: str = ""
     """Why this path or refusal, one word."""
-    turn_seconds: float = 0.0
-    """The part of `decision_seconds` for which the decision waited for its turn among the EPP's
-    replicas."""
     decode: tuple[CandidateTrace, ...] = ()
     """The chosen decode pod, then the alternatives in order."""
     prefill: tuple[CandidateTrace, ...] = ()

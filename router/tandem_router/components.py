@@ -57,7 +57,7 @@ class Components:
         self.decisions.picker.cleans_requests = True
         sharing = share(self.decisions, peers.settings, peers.keys) if peers else None
         self.channel = sharing.channel if sharing else None
-        self.preparer = self.decisions.preparer(sharing.turns if sharing else None)
+        self.preparer = self.decisions.preparer()
 
     def open(self, stack: AsyncExitStack) -> None:
         """Create the data path; `stack` ends everything that runs."""

@@ -197,12 +197,6 @@ def test_a_reason_that_differs_from_the_plans_is_shown() -> None:
     assert any(line.endswith("status 200, fallback (no_plan)") for line in lines("r", records))
 
 
-def test_a_decision_that_waited_for_its_turn_says_so() -> None:
-    waited = replace(DECISION, decision_seconds=0.004, turn_seconds=0.003)
-    text = "\n".join(lines("r", Records((EppRecord("epp", waited),), ())))
-    assert "epp took 4.0 ms, of which it waited 3.0 ms for its turn" in text
-
-
 def test_a_refused_request_and_a_running_request() -> None:
     refused = DecisionTrace("r", 1.0, 0.001, reason="unknown_model", status=404, ended=0.001)
     running = SidecarTrace(

@@ -8,7 +8,6 @@ walk, figures shared between alike pods, is done beside the scrapes (`share`).
 from collections.abc import Iterable
 from functools import partial
 from math import inf
-from statistics import fmean
 
 from tandem_planner.cost import FAILURE_SECONDS, PodFigures
 from tandem_planner.figure_table import FigureTable
@@ -24,8 +23,6 @@ class FleetFigures:
     def __init__(self) -> None:
         self.output_tokens = OUTPUT_PRIOR
         """Tokens of an answer, on average over the pods."""
-        self.mean_prefill = 0.0
-        """Seconds of a prefill, on average over the pods as of the latest `share`."""
         self.set_pods(())
 
     def set_pods(self, pods: Iterable[Pod]) -> None:
@@ -74,8 +71,6 @@ class FleetFigures:
             )
             # A pod of another role may be another machine: it does not replace what was measured.
             fill_in(alike, is_same_role=is_role_equal)
-        if self.pods:
-            self.mean_prefill = fmean(pod.estimates.mean_prefill for pod in self.pods)
         outputs = [o for pod in self.pods if (o := pod.estimates.answers.average) is not None]
         if outputs:
             self.output_tokens = sum(outputs) / len(outputs)

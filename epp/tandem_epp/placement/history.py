@@ -94,7 +94,6 @@ class Decision:
         "served",
         "status",
         "timing",
-        "turn_seconds",
     )
 
     def __init__(
@@ -104,7 +103,6 @@ class Decision:
         *,
         path: RoutingPath | None = None,
         reason: str = "",
-        turn_seconds: float = 0.0,
         began: float | None = None,
     ) -> None:
         """`began`: by `perf_counter`; None: now."""
@@ -113,8 +111,6 @@ class Decision:
         """Unix seconds."""
         self.seconds = 0.0
         """Duration of the decision, from the complete body on."""
-        self.turn_seconds = turn_seconds
-        """The part of it for which it waited for its turn among the EPP's replicas."""
         self.path = path
         """None when the EPP answered the request itself."""
         self.reason = reason
@@ -192,7 +188,6 @@ class Decision:
             request_id=self.request_id,
             decided=self.decided_at,
             decision_seconds=self.seconds,
-            turn_seconds=self.turn_seconds,
             model=self.model or "",
             asked=self.asked or "",
             priority=self.priority,

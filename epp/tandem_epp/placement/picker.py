@@ -401,7 +401,7 @@ def _needs_sidecar(request: HttpRequest, parsed: InferenceRequest | None) -> boo
 def _new_decision(request_id: str, now: float, prepared: Preparation) -> Decision:
     """A decision that began when the body was complete."""
     began = prepared.began if prepared.began is not None else perf_counter()
-    return Decision(request_id, now, turn_seconds=prepared.turn_seconds, began=began)
+    return Decision(request_id, now, began=began)
 
 
 def subset_storing_response(

@@ -33,8 +33,6 @@ class Preparation:
     """When the body was complete, by `perf_counter`; None: it is not prepared."""
     sizes: TokenSizes = ANY_VOCABULARY
     """What no token of the model exceeds."""
-    turn_seconds: float = 0.0
-    """For which the decision waited for its turn among the replicas."""
 
     def precise_of(self, parsed: InferenceRequest | None) -> PreciseMatch | None:
         """`precise`, which also tells the true length of the prompt in `parsed`."""
@@ -76,18 +74,6 @@ def _bounded(model: str | None) -> str | None:
     if model is not None and len(model) > MAX_MODEL:
         raise BadBody(f"model: a name has at most {MAX_MODEL} characters")
     return model
-
-
-def read_ahead(request: HttpRequest, body: bytes) -> InferenceRequest | None:
-    """The same, and hashed; None too for a body that the pick will refuse."""
-    try:
-        parsed = parse(request, body)
-    except BadBody:
-        return None
-    if parsed is not None:
-        # Computed on first use and kept.
-        parsed.chain  # noqa: B018
-    return parsed
 
 
 NO_PREPARATION: Final = Preparation()

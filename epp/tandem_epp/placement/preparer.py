@@ -1,13 +1,12 @@
 """Finds out about a body what takes time or must wait, before the pick: `Preparation`.
 
-A large body is read by another process, a model that another one serves is replaced, the precise
-index is asked, and among replicas the turn to pick is waited for. Most requests need none of this.
+A large body is read by another process, a model that another one serves is replaced, and the
+precise index is asked. Most requests need none of this.
 """
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from time import perf_counter
-from typing import Final
 
 from tandem_contract.prompt_length import ANY_VOCABULARY
 from tandem_contract.request_kinds import RequestKind
@@ -21,10 +20,7 @@ from ..request.body_fields import BadBody
 from ..request.body_worker import Reading
 from ..request.large_bodies import LARGE, LargeBodies
 from ..request.model_rewrites import ModelRewrites, Rewrite
-from .preparation import Preparation, read_ahead
-
-Turn = Callable[[], AbstractAsyncContextManager[float]]
-"""Entered when it is this replica's turn to pick; its value is the seconds of the wait."""
+from .preparation import Preparation
 
 
 class Preparer:
@@ -35,21 +31,18 @@ class Preparer:
         precise: PrecisePrefixes,
         rewrites: ModelRewrites,
         faults: Faults,
-        turn: Turn | None,
         salted: Callable[[HttpRequest, bytes], bytes] = lambda _, body: body,
     ) -> None:
-        """`turn`: None if there is one replica. `salted`: the body with the salt of its tenant."""
+        """`salted`: the body with the salt of its tenant."""
         self._salted = salted
         self._precise, self._rewrites, self._faults = precise, rewrites, faults
-        self._turn: Final = turn
         self._large_bodies = LargeBodies()
 
     def prepare(
         self, request: HttpRequest, body: bytes
     ) -> AbstractAsyncContextManager[object] | None:
-        """What is known of a request's prompt before the pick; among replicas, it is this one's
-        turn to pick until the context ends. None: the pick has to wait for neither."""
-        if self._turn is None and not self._precise.is_on and len(body) < LARGE:
+        """What is known of a request's prompt before the pick. None: the pick waits for nothing."""
+        if not self._precise.is_on and len(body) < LARGE:
             return None
         return self._prepare(request, self._salted(request, body))
 
@@ -71,23 +64,12 @@ class Preparer:
                 if parsed is not None:
                     # Its prefix was hashed under the first name.
                     parsed.model = rewrite.target
-            if reading is None and self._turn is not None:
-                # Outside of the turn: it takes longer than the pick.
-                parsed = read_ahead(request, body)
         precise = None
         if reading is None or reading.refusal is None:
             precise = await self._match_precisely(request, body)
         # Only of a large body is the text known.
         sizes = ANY_VOCABULARY if parsed is None else self._precise.sizes(parsed.model)
-        if self._turn is None:
-            yield Preparation(reading, parsed, precise, rewrite, began, sizes)
-            return
-        async with AsyncExitStack() as stack:
-            waited = 0.0
-            # Only until the turn begins: what is raised within it is not the turn's fault.
-            with self._faults.contained("prepare"):
-                waited = await stack.enter_async_context(self._turn())
-            yield Preparation(reading, parsed, precise, rewrite, began, sizes, waited)
+        yield Preparation(reading, parsed, precise, rewrite, began, sizes)
 
     def _rewrite(
         self, request: HttpRequest, reading: Reading | None, body: bytes

@@ -4,7 +4,6 @@
 the picker itself.
 """
 
-import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -34,9 +33,7 @@ from ..placement.preparer import Preparer
 from ..prefix.kv_events.settings import EventSettings
 from ..replicas.peers.channel import PeerChannel, PeerSettings
 from ..replicas.peers.metrics import PeerMetrics
-from ..replicas.peers.turns import Turns
 from ..replicas.shared_fleet import SharedFleet
-from ..replicas.turn_taking import TurnMetrics, TurnTaker
 from ..settings import Settings
 from .configuration import Configuration
 
@@ -76,12 +73,9 @@ class Decisions:
         self.precise = PrecisePrefixes(self.fleet, self.metrics.observe_tokenization)
         self.metrics.registry.register(PreciseCollector(self.precise))
 
-    def preparer(self, turns: TurnTaker | None) -> Preparer:
-        """What prepares requests for the picker. `turns`: None if there is one replica."""
-        turn = turns.turn if turns is not None else None
-        return Preparer(
-            self.precise, self.picker.rewrites, self.metrics.faults, turn, self.picker.salted
-        )
+    def preparer(self) -> Preparer:
+        """What prepares requests for the picker."""
+        return Preparer(self.precise, self.picker.rewrites, self.metrics.faults, self.picker.salted)
 
     def start_tracing(self, stack: AsyncExitStack, service_name: str = "tandem-epp") -> None:
         """Export a span for each decision, if the settings or the environment name a collector.
@@ -167,8 +161,6 @@ class Sharing:
 
     fleet: SharedFleet
     channel: PeerChannel
-    turns: TurnTaker | None
-    """None: there is one replica."""
 
 
 def share(decisions: Decisions, settings: PeerSettings, keys: Mapping[str, bytes]) -> Sharing:
@@ -181,9 +173,6 @@ def share(decisions: Decisions, settings: PeerSettings, keys: Mapping[str, bytes
     channel.use_keys(keys)
     # Without peers too: it tells which entries of an access log count.
     decisions.picker.observer = shared
-    if not settings.peers:
-        return Sharing(shared, channel, None)
-    shared.publisher = channel
-    shared.turns = turns = Turns(channel, asyncio.get_running_loop().call_later)
-    taker = TurnTaker(decisions.fleet, channel, turns, TurnMetrics(registry))
-    return Sharing(shared, channel, taker)
+    if settings.peers:
+        shared.publisher = channel
+    return Sharing(shared, channel)

@@ -49,7 +49,7 @@ class Service:
         peers = PeerSettings(peers=settings.peers, listen=settings.peer_listen)
         sharing = share(self._decisions, peers, plan_keys)
         self._shared, self._channel = sharing.fleet, sharing.channel
-        self.preparer = self._decisions.preparer(sharing.turns)
+        self.preparer = self._decisions.preparer()
         self._stopping = asyncio.Event()
         self._drained = asyncio.Event()
         """Set by a second signal: it ends the time in which new requests are still answered."""

@@ -2,7 +2,6 @@
 
     shared_fleet   tells the others what this replica places, and applies what they tell
     peers/         the channel between them
-    turn_taking    lets decisions in bursts wait for each other
 
 Read `shared_fleet` first.
 """

@@ -43,12 +43,9 @@ from .peers.frames import (
     RequestEnded,
     RequestStarted,
     TextsCounted,
-    TurnAsked,
-    TurnGranted,
     pack,
     unpack,
 )
-from .peers.turns import Turns
 
 MAX_ENDED: Final = 10_000
 """Requests that are remembered after their end: Envoy sends its log up to a second later. About
@@ -134,8 +131,6 @@ class SharedFleet:
         """`clock` returns Unix seconds."""
         self.publisher: Publisher | None = None
         """None: events go nowhere."""
-        self.turns: Turns | None = None
-        """None: this replica is the only one."""
         self._fleet, self._clock = fleet, clock
         self._is_leaving = False
         fleet.ejections.on_ejected = self._on_ejected
@@ -246,8 +241,6 @@ class SharedFleet:
 
     def reset(self, peer: str) -> None:
         self._unknown.pop(peer, None)
-        if self.turns is not None:
-            self.turns.forget(peer)
         for request in self._remote.pop(peer, {}).values():
             request.drop(self._clock())
 
@@ -271,8 +264,6 @@ class SharedFleet:
             case PodEjected() | PodLearned() | PodFailed() | PrefixCached() | AdaptersLoaded():
                 if (pod := self._find(peer, event.pod)) is not None:
                     _learn(self._fleet, pod, event, now)
-            case TurnAsked() | TurnGranted() if self.turns is not None:
-                self.turns.receive(peer, event)
             case FirstTokensTook() | TextsCounted():
                 _learn_of_all(self._fleet, event, now)
             case _:

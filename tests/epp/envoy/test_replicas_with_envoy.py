@@ -79,9 +79,9 @@ class ReplicatedStack:
 
 @asynccontextmanager
 async def two_epps(
-    directory: Path, mode: BodyMode, backends: Sequence[Backend] = ()
+    directory: Path, mode: BodyMode, backends: Sequence[Backend] = (), **first: str
 ) -> AsyncIterator[ReplicatedStack]:
-    """`backends`: two that answer in their own way."""
+    """`backends`: two that answer in their own way. `first`: environment of the first EPP."""
     backends = backends or [Backend("b1"), Backend("b2")]
     keys = directory / "keys"
     keys.mkdir()
@@ -109,7 +109,8 @@ async def two_epps(
         )
         listening = [("--peer-listen", f"{HOST}:{port}") for port in peers]
         epps = [
-            await parts.enter_async_context(epp(config, *flags, *address)) for address in listening
+            await parts.enter_async_context(epp(config, *flags, *address, **environment))
+            for address, environment in zip(listening, (first, {}), strict=True)
         ]
         fallback = [f"{HOST}:{backend.port}" for backend in backends]
         settings = envoy_settings(epps[0].grpc, fallback, mode)
@@ -141,25 +142,6 @@ async def test_two_replicas_spread_requests_like_one(tmp_path: Path) -> None:
         assert await asyncio.gather(*sent) == [b"first last"] * 12
         for each in stack.epps:
             assert (await each.figures())["tandem_epp_peer_events_dropped_total"] == 0
-
-
-@pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
-async def test_two_replicas_spread_a_burst_like_one(tmp_path: Path, mode: BodyMode) -> None:
-    """Requests of one moment, which both replicas decide on: in turn."""
-    async with two_epps(tmp_path, mode) as stack:
-        sent = [asyncio.create_task(stack.post(number, slow=True)) for number in range(60)]
-        await stack.until_received(60)
-        assert min([await each.in_flight() for each in stack.epps]) > 0, "Envoy uses both replicas"
-        # All but the first ones, which met nothing before.
-        fewest = min(len(backend.received) for backend in stack.backends)
-        assert fewest >= 27
-        figures = [await each.figures() for each in stack.epps]
-        waits = sum(each["tandem_epp_turn_wait_seconds_count"] for each in figures)
-        assert waits >= 40
-        # A busy machine may stop a replica for the 50 ms after which the other one skips it.
-        assert sum(each["tandem_epp_turns_expired_total"] for each in figures) < waits / 4
-        stack.release()
-        assert await asyncio.gather(*sent) == [b"first last"] * 60
 
 
 @pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])

@@ -1,6 +1,5 @@
 """What fails while the EPP prepares, picks, learns or counts costs no request its answer."""
 
-import asyncio
 import json
 import logging
 from math import inf
@@ -9,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tandem_contract import headers as wire
-from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_epp.backends.pods import Pod
@@ -23,7 +21,6 @@ from tandem_epp.placement.preparation import Preparation
 from tandem_epp.placement.prompt_entries import PromptEntries
 from tandem_epp.process.configuration import load
 from tandem_epp.process.service import Service
-from tandem_epp.replicas.turn_taking import TurnTaker
 from tandem_epp.settings import Settings
 from tandem_planner.prefill_fit import PrefillCost
 
@@ -102,30 +99,6 @@ async def test_what_fails_in_preparing_leaves_the_request_to_the_approximate_ind
     (record,) = caplog.records
     assert "task prepare" in record.getMessage()
     assert "word word" not in record.getMessage()
-
-
-async def test_a_turn_that_fails_is_not_waited_for_and_hides_no_error_of_the_pick(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(TurnTaker, "needs_turn", fail)
-    file = tmp_path / "router.yaml"
-    file.write_text("backends: [{name: d, url: 'http://10.0.0.1:8000', role: decode}]")
-    service = Service(Settings(config=file, peers=(HostPort("127.0.0.1", 1),)), load(file, {}), {})
-
-    async def pick(error: type[BaseException] | None = None) -> None:
-        context = service.preparer.prepare(HttpRequest("POST", "/v1/completions", {}), b"{}")
-        assert context is not None
-        async with context as preparation:
-            assert isinstance(preparation, Preparation)
-            if error is not None:
-                raise error
-
-    await pick()
-    *_, record = caplog.records
-    assert "task prepare" in record.getMessage()
-    for error in (ZeroDivisionError, asyncio.CancelledError):
-        with pytest.raises(error):
-            await pick(error)
 
 
 def test_without_a_finite_cost_the_client_is_told_to_try_again() -> None:

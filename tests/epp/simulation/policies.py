@@ -22,10 +22,6 @@ class Choice(NamedTuple):
     """None: the decode pod computes the prompt."""
 
 
-Decide = Callable[[float, Callable[[], object]], None]
-"""Takes the time from which on a request may be decided, and what to call when it is."""
-
-
 At = Callable[[float, Callable[[], None]], None]
 """Plans an action for a time."""
 
@@ -39,9 +35,6 @@ class Router(Protocol):
 
     def start(self, at: At) -> None:
         """The simulation begins."""
-
-    def take_turn(self, replica: int, now: float, decide: Decide) -> None:
-        """A request met `replica`: call `decide` when it may be decided, now or later."""
 
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """The pods for a request that met `replica`."""
@@ -63,10 +56,6 @@ class OneProcess:
 
     def start(self, at: At) -> None:
         """Nothing."""
-
-    def take_turn(self, replica: int, now: float, decide: Decide) -> None:
-        """Decide now."""
-        decide(now, lambda: None)
 
 
 class Policy(OneProcess):

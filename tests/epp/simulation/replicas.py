@@ -7,19 +7,15 @@ from itertools import count
 from random import Random
 from typing import Final
 
-from prometheus_client import CollectorRegistry
-
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.replicas.peers.channel import Knowledge
 from tandem_epp.replicas.peers.frames import Event, decode_frame, encode_event
 from tandem_epp.replicas.peers.inbox import Inbox
 from tandem_epp.replicas.peers.outbox import Outbox
-from tandem_epp.replicas.peers.turns import Turns
 from tandem_epp.replicas.shared_fleet import SharedFleet
-from tandem_epp.replicas.turn_taking import TurnMetrics, TurnTaker
 
 from .engine import Engine
-from .policies import At, Choice, Decide
+from .policies import At, Choice
 from .real_picker import PickerSettings, RealPicker
 from .work import Work
 
@@ -44,7 +40,6 @@ class LoopbackMesh:
         self._random = random or Random(0)
         self._latest: dict[tuple[int, int], float] = {}
         """Source and target → when its last frame arrives."""
-        self.replicas = len(replicas)
         self._order = count()
         self._flying: list[tuple[float, int, Callable[[], object]]] = []
         epochs = count()
@@ -65,11 +60,6 @@ class LoopbackMesh:
             if target != source:
                 outbox.put(encoded)
                 self._send(source, target)
-
-    def tell(self, source: int, target: int, event: Event) -> None:
-        """Send `event` of `source` to one other."""
-        self._outboxes[source][target].put(encode_event(event))
-        self._send(source, target)
 
     def advance(self, now: float) -> None:
         """Deliver what arrives until `now`."""
@@ -101,16 +91,10 @@ class LoopbackChannel:
 
     def __init__(self, mesh: LoopbackMesh, source: int) -> None:
         self._mesh, self._source = mesh, source
-        self.instance = str(source)
-        self.connected = frozenset(map(str, range(mesh.replicas))) - {self.instance}
 
     def publish(self, event: Event) -> None:
         """Send `event` to the others."""
         self._mesh.publish(self._source, event)
-
-    def tell(self, peer: str, event: Event) -> None:
-        """Send `event` to one of the others."""
-        self._mesh.tell(self._source, int(peer), event)
 
 
 class ReplicatedPicker:
@@ -127,44 +111,17 @@ class ReplicatedPicker:
     ) -> None:
         self.replicas = replicas
         self.pickers = [RealPicker(engines, seed + i, settings) for i in range(replicas)]
-        self._takers: list[TurnTaker] = []
-        self._turns: list[Turns] = []
         shared = [SharedFleet(picker.fleet, lambda: self.mesh.now) for picker in self.pickers]
         self.mesh = LoopbackMesh(shared, delay, Random(seed))
         for i, (picker, knowledge) in enumerate(zip(self.pickers, shared, strict=True)):
-            knowledge.publisher = channel = self.mesh.channel(i)
-            knowledge.turns = turns = Turns(channel, self._later)
+            knowledge.publisher = self.mesh.channel(i)
             picker.picker.observer = knowledge
-            metrics = TurnMetrics(CollectorRegistry())
-            self._takers.append(TurnTaker(picker.fleet, channel, turns, metrics))
-            self._turns.append(turns)
         self._placed: dict[int, RealPicker] = {}
         """Request → the replica that it met."""
 
     def start(self, at: At) -> None:
         """Events between replicas arrive by themselves."""
         self.mesh.at = at
-
-    def take_turn(self, replica: int, now: float, decide: Decide) -> None:
-        """Decide in turn with the other replicas."""
-        self.mesh.advance(now)
-        if not self._takers[replica].needs_turn(now):
-            decide(now, lambda: None)
-            return
-        turns = self._turns[replica]
-
-        def begin() -> None:
-            decide(self.mesh.now, partial(turns.leave, begin))
-
-        turns.enter(begin)
-
-    def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        time = self.mesh.now + seconds
-        self.mesh.at(time, partial(self._expire, time, action))
-
-    def _expire(self, time: float, action: Callable[[], None]) -> None:
-        self.mesh.advance(time)
-        action()
 
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """What `replica` decides."""

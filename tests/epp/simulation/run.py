@@ -179,14 +179,8 @@ class Simulation:
     def _arrive(self, request: Request, now: float) -> None:
         replica = self._random.randrange(self.router.replicas)
         seconds = DECISION_SECONDS + request.prompt_tokens * DECISION_SECONDS_PER_TOKEN
-
-        def decide(begin: float, done: Callable[[], object]) -> None:
-            decided = max(begin, self._busy.get(replica, 0.0)) + seconds
-            self._busy[replica] = decided
-            self.at(decided, lambda: self._place(request, replica, now, decided))
-            self.at(decided, done)
-
-        self.router.take_turn(replica, now, decide)
+        decided = self._busy[replica] = max(now, self._busy.get(replica, 0.0)) + seconds
+        self.at(decided, lambda: self._place(request, replica, now, decided))
 
     def _place(self, request: Request, replica: int, sent: float, now: float) -> None:
         work = request.work(len(self.served), now)

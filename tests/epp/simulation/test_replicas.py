@@ -1,12 +1,11 @@
 """Replicas that share what they know, in simulated time."""
 
-from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
 from .real_picker import PickerSettings
-from .replicas import DELAY, ReplicatedPicker
+from .replicas import ReplicatedPicker
 from .run import Result, engines, simulate
 from .workload import conversations
 
@@ -37,22 +36,3 @@ def test_three_replicas_without_delay_see_one_fleet() -> None:
     alone, together = spread(1, 0.0), spread(3, 0.0)
     assert together <= 1.1 * alone
     assert spread(3, float("inf")) > 1.5 * together
-
-
-def test_three_replicas_decide_on_bursts_like_one() -> None:
-    """Requests of one instant, which meet different replicas: each decision knows those before it.
-    Without turns they would choose the same pods."""
-
-    def waiting(replicas: int, seed: int, *, delay: float = DELAY) -> float:
-        pods = engines(4, seed=seed)
-        router = ReplicatedPicker(pods, seed, replicas=replicas, delay=delay)
-        spread_out = conversations(300, rate=10.0, seed=seed)
-        bursts = [replace(request, at=request.at // 5 * 5) for request in spread_out]
-        return fmean(simulate(bursts, pods, router).waiting())
-
-    def over_one(**delay: float) -> float:
-        return fmean(waiting(3, seed, **delay) for seed in (1, 2)) / one
-
-    one = fmean(waiting(1, seed) for seed in (1, 2))
-    assert over_one() <= 1.1
-    assert over_one(delay=float("inf")) > 1.2

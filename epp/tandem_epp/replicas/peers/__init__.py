@@ -1,7 +1,6 @@
 """The channel between the replicas of an EPP: each tells all others what it places and learns.
 
     frames       the protocol: events, frames and their order; read this first
-    turns        when a replica may decide, so that each decision knows those before it
     outbox       events that wait for one peer, bounded; the snapshot
     inbox        frames of one peer: order and idempotence
     dialer       a connection to one peer: handshake, sending, reconnecting

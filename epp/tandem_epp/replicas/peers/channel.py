@@ -87,11 +87,6 @@ class PeerChannel:
         metrics.states, metrics.off_reason = self._states, self._off_reason
 
     @property
-    def instance(self) -> str:
-        """The name of this process among its peers: random."""
-        return self._instance
-
-    @property
     def connected(self) -> frozenset[str]:
         """Instances of the peers that are connected in both directions."""
         return frozenset(self._local.connected.keys() & self._listener.peers)
@@ -128,11 +123,6 @@ class PeerChannel:
             encoded = encode_event(event)
             for dialer in self._local.connected.values():
                 dialer.put(encoded)
-
-    def tell(self, peer: str, event: Event) -> None:
-        """Tell one peer at once, after what it was told before; dropped if it is not connected."""
-        if (dialer := self._local.connected.get(peer)) is not None:
-            dialer.put(encode_event(event), is_urgent=True)
 
     def use_keys(self, keys: Mapping[str, bytes]) -> None:
         """Authenticate with `keys` from now on. A connection ends when its key is removed."""

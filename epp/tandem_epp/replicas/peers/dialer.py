@@ -80,8 +80,6 @@ class Dialer:
         """None while not connected: the snapshot of the next connection has everything."""
         self._is_waiting = asyncio.Event()
         """Set while events wait."""
-        self._is_urgent = asyncio.Event()
-        """Set while one of them must not wait for others."""
         self._since: float | None = None
         """When the oldest event that waits came, monotonic seconds."""
         self._unacknowledged: deque[tuple[int, int, float]] = deque()
@@ -91,15 +89,12 @@ class Dialer:
         """Instance at this address, which another dialer is connected to, or this replica itself.
         It is not dialed again while that is so."""
 
-    def put(self, event: bytes, *, is_urgent: bool = False) -> None:
-        """Send an encoded event soon; dropped while there is no connection. `is_urgent`: at once,
-        since a peer waits for it."""
+    def put(self, event: bytes) -> None:
+        """Send an encoded event soon; dropped while there is no connection."""
         if self._outbox is not None:
-            self._outbox.put(event, is_in_snapshot=not is_urgent)
+            self._outbox.put(event)
             self._since = self._since or monotonic()
             self._is_waiting.set()
-            if is_urgent:
-                self._is_urgent.set()
 
     async def run(self, client: ClientSession) -> None:
         """Connect and reconnect until cancelled."""
@@ -214,12 +209,10 @@ class Dialer:
             try:
                 async with asyncio.timeout(HEARTBEAT_SECONDS):
                     await self._is_waiting.wait()
-                async with asyncio.timeout(BATCH_SECONDS):
-                    await self._is_urgent.wait()
+                await asyncio.sleep(BATCH_SECONDS)
             except TimeoutError:
                 pass
             self._is_waiting.clear()
-            self._is_urgent.clear()
             since, self._since = self._since or monotonic(), None
             await self._send_frame(socket, session, outbox, since)
             while not outbox.is_empty:

@@ -187,19 +187,6 @@ class AdaptersLoaded(msgspec.Struct, frozen=True, array_like=True):
     """The least recently used first."""
 
 
-class TurnAsked(msgspec.Struct, frozen=True, array_like=True):
-    """The peer asks for the turn to decide, as `turns` says."""
-
-    number: int
-
-
-class TurnGranted(msgspec.Struct, frozen=True, array_like=True):
-    """The receiver may decide, as far as the peer is concerned."""
-
-    number: int
-    """That it asked with."""
-
-
 Event: TypeAlias = (
     RequestStarted
     | RequestAnswered
@@ -213,8 +200,6 @@ Event: TypeAlias = (
     | TextsCounted
     | AdaptersLoaded
     | FirstTokensTook
-    | TurnAsked
-    | TurnGranted
 )
 
 _KINDS: Final[dict[type, int]] = {
@@ -228,12 +213,10 @@ _KINDS: Final[dict[type, int]] = {
     BrokenLogged: 8,
     PodFailed: 9,
     TextsCounted: 10,
-    TurnAsked: 11,
-    TurnGranted: 12,
     AdaptersLoaded: 13,
     FirstTokensTook: 14,
 }
-"""Numbers are never used again for another kind."""
+"""Numbers are never used again for another kind: 11 and 12 were."""
 _DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Event]]] = {
     kind: msgspec.msgpack.Decoder(event) for event, kind in _KINDS.items()
 }

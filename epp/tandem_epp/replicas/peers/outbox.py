@@ -14,8 +14,6 @@ peer that hangs. The rest of a snapshot is not counted: its size is bounded wher
 again. So a queue takes at most these bytes and one snapshot."""
 MAX_FRAME: Final = 256 << 10
 """Bytes of events after which a frame is closed. One event may be larger."""
-_MAX_AFTER_SNAPSHOT: Final = 100
-"""Events that follow a snapshot, at most: two for each turn that is asked for or granted."""
 
 
 class OutgoingFrame(NamedTuple):
@@ -43,8 +41,6 @@ class Outbox:
         self._epochs, self._epoch = epochs, -1
         self._snapshot, self._on_dropped, self._max_queue = snapshot, on_dropped, max_queue
         self._queue: deque[bytes] = deque()
-        self._after_snapshot: list[bytes] = []
-        """Events that follow the snapshot which is still to be taken."""
         self._queue_bytes = 0
         """Of the events behind the snapshot."""
         self._number = 0
@@ -58,12 +54,9 @@ class Outbox:
         """Whether the next frame would be a heartbeat."""
         return not self._queue and not self._needs_snapshot
 
-    def put(self, event: bytes, *, is_in_snapshot: bool = True) -> None:
-        """Add an encoded event. `is_in_snapshot`: a snapshot that is taken later contains its
-        effect, such as a request under way or something counted."""
+    def put(self, event: bytes) -> None:
+        """Add an encoded event; a snapshot that is taken later contains its effect."""
         if self._needs_snapshot:
-            if not is_in_snapshot and len(self._after_snapshot) < _MAX_AFTER_SNAPSHOT:
-                self._after_snapshot.append(event)
             return
         self._queue.append(event)
         self._queue_bytes += len(event)
@@ -90,11 +83,8 @@ class Outbox:
         if is_first:
             self._epoch = next(self._epochs)
             self._number = 0
-            snapshot = list(self._snapshot())
-            self._queue = deque((*snapshot, *self._after_snapshot))
-            self._queue_bytes = sum(map(len, self._after_snapshot))
-            self._after_snapshot.clear()
-            self._snapshot_left = len(snapshot)
+            self._queue = deque(self._snapshot())
+            self._snapshot_left = len(self._queue)
             self._needs_snapshot = False
         events: list[bytes] = []
         size = 0

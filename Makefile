@@ -164,11 +164,7 @@ docs: $(DOCS) ## build the site of docs/ in site/, and check its links (mkdocs)
 generate: setup ## regenerate derived files: ext_proc's messages, the tables of llm-d, reference pages of the CRDs and metrics, the schema of bench reports, chart copies
 	$(BIN)/python -m grpc_tools.protoc -Iepp --python_out=epp --pyi_out=epp tandem_epp/server/ext_proc/ext_proc.proto tandem_epp/server/ext_proc/access_log.proto \
 	  tandem_epp/server/http2/health.proto
-	$(BIN)/python -m tandem_epp.llmd.plugins.reference
-	$(BIN)/python -m tandem_epp.llmd.reference
-	$(BIN)/python -m tandem_sidecar.llmd_flags
-	$(BIN)/python -m tandem_epp.llmd.metrics.table
-	$(BIN)/python -m tandem_contract.api_paths_reference
+	$(BIN)/python docs/generate.py
 	$(BIN)/python -m tandem_operator.reference
 	$(BIN)/python -m tandem_cli.metrics_reference
 	$(BIN)/python -m tandem_loadtest.figures.schema

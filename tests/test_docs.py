@@ -1,6 +1,7 @@
 """Pages that code, messages and the README name exist; `make docs` checks links between pages."""
 
 import re
+import runpy
 from functools import cache
 from pathlib import Path
 
@@ -86,6 +87,14 @@ def test_links_outside_the_site_lead_somewhere(name: str) -> None:
     assert links
     targets = [(file.parent / path if path else file, anchor) for path, anchor in links]
     assert [each for each in targets if not is_there(*each)] == []
+
+
+def test_tables_that_come_from_the_code_are_current() -> None:
+    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    for page, text in generate["generated"]():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name} is stale: run make generate"
+    with pytest.raises(ValueError, match="has no lines"):
+        generate["_with_tables"]("no markers", {"flags": []})
 
 
 def test_the_readme_is_short() -> None:

@@ -16,8 +16,9 @@ from click.core import ParameterSource
 from tandem_contract.commandline import load_flags, load_flags_file
 from tandem_contract.documents import DocumentError, parse_documents
 from tandem_contract.go_flags import GO_BOOL, GO_STRINGS, click_arguments
+from tandem_contract.llmd_flags import Treatment
 
-from .llmd_flags import FLAGS, OURS, Support
+from .llmd_flags import FLAGS, OURS
 from .llmd_translation import Given, Refused, translate
 
 _NOTES: Final = "tandem_sidecar.llmd_command.notes"
@@ -115,10 +116,10 @@ def _lines_without_effect(given: Given) -> list[str]:
     lines = []
     for name, value in given.values.items():
         flag = _BY_NAME[name]
-        if flag.support is Support.WORKS or value in flag.off:
+        if flag.treatment is Treatment.WORKS or value in flag.off:
             continue
         text = flag.text.replace("`", "")
-        if flag.support is Support.REFUSED:
+        if flag.treatment is Treatment.REFUSED:
             raise Refused(f"--{name}: {text}")
         if name in given.explicit:
             lines.append(f"--{name} has no effect: {text}")

@@ -4,193 +4,161 @@ Source: llm-d/llm-d-router v0.10.0 and its main branch after it (commit 0186107d
 pkg/sidecar/proxy/options.go.
 
 `FLAGS` is the table: what each flag does here. `llmd_command` has click parse them.
-
-    python -m tandem_sidecar.llmd_flags     writes docs/reference/llm-d.md, in `make generate`
 """
 
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import click
+from tandem_contract.go_flags import GO_BOOL, GO_DURATION, GO_INT, GO_STRINGS
+from tandem_contract.llmd_flags import LlmdFlag, Treatment
 
-from tandem_contract.go_flags import GO_BOOL, GO_DURATION, GO_INT, GO_STRING, GO_STRINGS
-
-
-class Support(StrEnum):
-    """What becomes of a flag."""
-
-    WORKS = "works"
-    NO_EFFECT = "accepted without effect"
-    REFUSED = "refused"
-    """With any value but those that llm-d treats as off."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One flag of llm-d's sidecar."""
-
-    name: str
-    support: Support
-    text: str
-    """What the flag does here; why it has no effect; or why it is refused, and what to use."""
-    type: click.ParamType[Any] = GO_STRING
-    off: tuple[Any, ...] = ()
-    """Values of a flag without effect, or of a refused one, that need no word about it."""
-    environment: str | None = None
-    """llm-d's environment variable for it."""
-
-    @property
-    def parameter(self) -> str:
-        """Its name among click's parameters."""
-        return "llmd_" + self.name.replace("-", "_")
-
-
-WORKS, NO_EFFECT, REFUSED = Support.WORKS, Support.NO_EFFECT, Support.REFUSED
+WORKS, NO_EFFECT, REFUSED = Treatment.WORKS, Treatment.NO_EFFECT, Treatment.REFUSED
 
 _MORIIO: Final = "vLLM's MoRI-IO connector is not supported: use `--kv-connector=nixlv2`"
 _FOR_SSRF: Final = "the pool is only needed for `--enable-ssrf-protection`"
 _OLD: Final = "older name of "
 
 FLAGS: Final = (
-    Flag("port", WORKS, "port of `--listen`, on all addresses of the pod", GO_INT),
-    Flag("model-server-port", WORKS, "port of `--engine`, on loopback", GO_INT),
-    Flag("vllm-port", WORKS, f"{_OLD}`--model-server-port`", GO_INT),
-    Flag(
+    LlmdFlag("port", WORKS, "port of `--listen`, on all addresses of the pod", GO_INT),
+    LlmdFlag("model-server-port", WORKS, "port of `--engine`, on loopback", GO_INT),
+    LlmdFlag("vllm-port", WORKS, f"{_OLD}`--model-server-port`", GO_INT),
+    LlmdFlag(
         "data-parallel-size", WORKS,
         "serves as many ports, from `--port` on, and passes each to the engine's port of the same"
         " rank; readiness and counters are those of rank 0", GO_INT,
     ),
-    Flag(
+    LlmdFlag(
         "kv-connector", WORKS,
         "`--connector`: `nixlv2` is nixl here, `mooncake` and `offloading` have the same name;"
         " `shared-storage` and `sglang` are refused: KV moves only between vLLM's engines, from one"
         " to the other or through LMCache (`lmcache`, `lmcache-mp`)",
     ),
-    Flag(
+    LlmdFlag(
         "ec-connector", REFUSED,
         "no pods of their own encode media: leave it out, and the pod that prefills encodes",
         off=("",),
     ),
-    Flag(
+    LlmdFlag(
         "mooncake-bootstrap-port", WORKS, "`--peer-port` with mooncake; else without effect",
         GO_INT, environment="MOONCAKE_BOOTSTRAP_PORT",
     ),
-    Flag(
+    LlmdFlag(
         "p2p-connector-port", WORKS, "`--peer-port` with offloading; else without effect",
         GO_INT, environment="P2P_CONNECTOR_PORT",
     ),
-    Flag(
+    LlmdFlag(
         "enable-p2p-pull", NO_EFFECT,
         "no prompt is pulled from a third pod: the pod that prefills computes it",
         GO_BOOL, off=(False,),
     ),
-    Flag(
+    LlmdFlag(
         "enable-ssrf-protection", WORKS,
         "needs `--plan-key-dir` or `--prefill-allow`, which name the prefill pods that count, and"
         " is refused without: the sidecar does not ask the API server for the pods of a pool",
         GO_BOOL,
     ),
-    Flag("inference-pool", NO_EFFECT, _FOR_SSRF, environment="INFERENCE_POOL"),
-    Flag("inference-pool-namespace", NO_EFFECT, _FOR_SSRF),
-    Flag("inference-pool-name", NO_EFFECT, _FOR_SSRF),
-    Flag("pool-group", NO_EFFECT, _FOR_SSRF),
-    Flag(
+    LlmdFlag("inference-pool", NO_EFFECT, _FOR_SSRF, environment="INFERENCE_POOL"),
+    LlmdFlag("inference-pool-namespace", NO_EFFECT, _FOR_SSRF),
+    LlmdFlag("inference-pool-name", NO_EFFECT, _FOR_SSRF),
+    LlmdFlag("pool-group", NO_EFFECT, _FOR_SSRF),
+    LlmdFlag(
         "enable-prefiller-sampling", WORKS,
         "tries the prefill pods of an unsigned header in random order", GO_BOOL,
         environment="ENABLE_PREFILLER_SAMPLING",
     ),
-    Flag(
+    LlmdFlag(
         "decode-chunk-size", NO_EFFECT, "one request to the engine generates the whole answer",
         GO_INT, off=(0,),
     ),
-    Flag(
+    LlmdFlag(
         "tracing", WORKS,
         "sends spans to the collector that OTEL_EXPORTER_OTLP_ENDPOINT names, by gRPC if its port"
         " is 4317", GO_BOOL,
     ),
-    Flag("metrics-port", WORKS, "port of `--admin`, which also serves /metrics; 0: 8001", GO_INT),
-    Flag(
+    LlmdFlag(
+        "metrics-port", WORKS, "port of `--admin`, which also serves /metrics; 0: 8001", GO_INT,
+    ),
+    LlmdFlag(
         "enable-tls", WORKS,
         "`prefiller`: `--prefill-tls`; `decoder`: `https` in `--engine`; `encoder`: without effect",
         GO_STRINGS,
     ),
-    Flag(
+    LlmdFlag(
         "tls-insecure-skip-verify", WORKS,
         "`prefiller`, `decoder`: accepts any certificate; `encoder`: without effect",
         GO_STRINGS,
     ),
-    Flag(
+    LlmdFlag(
         "max-idle-conns-per-host", NO_EFFECT,
         "256 idle connections are kept for each engine, and more are opened at need", GO_INT,
     ),
-    Flag(
+    LlmdFlag(
         "prefill-max-retries", WORKS,
         "`--retries`: the other prefill pods of the header are tried, where llm-d tries the same"
         " pod again; without the flag 2, not 0", GO_INT,
     ),
-    Flag(
+    LlmdFlag(
         "prefill-retry-backoff", NO_EFFECT, "another prefill pod is tried at once", GO_DURATION
     ),
-    Flag("configuration", WORKS, "YAML of flags' names and values, in the command line"),
-    Flag("configuration-file", WORKS, "`--config`: the same in a file, followed when it changes"),
-    Flag(
+    LlmdFlag("configuration", WORKS, "YAML of flags' names and values, in the command line"),
+    LlmdFlag(
+        "configuration-file", WORKS, "`--config`: the same in a file, followed when it changes",
+    ),
+    LlmdFlag(
         "zap-log-level", WORKS,
         "`--log-level`: `debug` and numbers from 4 on are debug, smaller numbers info, `panic` is"
         " error",
     ),
-    Flag("v", WORKS, "as `--zap-log-level` with a number", GO_INT),
-    Flag("zap-encoder", WORKS, "`--log-format`: `json`, or `console` for text"),
-    Flag("zap-devel", WORKS, "`--log-level debug`", GO_BOOL),
-    Flag("zap-stacktrace-level", NO_EFFECT, "only unexpected errors have a traceback"),
-    Flag("zap-time-encoding", NO_EFFECT, "times are in RFC 3339's format"),
-    Flag("connector", WORKS, f"{_OLD}`--kv-connector`, with the names of both"),
-    Flag("prefiller-use-tls", WORKS, f"{_OLD}`--enable-tls=prefiller`", GO_BOOL),
-    Flag("decoder-use-tls", WORKS, f"{_OLD}`--enable-tls=decoder`", GO_BOOL),
-    Flag(
+    LlmdFlag("v", WORKS, "as `--zap-log-level` with a number", GO_INT),
+    LlmdFlag("zap-encoder", WORKS, "`--log-format`: `json`, or `console` for text"),
+    LlmdFlag("zap-devel", WORKS, "`--log-level debug`", GO_BOOL),
+    LlmdFlag("zap-stacktrace-level", NO_EFFECT, "only unexpected errors have a traceback"),
+    LlmdFlag("zap-time-encoding", NO_EFFECT, "times are in RFC 3339's format"),
+    LlmdFlag("connector", WORKS, f"{_OLD}`--kv-connector`, with the names of both"),
+    LlmdFlag("prefiller-use-tls", WORKS, f"{_OLD}`--enable-tls=prefiller`", GO_BOOL),
+    LlmdFlag("decoder-use-tls", WORKS, f"{_OLD}`--enable-tls=decoder`", GO_BOOL),
+    LlmdFlag(
         "prefiller-tls-insecure-skip-verify", WORKS,
         f"{_OLD}`--tls-insecure-skip-verify=prefiller`", GO_BOOL,
     ),
-    Flag(
+    LlmdFlag(
         "decoder-tls-insecure-skip-verify", WORKS,
         f"{_OLD}`--tls-insecure-skip-verify=decoder`", GO_BOOL,
     ),
-    Flag(
+    LlmdFlag(
         "secure-serving", WORKS,
         "clients connect over TLS 1.2 or newer; the default with any flag of this table", GO_BOOL,
     ),
-    Flag("secure-proxy", WORKS, f"{_OLD}`--secure-serving`", GO_BOOL),
-    Flag(
+    LlmdFlag("secure-proxy", WORKS, f"{_OLD}`--secure-serving`", GO_BOOL),
+    LlmdFlag(
         "cert-path", WORKS,
         "directory of tls.crt and tls.key, read again when they change; without it a self-signed"
         " certificate",
     ),
-    Flag(
+    LlmdFlag(
         "tls-min-version", WORKS,
         "`VersionTLS12` or `VersionTLS13`: oldest version of TLS that clients may use",
     ),
-    Flag(
+    LlmdFlag(
         "tls-cipher-suites", WORKS,
         "ciphers of TLS 1.2 for clients, by the names of Go that it does not call insecure; those"
         " of TLS 1.3 are always on", GO_STRINGS,
     ),
-    Flag(
+    LlmdFlag(
         "metrics-cert-dir", REFUSED,
         "the admin port, which serves /metrics, has no TLS: leave it out, and let a NetworkPolicy"
         " limit who reaches the port", off=("",),
     ),
-    Flag(
+    LlmdFlag(
         "enable-speculative-prefill", NO_EFFECT,
         "no prompt is computed before a client sends it", GO_BOOL, off=(False,),
     ),
     *(
-        Flag(f"moriio-{name}", REFUSED, _MORIIO, GO_BOOL, off=(False,))
+        LlmdFlag(f"moriio-{name}", REFUSED, _MORIIO, GO_BOOL, off=(False,))
         for name in ("write-mode", "parallel-dispatch")
     ),
-    Flag("moriio-dp-size", REFUSED, _MORIIO, GO_INT, off=(1,)),
+    LlmdFlag("moriio-dp-size", REFUSED, _MORIIO, GO_INT, off=(1,)),
     *(
-        Flag(f"moriio-{name}", NO_EFFECT, "needs `--moriio-write-mode`")
+        LlmdFlag(f"moriio-{name}", NO_EFFECT, "needs `--moriio-write-mode`")
         for name in (
             "decode-notify-port", "local-pod-ip", "decode-handshake-port",
             "parallel-decode-wait-timeout", "prefill-handshake-port", "prefill-notify-port",
@@ -203,35 +171,3 @@ FLAGS: Final = (
 OURS: Final = frozenset({"connector", "configuration", "configuration-file"})
 """Flags that are no option of their own: `--connector` is Tandem's, too, and the others set
 values of other flags before those are read."""
-
-PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "llm-d.md"
-BEGIN: Final = "<!-- flags of the sidecar: written by make generate -->"
-END: Final = "<!-- end of flags of the sidecar -->"
-
-
-def flag_table() -> str:
-    """The table in Markdown."""
-    rows = (
-        f"| `{'-' if flag.name == 'v' else '--'}{flag.name}` | {flag.support} | {flag.text} |"
-        for flag in FLAGS
-    )
-    return "\n".join(["| flag | here | what it does, or why not |", "|---|---|---|", *rows, ""])
-
-
-def with_table(page: str) -> str:
-    """`page` with the current table. Raises ValueError without the two marker lines."""
-    before, begin, rest = page.partition(BEGIN + "\n")
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE.name}: the marker lines {BEGIN!r} and {END!r} are missing")
-    return f"{before}{BEGIN}\n{flag_table()}{END}{after}"
-
-
-def write_page() -> None:
-    """Rewrite the page."""
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(PAGE)  # noqa: T201 - a command
-
-
-if __name__ == "__main__":
-    write_page()

@@ -1,6 +1,5 @@
 """Which paths clients may request: no other way of writing a path gets around the list."""
 
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -8,7 +7,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandem_contract.api_paths import API, FORMS, SCRAPED, ApiPaths
-from tandem_contract.api_paths_reference import replaced
 from tandem_contract.request_kinds import PATHS
 
 DEFAULT = ApiPaths()
@@ -101,8 +99,3 @@ def test_an_operator_adds_paths() -> None:
 def test_an_added_path_that_is_written_otherwise_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="is no path of an API"):
         ApiPaths([path])
-
-
-def test_the_table_in_the_documentation_is_current() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "api-paths.md").read_text()
-    assert replaced(page) == page, "run make generate"

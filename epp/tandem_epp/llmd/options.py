@@ -7,8 +7,9 @@ from typing import Any, Final, TypeVar
 import click
 
 from tandem_contract.go_flags import GO_BOOL, GO_INTS, GO_STRINGS, click_arguments
+from tandem_contract.llmd_flags import LlmdFlag, Treatment
 
-from .flags import BY_NAME, FEATURE_GATES, FLAGS, SHORTHANDS, LlmdFlag, Treatment
+from .flags import BY_NAME, FEATURE_GATES, FLAGS, SHORTHANDS
 from .plugins.unsupported import last_entries
 
 F = TypeVar("F", bound=Callable[..., Any])

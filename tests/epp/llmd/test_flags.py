@@ -5,8 +5,8 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from tandem_epp.llmd.flags import BY_NAME, FLAGS, Treatment
-from tandem_epp.llmd.reference import PAGE, flag_table, with_table
+from tandem_contract.llmd_flags import Treatment
+from tandem_epp.llmd.flags import BY_NAME, FLAGS
 from tandem_epp.main import main
 
 OPTIONS_OF_0_10 = """
@@ -70,12 +70,3 @@ def test_usage_errors(arguments: list[str], reason: str) -> None:
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
     assert re.search(reason, result.stderr)
-
-
-@pytest.mark.interpreted
-def test_the_table_of_the_docs_is_current() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == with_table(page), "docs/reference/llm-d.md is stale: run make generate"
-    assert flag_table().count("\n| `-") == len(OPTIONS)
-    with pytest.raises(ValueError, match="marker lines"):
-        with_table("no markers")

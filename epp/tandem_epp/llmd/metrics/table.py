@@ -1,13 +1,10 @@
 """The metrics of llm-d's EPP (llm-d-router 0.10): which of them are exported, and why not others.
 
-    python -m tandem_epp.llmd.metrics.table     writes docs/reference/llm-d.md, in `make generate`
-
 Names are those after `llm_d_epp_`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from .families import (
@@ -26,10 +23,6 @@ from .families import (
     Names,
 )
 from .pool import IN_FLIGHT, INFO, QUEUE, READY, STATISTICS
-
-PAGE: Final = Path(__file__).parents[4] / "docs" / "reference" / "llm-d.md"
-BEGIN: Final = "<!-- metrics: written by make generate -->"
-END: Final = "<!-- end of metrics -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,41 +124,3 @@ MISSING: Final[Sequence[Missing]] = (
     ),
     Missing(("moriio_dns_*",), "of a connector that is not supported"),
 )  # fmt: skip
-
-
-def metric_table() -> str:
-    """The table in Markdown."""
-    rows = [_exported_row(each) for each in EXPORTED] + [_missing_row(each) for each in MISSING]
-    head = ["| `llm_d_epp_…` | older name | here | Tandem's own |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows, ""])
-
-
-def _exported_row(each: Exported) -> str:
-    older = f"`{each.names.older}`" if each.names.older else ""
-    ours = ", ".join(f"`{part}`" if "_" in part else part for part in each.ours.split(", ") if part)
-    here = f"exported; {each.difference}" if each.difference else "exported"
-    return f"| `{each.names.name}` | {older} | {here} | {ours} |"
-
-
-def _missing_row(each: Missing) -> str:
-    names = ", ".join(f"`{name}`" for name in each.names)
-    return f"| {names} | | not exported: {each.reason} | {each.ours} |"
-
-
-def with_table(page: str) -> str:
-    """`page` with the current table. Raises ValueError without the two marker lines."""
-    before, begin, rest = page.partition(BEGIN + "\n")
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{PAGE.name}: the marker lines {BEGIN!r} and {END!r} are missing")
-    return f"{before}{BEGIN}\n{metric_table()}{END}{after}"
-
-
-def main() -> None:
-    """Rewrite the page."""
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(PAGE)  # noqa: T201 - a command
-
-
-if __name__ == "__main__":
-    main()

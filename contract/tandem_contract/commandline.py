@@ -7,9 +7,10 @@ file given with `--config`. `--help` shows defaults. A usage error prints one li
 import ipaddress
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
@@ -21,6 +22,7 @@ from .documents import Document, DocumentError, load_documents
 from .durations import format_duration, parse_duration
 
 F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S")
 
 _HOST_PORT: Final = re.compile(
     r"(?:\[(?P<address>[^\[\]]+)\]|(?P<host>[^\s:/\[\]]+)):(?P<port>\d{1,5})", re.ASCII
@@ -217,6 +219,13 @@ def config_option(made: click.Command) -> click.Command:
     return decorated
 
 
+def settings_of(kind: Callable[..., S], flags: Mapping[str, Any], **made: Any) -> S:
+    """The settings of a program: a dataclass whose fields document them. Each field has the flag of
+    its own name, else its default; `made` has those of other flags, or of several together."""
+    own = {name: flags[name] for name in signature(kind).parameters if name in flags}
+    return kind(**own | made)
+
+
 def fail(message: str, *, status: int = 1) -> NoReturn:
     """Exit after printing one line to stderr; `status` 2 means wrong usage."""
     print(f"error: {message}", file=sys.stderr)  # noqa: T201 - the only way commands report errors
@@ -235,4 +244,5 @@ __all__ = [
     "load_flags",
     "load_flags_file",
     "parse_host_port",
+    "settings_of",
 ]

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from tandem_contract import environment, ports
 from tandem_contract.chat_templates import CONFIG_FILE
+from tandem_contract.commandline import settings_of
 from tandem_contract.plan_keys import PlanKeys
 
 from .config import EngineConfig, KvTransferConfig, parse_kv_transfer_config
@@ -53,31 +54,24 @@ def settings_from(flags: Mapping[str, Any], env: Mapping[str, str] = os.environ)
         raise ConfigError("--no-enable-prefix-caching: this engine always caches prefixes")
     names = flags["served_model_name"] or (str(flags["model"]),)
     events = flags["kv_events_config"]
-    return Settings(
-        engine=EngineConfig(
-            model=flags["model"],
-            served_model_name=names[0],
-            dtype=flags["dtype"],
-            block_size=flags["block_size"],
-            num_blocks=flags["num_gpu_blocks_override"],
-            kv_bytes=flags["kv_cache_memory_bytes"],
-            max_model_len=flags["max_model_len"],
-            max_num_seqs=flags["max_num_seqs"],
-            max_num_batched_tokens=flags["max_num_batched_tokens"],
-            seed=flags["seed"],
-            device=flags["device"],
-            kv_storage=(
-                parse_kv_storage_config(flags["kv_storage_config"], flags["block_size"])
-                if flags["kv_storage_config"] is not None
-                else None
-            ),
-            kv_transfer=_kv_transfer(flags, env),
+    storage = flags["kv_storage_config"]
+    engine = settings_of(
+        EngineConfig,
+        flags,
+        served_model_name=names[0],
+        num_blocks=flags["num_gpu_blocks_override"],
+        kv_bytes=flags["kv_cache_memory_bytes"],
+        kv_storage=(
+            None if storage is None else parse_kv_storage_config(storage, flags["block_size"])
         ),
+        kv_transfer=_kv_transfer(flags, env),
+    )
+    return settings_of(
+        Settings,
+        flags,
+        engine=engine,
         names=names,
-        host=flags["host"],
-        port=flags["port"],
         events=parse_kv_events_config(events) if events is not None else None,
-        shutdown_timeout=flags["shutdown_timeout"],
         body_limit=flags["max_body_bytes"],
     )
 

@@ -11,7 +11,7 @@ import uvloop
 
 from tandem_contract import labels, ports
 from tandem_contract.api_paths import ApiPaths
-from tandem_contract.commandline import HOST_PORT, api_paths, command, fail
+from tandem_contract.commandline import HOST_PORT, api_paths, command, fail, settings_of
 from tandem_contract.documents import DocumentError
 from tandem_contract.memory import collect_seldom, reuse_large_blocks
 from tandem_contract.memory_limit import least_held_bytes
@@ -236,28 +236,27 @@ def main(context: click.Context, /, **flags: Any) -> None:
 
 
 def settings_from(flags: Mapping[str, Any]) -> Settings:
-    """The settings of parsed flags: those with a flag of their own name, and what others say
-    together. Raises UsageError for flags that contradict each other."""
-    values = dict(flags)
-    is_static = values.pop("discovery") == "static"
-    namespace, endpoint = values.pop("namespace"), values.pop("endpoint")
-    selector, target_port = values.pop("selector"), values.pop("target_port")
-    pool: str = values["inference_pool"]
+    """Make settings of parsed flags. Raises UsageError for flags that contradict each other."""
+    is_static = flags["discovery"] == "static"
+    namespace, endpoint, selector = flags["namespace"], flags["endpoint"], flags["selector"]
+    pool: str = flags["inference_pool"]
     if is_static and (namespace or endpoint or selector or pool):
         names = "--namespace, --endpoint, --selector and --inference-pool"
         raise click.UsageError(f"{names} need --discovery kubernetes")
-    held, least = values["held_bytes"], least_held_bytes(values["max_body"])
+    held, least = flags["held_bytes"], least_held_bytes(flags["max_body"])
     if held is not None and held < least:
         raise click.UsageError(f"--held-bytes must be at least twice --max-body: {least}")
     try:
         if pool:
             checked_subdomain("--inference-pool", pool)
-        pods = None if is_static else selected_pods(namespace, endpoint, selector, target_port)
+        pods = None
+        if not is_static:
+            pods = selected_pods(namespace, endpoint, selector, flags["target_port"])
     except ValueError as err:
         raise click.UsageError(str(err)) from err
-    tls = _tls(values.pop("tls_dir"), values["mutual_tls"], clear=values.pop("accept_tls"))
-    api: ApiPaths = values.pop("api_path")
-    return Settings(**values, tls=tls, pods=pods, api_path=api.added)
+    tls = _tls(flags["tls_dir"], flags["mutual_tls"], clear=flags["accept_tls"])
+    api: ApiPaths = flags["api_path"]
+    return settings_of(Settings, flags, tls=tls, pods=pods, api_path=api.added)
 
 
 def _tls(own: Path | None, mutual: Path | None, *, clear: bool) -> TlsSettings | None:

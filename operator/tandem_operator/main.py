@@ -26,6 +26,7 @@ from tandem_contract.commandline import (
     command,
     fail,
     format_duration,
+    settings_of,
 )
 from tandem_contract.documents import DocumentError
 from tandem_kube.client import Api, connect
@@ -236,14 +237,11 @@ def settings_from(flags: Mapping[str, Any]) -> Settings:
     )
     if flags["router_file"]:
         router = load_router_settings(flags["router_file"], router)
-    return Settings(
+    return settings_of(
+        Settings,
+        flags,
         scope=Scope(flags["namespaces"], flags["resync"], defaults, router),
-        health=flags["health"],
-        metrics=flags["metrics"],
-        leader_elect=flags["leader_elect"],
-        lease_namespace=flags["lease_namespace"],
         lease_times=LeaseTimes.for_duration(flags["lease_duration"]),
-        log_level=flags["log_level"],
     )
 
 

@@ -1,5 +1,6 @@
 """Values of the command's flags: how they are read, and how defaults are shown."""
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import click
@@ -92,12 +93,12 @@ held_bytes = click.option(
 )
 
 
-def limits_from(given: dict[str, Any]) -> Limits:
-    """The limits on clients, of flags that are removed from `given`. Raises UsageError."""
-    body, held = given.pop("max_body"), given.pop("held_bytes")
+def limits_from(flags: Mapping[str, Any]) -> Limits:
+    """The limits on clients. Raises UsageError."""
+    body, held = flags["max_body"], flags["held_bytes"]
     if held is not None and held < (least := least_held_bytes(body)):
         raise click.UsageError(f"--held-bytes must be at least twice --max-body: {least}")
-    return Limits(body=body, held=held, connections=given.pop("max_connections"))
+    return Limits(body=body, held=held, connections=flags["max_connections"])
 
 
 def connector(_ctx: click.Context, _param: click.Parameter, value: str) -> str:

@@ -9,7 +9,15 @@ from typing import Any, Final
 import click
 import uvloop
 
-from tandem_contract.commandline import DURATION, HOST_PORT, api_paths, command, config_file, fail
+from tandem_contract.commandline import (
+    DURATION,
+    HOST_PORT,
+    api_paths,
+    command,
+    config_file,
+    fail,
+    settings_of,
+)
 from tandem_contract.connections import raise_descriptor_limit
 from tandem_contract.memory import collect_seldom
 from tandem_contract.plan_keys import PlanKeys
@@ -54,47 +62,48 @@ def _plan_keys(directory: Path | None) -> PlanKeys:
 
 def settings_from(flags: Flags) -> Settings:
     """Make settings of parsed flags. Raises UsageError for flags that contradict each other."""
-    given = {k: v for k, v in flags.items() if k not in ("plan_key_dir", "worker_sockets")}
-    engine: Engine = given.pop("engine")
+    engine: Engine = flags["engine"]
     if (flags["tls_cert"] is None) != (flags["tls_key"] is None):
         raise click.UsageError("--tls-cert and --tls-key belong together: give both or none")
     tls = Tls(
         engine=engine.tls,
-        prefill=given.pop("prefill_tls"),
-        ca=given.pop("tls_ca"),
-        unverified_engine=given.pop("unverified_engine"),
-        unverified_prefill=given.pop("unverified_prefill"),
-        certificate=given.pop("tls_cert"),
-        key=given.pop("tls_key"),
+        prefill=flags["prefill_tls"],
+        ca=flags["tls_ca"],
+        unverified_engine=flags["unverified_engine"],
+        unverified_prefill=flags["unverified_prefill"],
+        certificate=flags["tls_cert"],
+        key=flags["tls_key"],
     )
-    clients_tls = ListenTls(
-        given.pop("cert_path"), given.pop("tls_min_version"), given.pop("tls_cipher_suites")
-    )
-    for_clients = clients_tls if given.pop("secure_serving") else None
-    if (mutual := given.pop("mutual_tls")) is not None:
+    for_clients = None
+    if flags["secure_serving"]:
+        for_clients = ListenTls(
+            flags["cert_path"], flags["tls_min_version"], flags["tls_cipher_suites"]
+        )
+    if flags["mutual_tls"] is not None:
         if for_clients is not None:
             raise click.UsageError("--mutual-tls and --secure-serving exclude each other")
-        for_clients = ListenTls(mutual, is_mutual=True)
+        for_clients = ListenTls(flags["mutual_tls"], is_mutual=True)
     try:
         # Only to report unusable files as a usage error; every process reads them itself.
         EngineTls(tls, engine.address)
         listen_tls(for_clients)
     except BadCertificates as err:
         raise click.UsageError(str(err)) from err
-    return Settings(
+    return settings_of(
+        Settings,
+        flags,
         engine=engine.address,
-        policy=Policy(fallback_to_unified=given.pop("fallback_to_unified")),
-        limits=limits_from(given),
-        allow=given.pop("prefill_allow"),
-        api=given.pop("api_path"),
-        breaker=Breaker(given.pop("breaker_failures"), given.pop("breaker_cooldown")),
+        policy=Policy(fallback_to_unified=flags["fallback_to_unified"]),
+        limits=limits_from(flags),
+        allow=flags["prefill_allow"],
+        api=flags["api_path"],
+        breaker=Breaker(flags["breaker_failures"], flags["breaker_cooldown"]),
         health=HealthChecks(
-            given.pop("health_path"), given.pop("health_interval"), given.pop("health_timeout")
+            flags["health_path"], flags["health_interval"], flags["health_timeout"]
         ),
         tls=tls,
         listen_tls=for_clients,
-        log_format=LogFormat(given.pop("log_format")),
-        **given,
+        log_format=LogFormat(flags["log_format"]),
     )
 
 

@@ -1,4 +1,4 @@
-"""Keys, references and locations: pure."""
+"""Keys, objects, references and locations: pure."""
 
 import copy
 import pickle
@@ -14,8 +14,10 @@ from tandem_contract.kv_reference import (
     KvReferenceUnusable,
     read_reference,
 )
-from tandem_kvstore.errors import LocationError
+from tandem_kvstore.errors import KvRejected, LocationError, Reason
 from tandem_kvstore.format.identity import KvIdentity, Prompt, chunk_keys
+from tandem_kvstore.format.manifest import DataObject, Manifest, encode_manifest, inline_data
+from tandem_kvstore.format.tensors import TensorSpec, header_bytes, tensor_views
 from tandem_kvstore.location import Protocol, Secret, StoreCredentials, store_location
 
 from .kv import IDENTITY
@@ -100,6 +102,55 @@ def test_equal_keys_mean_equal_prefixes(a: list[int], b: list[int]) -> None:
     size = IDENTITY.chunk_tokens
     for i, (key_a, key_b) in enumerate(zip(keys_a, keys_b, strict=False), 1):
         assert (key_a == key_b) == (a[: i * size] == b[: i * size])
+
+
+SPECS = (TensorSpec("layer.0", "uint8", (2, 3)), TensorSpec("layer.1", "float16", (2,)))
+KEY = "a" * 64
+BODY = b"abcdef" + b"ghij"
+
+
+def _data_object(key: str = KEY, identity: str = "ours") -> bytes:
+    return header_bytes("00", SPECS, key, identity) + BODY
+
+
+def test_a_data_object_gives_the_bytes_of_each_tensor() -> None:
+    views = tensor_views(_data_object(), "00", SPECS, KEY, "ours")
+    assert [bytes(view) for view in views] == [b"abcdef", b"ghij"]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        pytest.param(_data_object(identity="other"), Reason.FOREIGN, id="identity"),
+        pytest.param(_data_object(key="b" * 64), Reason.SWAPPED, id="prefix"),
+        pytest.param(_data_object() + b"k", Reason.FORMAT, id="longer"),
+        pytest.param(_data_object()[:-1], Reason.FORMAT, id="shorter"),
+        pytest.param(_data_object(identity="x" * (1 << 20)), Reason.FORMAT, id="long-header"),
+        pytest.param(b"abc", Reason.FORMAT, id="no-header"),
+    ],
+)
+def test_a_data_object_with_another_header_is_refused(data: bytes, reason: Reason) -> None:
+    with pytest.raises(KvRejected) as caught:
+        tensor_views(data, "00", SPECS, KEY, "ours")
+    assert caught.value.reason is reason
+
+
+def test_truncated_data_behind_a_manifest_are_refused() -> None:
+    manifest = Manifest(
+        format=TENSOR_FORMAT,
+        identity="ours",
+        prefix_hash=KEY,
+        previous="",
+        token_count=32,
+        writer="one",
+        data=(DataObject("00", 6, "0"), DataObject("01", 4, "1")),
+        is_inline=True,
+    )
+    stored = encode_manifest(manifest) + BODY
+    assert bytes(inline_data(stored, manifest)) == BODY
+    with pytest.raises(KvRejected) as caught:
+        inline_data(stored[:-1], manifest)
+    assert caught.value.reason is Reason.TRUNCATED
 
 
 def test_references_of_other_formats_are_refused_by_name() -> None:

@@ -9,6 +9,14 @@ from typing import Final
 DESTINATION_ENDPOINT: Final = "x-gateway-destination-endpoint"
 """EPP → Envoy: `ip:port`, or an ordered comma-separated list (Gateway API Inference Extension)."""
 
+ALTERNATE_ENDPOINT: Final = "x-tandem-alternate-endpoint"
+"""EPP → Tandem's Envoy and sidecar: `ip:port` of the pod that Envoy asks if the one of
+`DESTINATION_ENDPOINT` takes nothing of the request. Absent where there is no other."""
+
+NOT_SENT: Final = "x-tandem-not-sent"
+"""sidecar → Tandem's Envoy, `1`, on an error: no byte of the request went to the engine, so the pod
+of `ALTERNATE_ENDPOINT` may serve it. Envoy removes it."""
+
 PREFILLER_HOST_PORT: Final = "x-prefiller-host-port"
 """EPP → sidecar: ordered, comma-separated prefill candidates, the chosen one first (llm-d's
 name)."""
@@ -117,6 +125,8 @@ INTERNAL: Final = frozenset(
     {
         CLIENT,
         DESTINATION_ENDPOINT,
+        ALTERNATE_ENDPOINT,
+        NOT_SENT,
         PREFILLER_HOST_PORT,
         PLAN,
         PREFILL_PROOF,

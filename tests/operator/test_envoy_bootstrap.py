@@ -38,14 +38,24 @@ def test_every_internal_header_is_dropped_before_any_filter() -> None:
 def test_a_picked_request_goes_to_its_address_and_any_other_to_a_decode_pod() -> None:
     bootstrap = envoy_bootstrap(PLAIN)
     (host,) = manager(bootstrap)["route_config"]["virtual_hosts"]
-    picked, default, *_, refusal = host["routes"]
-    assert picked["match"]["path"] == default["match"]["path"] == "/v1/chat/completions"
+    either, picked, default, *_, refusal = host["routes"]
+    assert (
+        either["match"]["path"]
+        == picked["match"]["path"]
+        == default["match"]["path"]
+        == "/v1/chat/completions"
+    )
     assert refusal["direct_response"]["status"] == 404
-    assert picked["match"]["headers"] == [
-        {"name": wire.DESTINATION_ENDPOINT, "present_match": True}
-    ]
+    destination = {"name": wire.DESTINATION_ENDPOINT, "present_match": True}
+    alternate = {"name": wire.ALTERNATE_ENDPOINT, "present_match": True}
+    assert picked["match"]["headers"] == [destination]
+    assert either["match"]["headers"] == [destination, alternate]
     clusters = {c["name"]: c for c in bootstrap["static_resources"]["clusters"]}
     assert clusters[picked["route"]["cluster"]]["type"] == "ORIGINAL_DST"
+    specifier = either["route"]["inline_cluster_specifier_plugin"]["extension"]["typed_config"]
+    attempts = [group["clusters"][0]["cluster_name"] for group in specifier["priority_groups"]]
+    headers = [clusters[name]["original_dst_lb_config"]["http_header_name"] for name in attempts]
+    assert headers == [wire.DESTINATION_ENDPOINT, wire.ALTERNATE_ENDPOINT]
     assignment = clusters[default["route"]["cluster"]]["load_assignment"]
     assert [e["endpoint"]["address"] for e in assignment["endpoints"][0]["lb_endpoints"]] == [
         {"socket_address": {"address": "10.0.0.1", "port_value": 8000}},
@@ -70,8 +80,10 @@ def test_a_foreign_epp_gets_response_bodies() -> None:
 
 def test_only_requests_that_no_pod_has_read_are_retried() -> None:
     (host,) = manager(envoy_bootstrap(PLAIN))["route_config"]["virtual_hosts"]
-    picked, default = (route["route"]["retry_policy"] for route in host["routes"][:2])
+    either, picked, default = (route["route"]["retry_policy"] for route in host["routes"][:3])
     unsent = {"connect-failure", "refused-stream", "reset-before-request"}
+    assert set(either["retry_on"].split(",")) == {*unsent, "retriable-headers"}
+    assert either["retriable_headers"] == [{"name": wire.NOT_SENT, "present_match": True}]
     assert set(picked["retry_on"].split(",")) == unsent
     assert set(default["retry_on"].split(",")) == {*unsent, "retriable-status-codes"}
     assert default["retriable_status_codes"] == [503]

@@ -39,7 +39,7 @@ def test_envoy_calls_epp_and_sidecars_by_tls() -> None:
     files = bodies["ConfigMap", "chat-envoy"]["data"]
     clusters = json.loads(files["envoy.json"])["static_resources"]["clusters"]
     by_tls = {c["name"] for c in clusters if "transport_socket" in c}
-    assert by_tls == {"picked", "decode", "epp"}
+    assert by_tls == {"picked", "alternate", "decode", "epp"}
     validation = json.loads(files["tls-authorities.json"])["resources"][0]["validation_context"]
     (name,) = validation["match_typed_subject_alt_names"]
     assert name["matcher"] == {"exact": "chat.default.svc"}

@@ -76,6 +76,8 @@ class CostScheduler:
         self._fabrics: dict[Pod, frozenset[FabricClass]] = {}
         """What `partner_fabrics` returns, as of `_version`."""
         self._version: object = None
+        self._alternates = 0
+        """How many were chosen: in turn, so that the requests of a pod that fails spread."""
 
     def schedule(
         self,
@@ -133,7 +135,29 @@ class CostScheduler:
             choice.fabric, layout.fabrics, layout.grouped, choice.ready,
         )  # fmt: skip
         size = _size(request, record) if request is not None else PlacedPrompt()
-        return SchedulingResult(decision, decode, prefill, cached, record, size, load.tokens)
+        alternate = self._alternate(layout, choice) if settings.max_endpoints == 1 else None
+        return SchedulingResult(
+            decision, decode, prefill, cached, record, size, load.tokens, alternate
+        )
+
+    def _alternate(self, layout: CandidateLayout, choice: Choice) -> Pod | None:
+        """Another pod for the request if the chosen one takes nothing: any that can read the KV of
+        the chosen prefill pods. None: there is none."""
+        chosen = choice.decodes[0]
+        rows: Sequence[int] = layout.decodes
+        if choice.prefills:
+            for group in layout.groups:
+                if chosen in group.decodes:
+                    rows = group.decodes
+        pods = self._fleet.figures.pods
+        address = pods[chosen].address
+        for _ in rows:
+            self._alternates += 1
+            row = rows[self._alternates % len(rows)]
+            # Ranks of one backend share its address. No pod prefills for itself.
+            if row != chosen and pods[row].address != address and row not in choice.prefills:
+                return pods[row]
+        return None
 
     def size(self, context: ChoiceContext, decode: Pod, prefill: Sequence[Pod]) -> PlacedPrompt:
         """What the request is predicted to take on pods that were not chosen by cost."""

@@ -36,6 +36,7 @@ class SchedulingResult:
     """The chosen pods and the path."""
 
     __slots__ = (
+        "alternate",
         "cached_tokens",
         "costs",
         "decision",
@@ -54,10 +55,14 @@ class SchedulingResult:
         costs: CostRecord | None = None,
         size: PlacedPrompt = _UNKNOWN_SIZE,
         loaded_tokens: int = 0,
+        alternate: Pod | None = None,
     ) -> None:
         self.decision = decision
         self.decode = decode
-        """The choice, then its alternates."""
+        """The choice, then its alternates, all of which the destination header names."""
+        self.alternate = alternate
+        """The pod that Tandem's Envoy asks when the choice takes nothing; None: no other pod, or
+        `decode` has alternates."""
         self.prefill = prefill
         """The choice, then the retries; empty without a split."""
         self.cached_tokens = cached_tokens

@@ -38,6 +38,7 @@ class CountedRequest:
         "_outcome",
         "_pods",
         "_prefill_in_flight",
+        "alternate",
         "assumed_tokens",
         "can_fall_back",
         "chain",
@@ -69,8 +70,11 @@ class CountedRequest:
         is_judged: bool = False,
         media_parts: int = 0,
         fingerprint: int = 0,
+        alternate: Pod | None = None,
     ) -> None:
         self.fleet, self.decode = fleet, decode
+        self.alternate = alternate
+        """The pod that Envoy asks when the chosen one takes nothing."""
         self.prefill = prefill
         """The choice, then the retries. The request counts on the choice alone."""
         self.placed = placed
@@ -144,7 +148,7 @@ class CountedRequest:
         # The response begins when decoding does: the prefill is over.
         self._end_prefill()
         self._return_tokens()
-        self._correct_decode(response.served)
+        self._correct_decode(response.served, now)
         is_first = not self.is_judged
         if is_first:
             self.is_judged = True
@@ -243,13 +247,18 @@ class CountedRequest:
             self._computing.tokens_in_flight -= self._uncached
             self._computing = None
 
-    def _correct_decode(self, served: str | None) -> None:
+    def _correct_decode(self, served: str | None, now: float) -> None:
         """Count the request on the pod at the address `served` from now on, if Envoy used another
         pod than the chosen one: an alternate, or a pod that a gateway chose itself."""
         if served is None or served == self.decode.address:
             return
-        # An address of no pod is that of a proxy in between.
-        pod = next((pod for pod in self.fleet if pod.address == served), None)
+        pod = self.alternate
+        if pod is not None and pod.address == served:
+            # Envoy asks it only after the chosen one took nothing.
+            self._pods.judge_unreachable(self.fleet, now)
+        else:
+            # An address of no pod is that of a proxy in between.
+            pod = next((pod for pod in self.fleet if pod.address == served), None)
         if pod is not None:
             self._count(self.decode, -1)
             self._count(pod, 1)

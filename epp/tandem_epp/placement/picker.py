@@ -346,6 +346,7 @@ class EndpointPicker:
             serving.fallback_to_unified,
             media_parts=parsed.media_parts if parsed is not None else 0,
             fingerprint=parsed.fingerprint if parsed is not None else 0,
+            alternate=result.alternate,
         )
         return Placement(
             mutation,

@@ -42,6 +42,8 @@ def header_changes(
     if request.headers.get(wire.REQUEST_ID) != request_id:
         headers[wire.REQUEST_ID] = request_id
     headers[wire.DESTINATION_ENDPOINT] = destination = _addresses(result.decode)
+    if result.alternate is not None:
+        headers[wire.ALTERNATE_ENDPOINT] = result.alternate.address or ""
     if result.prefill:
         headers[wire.PREFILLER_HOST_PORT] = _addresses(result.prefill)
     if (rank := _common_rank(result.decode)) is not None:
@@ -86,6 +88,7 @@ def _plan(
     result: SchedulingResult, request_id: str, now: float, serving: DisaggregatedServing
 ) -> Plan:
     path, reason = result.decision
+    alternates = result.decode[1:] if result.alternate is None else (result.alternate,)
     return Plan(
         path=path,
         reason=reason,
@@ -95,7 +98,7 @@ def _plan(
         request_id=request_id,
         expires=now + PLAN_SECONDS,
         timeouts=Timeouts(serving.prefill_timeout, serving.kv_transfer_timeout),
-        alternates=tuple(map(_target, result.decode[1:])),
+        alternates=tuple(map(_target, alternates)),
     )
 
 

@@ -91,6 +91,10 @@ class PlacedPods:
                 self._record(fleet, pod, handoff, now)
         return outcome
 
+    def judge_unreachable(self, fleet: Fleet, now: float) -> None:
+        """Count that the decode pod took nothing of the request, which another one served."""
+        self._record(fleet, self.decode, Outcome.UNREACHABLE, now)
+
     def judge_silence(self, fleet: Fleet, now: float) -> Outcome:
         """Count that the request ended without response headers; returns the outcome at the decode
         pod."""

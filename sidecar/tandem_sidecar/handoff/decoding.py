@@ -70,6 +70,8 @@ class DecodeLeg:
         """The same of tokens written to the cache."""
         self.is_hung = False
         """Whether the engine was given up as silent."""
+        self.is_unsent = False
+        """Whether no connection to the engine was made, so that it got nothing."""
         self.prefill_answered: float | None = None
         """When the prefill of a streamed hand-off answered (loop time)."""
         self.answer: ResponseHead | None = None
@@ -261,6 +263,7 @@ class DecodeLeg:
         self._liveness.unwatch(self)
         self._stop_waiting_for_kv()
         self._end_overlap()
+        self.is_unsent = self._call is not None and self._call.sent is None
         self._call = None
         may_be_healthy = failure is Failure.STALE or broke_off
         lost = DecodeLost(f"decode failed: {detail}", may_be_healthy)

@@ -25,7 +25,7 @@ from .context import GenerationRequest, SidecarContext
 from .decoding import DecodeLeg
 from .outbound import engine_request, new_attempt_id, release_kv
 from .prefilling import PrefillAttempts
-from .reply import ANSWER_DROPPED, NO_RETRY, ServedBy, send_error
+from .reply import ANSWER_DROPPED, NO_RETRY, ServedBy, not_sent, send_error
 
 log = logging.getLogger(__name__)
 
@@ -291,16 +291,25 @@ class HandoffDriver:
             return
         # With the times of a prefill the router knows that the decode engine failed.
         timing = self._record.timing = self._attempts.timing
+        lines = self._served_by(timing or UNKNOWN).encode() + (NO_RETRY if may_exhaust else b"")
+        if error.decode_failed and self._is_unsent:
+            lines += not_sent(self._generation.request)
         self._record_response(error.status)
         send_error(
             self._client,
             self._generation.request,
             error.status,
             error.message,
-            self._served_by(timing or UNKNOWN).encode() + (NO_RETRY if may_exhaust else b""),
+            lines,
             close=self._closing,
             retry_after=error.retry_after,
         )
+
+    @property
+    def _is_unsent(self) -> bool:
+        """Whether the decode engine got nothing of the request, by any of its legs."""
+        legs = [leg for leg in self._record.legs if leg.phase is Phase.DECODE]
+        return len(legs) == 1 and self._decode is not None and self._decode.is_unsent
 
     def _record_response(self, status: int, head: ResponseHead | None = None) -> None:
         record = self._record

@@ -27,7 +27,7 @@ from .context import Failover, SidecarContext
 from .liveness import EngineLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
 from .outbound import engine_request, new_attempt_id
-from .reply import ANSWER_DROPPED, NO_RETRY, ServedBy, send_error
+from .reply import ANSWER_DROPPED, NO_RETRY, ServedBy, not_sent, send_error
 from .timing import complete_timing, measure_leg, read_timing
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class Forward(ABC):
     _call: Call | None = None
     _overlap: Overlap | None = None
     _has_exhausted = False  # Whether the request may have hung its engine, and would hang another.
+    _is_unsent = False  # Whether no connection to the engine was made, so that it got nothing.
     _liveness: EngineLiveness
 
     def __init__(
@@ -188,6 +189,7 @@ class Forward(ABC):
         self._relay.body(data, last=last)
 
     def failed(self, failure: Failure, detail: str) -> None:
+        self._is_unsent = self._call is not None and self._call.sent is None
         self._fail(result_of_failure(failure), detail)
 
     def engine_hung(self, detail: str) -> None:
@@ -282,6 +284,8 @@ class Forward(ABC):
             self.end(Outcome.FAILED)
             closing = self.context.lifecycle.draining
             lines = self.header_lines() + (NO_RETRY if self._has_exhausted else b"")
+            if self._is_unsent:
+                lines += not_sent(self._request)
             send_error(self._client, self._request, status, message, lines, close=closing)
 
 

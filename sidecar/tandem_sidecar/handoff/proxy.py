@@ -30,7 +30,7 @@ from .context import GenerationRequest, SidecarContext
 from .generation import apply_single_engine_rules, start_generation, start_passthrough
 from .outbound import client_request_id
 from .proven_prefill import ProvenPrefill
-from .reply import new_record, refuse_generation, send_error
+from .reply import new_record, not_sent, refuse_generation, send_error
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Proxy:
             send_error(client, request, 404, NOT_SERVED, b"", close=False)
             return None
         if self._context.lifecycle.draining:
-            send_error(client, request, 503, DRAINING_MESSAGE, b"", close=True)
+            send_error(client, request, 503, DRAINING_MESSAGE, not_sent(request), close=True)
             return None
         target = request.target.decode("latin-1")
         engine = self._engine_storing(response_id_in(target), engine)
@@ -121,7 +121,8 @@ class Proxy:
     ) -> ActiveRequest | None:
         request_id = client_request_id(request)
         if self._context.lifecycle.draining:
-            send_error(client, request, 503, DRAINING_MESSAGE, self.refuse(request), close=True)
+            lines = self.refuse(request) + not_sent(request)
+            send_error(client, request, 503, DRAINING_MESSAGE, lines, close=True)
             return None
         if (leg := self._proven_leg(request, client, engine)) is not None:
             return self._prefill_for_another(request, client, engine, leg)

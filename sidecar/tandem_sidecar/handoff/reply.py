@@ -27,6 +27,7 @@ ANSWER_DROPPED: Final = INTERNAL | {
 }
 """Headers of an engine's answer that the sidecar writes itself."""
 _TRACEPARENT: Final = headers.TRACEPARENT.encode()
+_ALTERNATE: Final = headers.ALTERNATE_ENDPOINT.encode()
 
 
 class ServedBy(msgspec.Struct, frozen=True, gc=False):
@@ -67,6 +68,13 @@ def encode_headers(pairs: dict[str, str]) -> bytes:
 
 NO_RETRY: Final = encode_headers({headers.SHOULD_RETRY: "false"})
 """The header line of an error for a request that may hang any engine."""
+_NOT_SENT: Final = encode_headers({headers.NOT_SENT: "1"})
+
+
+def not_sent(request: Request) -> bytes:
+    """The header line of an error for a request of which the engine got nothing, if Envoy knows
+    another pod for it."""
+    return _NOT_SENT if _ALTERNATE in request.values else b""
 
 
 def new_record(request: Request, request_id: str, kind: str) -> Record:

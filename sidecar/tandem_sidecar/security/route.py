@@ -196,10 +196,10 @@ def route(
             # keys, a client must not be able to choose a prefill pod.
             value = (plan or b"").decode("ascii")
             verified = verify(value, keys, request_id=request_id, now=now)
-            _check_pod(verified, is_own)
+            own = _own_target(verified, is_own)
             if not used.use(value, verified.expires, now):
                 raise PlanRejected("the plan was used before")
-            return _route_of_plan(verified)
+            return _route_of_plan(verified, own)
         if prefillers is not None:
             return _route_of_header(prefillers.decode("ascii"), allow)
     except (PlanRejected, ValueError) as err:
@@ -258,25 +258,27 @@ def rank_of(request: Request, arrived: int, first_port: int) -> int:
         raise ValueError(f"{headers.DATA_PARALLEL_HOST_PORT} is not HOST:PORT") from None
 
 
-def _check_pod(plan: Plan, is_own: Callable[[Target], bool]) -> None:
-    """Raises PlanRejected if Envoy may not send the request to this pod."""
+def _own_target(plan: Plan, is_own: Callable[[Target], bool]) -> Target:
+    """This pod in the plan. Raises PlanRejected if Envoy may not send the request to it."""
     if plan.alternates is None or is_own(plan.decode):
-        return
-    if not any(is_own(target) for target in plan.alternates):
-        raise PlanRejected(
-            f"the plan is for the pod {plan.decode.name} at {plan.decode.address}: if that is this"
-            " pod, behind a translated address, start its sidecar with --pod-name and that name"
-        )
+        return plan.decode
+    for target in plan.alternates:
+        if is_own(target):
+            return target
+    raise PlanRejected(
+        f"the plan is for the pod {plan.decode.name} at {plan.decode.address}: if that is this"
+        " pod, behind a translated address, start its sidecar with --pod-name and that name"
+    )
 
 
-def _route_of_plan(plan: Plan) -> Route:
+def _route_of_plan(plan: Plan, own: Target) -> Route:
     split = plan.path is RoutingPath.PREFILL_THEN_DECODE
     return Route(
         plan.path,
         plan.reason,
         tuple([_candidate(target) for target in plan.prefill]) if split else (),
-        decode_name=plan.decode.name,
-        decode_rank=plan.decode.rank,
+        decode_name=own.name,
+        decode_rank=own.rank,
         routed=True,
         timeouts=plan.timeouts,
     )

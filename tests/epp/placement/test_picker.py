@@ -471,6 +471,42 @@ def test_alternates_are_named_if_configured() -> None:
     )
 
 
+def test_tandems_envoy_gets_another_pod_for_what_the_chosen_one_does_not_take() -> None:
+    setup = PickerSetup(d1="decode", d2="decode", d3="decode", p1="prefill")
+    named = set()
+    for _ in range(8):
+        placement, plan = setup.place("hi")
+        address = dict(placement.mutation.set)[wire.ALTERNATE_ENDPOINT]
+        assert plan.alternates is not None
+        assert [target.address for target in plan.alternates] == [address]
+        assert address != placement.decode.address
+        named.add(address)
+    assert named == {f"10.0.0.{n}:8000" for n in (1, 2, 3)}
+
+
+def test_a_single_decode_pod_has_no_alternate() -> None:
+    setup = PickerSetup(d1="decode", p1="prefill")
+    placement, plan = setup.place("hi")
+    assert wire.ALTERNATE_ENDPOINT not in dict(placement.mutation.set)
+    assert wire.ALTERNATE_ENDPOINT in placement.mutation.remove
+    assert plan.alternates == ()
+
+
+def test_the_alternate_of_a_pair_reads_the_kv_of_its_prefill_pods() -> None:
+    setup = PickerSetup()
+    pods = [
+        backend(f"{role}-{n}{hash_}", role, hash_) for hash_ in "12" for role in ROLES for n in "ab"
+    ]
+    setup.fleet.apply(pods)
+    for _ in range(8):
+        placement, plan = setup.place()
+        assert plan.path is RoutingPath.PREFILL_THEN_DECODE
+        assert plan.alternates is not None
+        (alternate,) = (setup[target.name] for target in plan.alternates)
+        assert alternate.backend.compat == placement.decode.backend.compat
+        assert alternate not in (placement.decode, *placement.prefill)
+
+
 def test_alternates_of_the_decode_pod_have_its_compat_hash() -> None:
     text = "plugins: [{type: max-score-picker, parameters: {maxNumOfEndpoints: 3}}]"
     setup = PickerSetup(text)

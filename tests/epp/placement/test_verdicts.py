@@ -246,8 +246,23 @@ def test_a_probe_that_is_a_stream_ends_the_ejection_when_tokens_flowed() -> None
     assert setup["d"].health.state is HealthState.SERVING
 
 
-def test_a_served_alternate_takes_over_the_count_and_the_prompt() -> None:
+def test_what_tandems_envoy_sent_to_the_alternate_was_not_taken_by_the_chosen_pod() -> None:
     setup = PickerSetup(d1="decode", d2="decode", p="prefill")
+    placement, _ = setup.place()
+    chosen, alternate = placement.decode, placement.pods.alternate
+    assert alternate is not None
+    placement.on_response_headers(replace(OK, served=alternate.address), NOW)
+    assert (chosen.in_flight, alternate.in_flight) == (0, 1)
+    assert outcomes(setup)[chosen.name] == {Outcome.UNREACHABLE: 1}
+    assert outcomes(setup)[alternate.name] == {Outcome.ANSWERED: 1}
+    assert setup.place("hi")[0].decode is alternate, "until the other one answers a scrape"
+
+
+LISTED = "plugins: [{type: predicted-cost, parameters: {maxNumOfEndpoints: 2}}]"
+
+
+def test_a_served_alternate_takes_over_the_count_and_the_prompt() -> None:
+    setup = PickerSetup(LISTED, d1="decode", d2="decode", p="prefill")
     placement, _ = setup.place()
     chosen = placement.decode
     (other,) = {setup["d1"], setup["d2"]} - {chosen}

@@ -2,9 +2,13 @@
 
 import pytest
 
+from tandem_contract import headers
+from tandem_contract.commandline import HostPort
 from tandem_http1.client import Limits
+from tandem_local.ports import free_port
 
 from ..conftest import Harness
+from ..peers import Turn
 from ..wire import wire
 
 COUNT = 'disaggregated_errors_total{phase="orchestration"}'
@@ -35,6 +39,45 @@ async def test_refusals_of_generations(harness: Harness, path: bytes, reason: st
     assert answer.headers["x-request-id"] == "r-1"
     assert await harness.metric(COUNT) == 1
     assert harness.decode.requests == []
+
+
+ALTERNATE = {headers.ALTERNATE_ENDPOINT: "10.0.0.2:8000"}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("case", ["engine down", "prefilled, engine down", "draining"])
+async def test_what_no_engine_got_is_told_where_another_pod_may_serve_it(
+    harness: Harness, path: str, case: str
+) -> None:
+    if case == "prefilled, engine down":
+        await harness.prefill()
+    await harness.start(engine=HostPort("127.0.0.1", free_port("127.0.0.1")))
+    harness.sidecar.lifecycle.draining = case == "draining"
+    candidates = harness.candidates if harness.prefills else {}
+    for alternate in (ALTERNATE, {}):
+        sent = {**candidates, **alternate}
+        url, body = harness.url(path), b'{"model": "m", "prompt": "Hi"}'
+        async with harness.http.post(url, data=body, headers=sent) as answer:
+            assert answer.status == (503 if case == "draining" else 502)
+            assert answer.headers.get(headers.NOT_SENT) == ("1" if alternate else None)
+
+
+@pytest.mark.parametrize("split", [True, False])
+async def test_what_an_engine_may_have_read_is_not_told_as_unsent(
+    harness: Harness, split: bool
+) -> None:
+    async def dies(turn: Turn) -> None:
+        turn.abort()
+
+    if split:
+        await harness.prefill()
+    await harness.start(dies)
+    sent = {**(harness.candidates if split else {}), **ALTERNATE}
+    body = b'{"model": "m", "prompt": "Hi"}'
+    async with harness.http.post(harness.url(), data=body, headers=sent) as answer:
+        assert answer.status == 502
+        assert headers.NOT_SENT not in answer.headers
+    assert harness.decode.requests
 
 
 async def test_a_previous_response_that_is_no_text(harness: Harness) -> None:

@@ -139,6 +139,13 @@ def test_a_plan_holds_at_the_pods_that_it_names(
         )
 
 
+def test_an_alternate_serves_with_its_own_rank() -> None:
+    others = (Target("decode-2_dp1", "10.0.0.10:8000", 1),)
+    signed = sign(plan(alternates=others), KEYS, now=NOW)
+    chosen = choose(request(("x-tandem-plan", signed)), keys=KEYS, pod="10.0.0.10:8000")
+    assert (chosen.decode_name, chosen.decode_rank) == ("decode-2_dp1", 1)
+
+
 @pytest.mark.parametrize("alternates", [(), None], ids=["this version", "an older one"])
 def test_a_plan_is_followed_once(alternates: tuple[Target, ...] | None) -> None:
     used = UsedPlans()

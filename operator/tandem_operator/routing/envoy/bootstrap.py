@@ -1,11 +1,12 @@
 """Envoy's bootstrap configuration, as the operator's ConfigMap and the local runner use it. Pure.
 
     client ─► drop internal headers ─► ext_proc (EPP) ─► route: the EPP picked a pod ─► that pod
+                │                  │                        which takes nothing       ─► another
                 │                  │                      route: it did not           ─► any decode
                 └─► no API key:    └─► route: no path of the API ─► 404
                     401, if asked for
 
-The second route serves requests while no EPP answers: `failure_mode_allow` lets a request pass
+The last route serves requests while no EPP answers: `failure_mode_allow` lets a request pass
 without a pick, and Envoy balances it over the decode pods.
 """
 
@@ -24,7 +25,7 @@ from .clusters import (
     admin_cluster,
     epp_cluster,
     fallback_cluster,
-    picked_cluster,
+    picked_clusters,
     socket_address,
 )
 from .http_filters import (
@@ -33,8 +34,8 @@ from .http_filters import (
     BodyMode,
     api_key_auth,
     broken_answer_log,
+    drop_answer_headers,
     drop_internal_headers,
-    drop_timing,
     error_replies,
     ext_proc,
     extension_filter,
@@ -132,7 +133,7 @@ def envoy_bootstrap(settings: EnvoySettings) -> Json:
         "static_resources": {
             "listeners": [_client_listener(settings), *health],
             "clusters": [
-                picked_cluster(settings.tls),
+                *picked_clusters(settings.tls),
                 fallback_cluster(settings.fallback, settings.tls),
                 epp_cluster(settings.epp_address, settings.epp_port, settings.tls),
                 *admin,
@@ -187,7 +188,7 @@ def _connection_manager(settings: EnvoySettings) -> Json:
         "local_reply_config": {"mappers": error_replies(buffered=settings.body_mode == "BUFFERED")},
         "route_config": routes(settings.body_limit, settings.api),
         "http_filters": [
-            extension_filter("http.header_mutation", drop_timing()),
+            extension_filter("http.header_mutation", drop_answer_headers()),
             # Before the EPP, which spends nothing on a request that is refused.
             *([api_key_auth(settings.api_key_file)] if settings.api_key_file else []),
             extension_filter(

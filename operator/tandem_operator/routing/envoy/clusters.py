@@ -1,11 +1,12 @@
 """The upstream clusters of Envoy's bootstrap, between which the routes choose. Pure.
 
 picked     the address in the header that the EPP set
+alternate  the address in the EPP's second header, for a request of which the first took nothing
 decode     any decode pod; serves while no EPP answers
 epp        the EPP pods; each request's gRPC stream goes to the least busy one
 admin      Envoy's own admin port, for its metrics
 
-With `MutualTls` the first three are called by TLS, and both sides show a certificate.
+With `MutualTls` all but the last are called by TLS, and both sides show a certificate.
 """
 
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ TYPE: Final = "type.googleapis.com/envoy."
 """Prefix of every `@type`, the name of an Envoy protobuf message."""
 
 PICKED: Final = "picked"
+ALTERNATE: Final = "alternate"
 FALLBACK: Final = "decode"
 EPP: Final = "epp"
 ADMIN: Final = "admin"
@@ -39,6 +41,8 @@ _NO_CIRCUIT_BREAKER: Final[Json] = {
             "max_connections": _UNLIMITED,
             "max_pending_requests": _UNLIMITED,
             "max_requests": _UNLIMITED,
+            # By default 3 at a time, where all requests of a pod that just died are sent again.
+            "max_retries": _UNLIMITED,
         }
     ]
 }
@@ -130,20 +134,28 @@ def _transport(tls: MutualTls | None, protocol: str) -> Json:
     return {"transport_socket": tls.transport_socket(protocol)} if tls else {}
 
 
-def picked_cluster(tls: MutualTls | None) -> Json:
-    """Sends each request to the address in the header that the EPP set."""
+def picked_clusters(tls: MutualTls | None) -> list[Json]:
+    """They send each request to the address in a header that the EPP set."""
     # ORIGINAL_DST accepts exactly one address in the header and answers 503 to a comma-separated
-    # list (Envoy 1.40), so our EPP names one by default. Alternates would need the override-host
-    # policy, which accepts only hosts of its cluster; a pod that has just started is not one yet.
+    # list (Envoy 1.40), so the alternate has a header and a cluster of its own. The override-host
+    # policy takes a list, but accepts only hosts of its cluster; a pod that has just started is not
+    # one yet.
+    return [
+        _header_cluster(PICKED, wire.DESTINATION_ENDPOINT, tls),
+        _header_cluster(ALTERNATE, wire.ALTERNATE_ENDPOINT, tls),
+    ]
+
+
+def _header_cluster(name: str, header: str, tls: MutualTls | None) -> Json:
     return {
-        "name": PICKED,
+        "name": name,
         "type": "ORIGINAL_DST",
         "lb_policy": "CLUSTER_PROVIDED",
         "connect_timeout": _CONNECT_TIMEOUT,
         "per_connection_buffer_limit_bytes": CONNECTION_BUFFER,
         "original_dst_lb_config": {
             "use_http_header": True,
-            "http_header_name": wire.DESTINATION_ENDPOINT,
+            "http_header_name": header,
         },
         **_transport(tls, _HTTP),
         "upstream_connection_options": _KEEPALIVE,

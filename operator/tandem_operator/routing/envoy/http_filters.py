@@ -14,7 +14,7 @@ from tandem_contract.openai_errors import TYPES
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.stalls import STALL_SECONDS
 
-from .clusters import EPP, FALLBACK, PICKED, TYPE, Json
+from .clusters import ALTERNATE, EPP, FALLBACK, PICKED, TYPE, Json
 
 BodyMode = Literal["FULL_DUPLEX_STREAMED", "BUFFERED"]
 """How ext_proc sends a request's body to the EPP."""
@@ -76,13 +76,15 @@ def api_key_auth(file: str) -> Json:
     }
 
 
-def drop_timing() -> Json:
-    """Removes the sidecar's timing header from responses."""
-    # Responses pass the filters from last to first, so ext_proc has shown the header to the EPP
-    # before this filter removes it. The EPP removes it too, but it may have died meanwhile.
+def drop_answer_headers() -> Json:
+    """Removes from responses what sidecars tell only the EPP and Envoy."""
+    # Responses pass the filters from last to first, so ext_proc has shown the times to the EPP
+    # before this filter removes them. The EPP removes them too, but it may have died meanwhile.
     return {
         "@type": TYPE + "extensions.filters.http.header_mutation.v3.HeaderMutation",
-        "mutations": {"response_mutations": [{"remove": wire.TIMING}]},
+        "mutations": {
+            "response_mutations": [{"remove": name} for name in (wire.TIMING, wire.NOT_SENT)]
+        },
     }
 
 
@@ -203,9 +205,18 @@ def routes(body_limit: int, api: ApiPaths) -> Json:
 
 def _pod_routes(match: Json) -> list[Json]:
     picked = {"name": wire.DESTINATION_ENDPOINT, "present_match": True}
+    alternate = {"name": wire.ALTERNATE_ENDPOINT, "present_match": True}
+    either = {"inline_cluster_specifier_plugin": {"extension": _PICKED_THEN_ALTERNATE}}
     return [
-        {"match": {**match, "headers": [picked]}, "route": _route(PICKED, _RETRY_UNSENT)},
-        {"match": match, "route": _route(FALLBACK, _RETRY_ELSEWHERE)},
+        {
+            "match": {**match, "headers": [picked, alternate]},
+            "route": _route(either, _RETRY_AT_ALTERNATE),
+        },
+        {
+            "match": {**match, "headers": [picked]},
+            "route": _route({"cluster": PICKED}, _RETRY_UNSENT),
+        },
+        {"match": match, "route": _route({"cluster": FALLBACK}, _RETRY_ELSEWHERE)},
     ]
 
 
@@ -232,11 +243,30 @@ def _refusal(prefix: str) -> Json:
     }
 
 
+_PICKED_THEN_ALTERNATE: Final[Json] = {
+    "name": "envoy.router.cluster_specifier_plugin.priority_group",
+    "typed_config": {
+        "@type": TYPE
+        + "extensions.router.cluster_specifiers.priority_group.v3.PriorityGroupClusterSpecifier",
+        "priority_groups": [
+            {"name": cluster, "clusters": [{"cluster_name": cluster, "weight": 1}]}
+            for cluster in (PICKED, ALTERNATE)
+        ],
+    },
+}
+"""The cluster of the first attempt, then of the second."""
 _RETRY_UNSENT: Final[Json] = {
     # Retries the same address, and only when the pod cannot have read any of the request. The
     # client gets a 503 of the picked pod as it is; the EPP avoids that pod in its next picks.
     "retry_on": "connect-failure,refused-stream,reset-before-request",
     "num_retries": 1,
+}
+_RETRY_AT_ALTERNATE: Final[Json] = {
+    # The same at another address, and when the sidecar answers that its engine got nothing.
+    **_RETRY_UNSENT,
+    "retry_on": f"{_RETRY_UNSENT['retry_on']},retriable-headers",
+    "retriable_headers": [{"name": wire.NOT_SENT, "present_match": True}],
+    "refresh_cluster_on_retry": True,
 }
 _RETRY_ELSEWHERE: Final[Json] = {
     # A sidecar that answers 503 has not forwarded the request, so another pod may take it.
@@ -255,6 +285,6 @@ _RETRY_ELSEWHERE: Final[Json] = {
 }
 
 
-def _route(cluster: str, retry: Json) -> Json:
+def _route(target: Json, retry: Json) -> Json:
     # No route timeout, since a response may take hours; the stream idle timeout ends dead streams.
-    return {"cluster": cluster, "timeout": "0s", "retry_policy": retry}
+    return {**target, "timeout": "0s", "retry_policy": retry}

@@ -1,5 +1,6 @@
 """Fixtures and hooks of all tests."""
 
+import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadGroupScheduling
 
-from . import preloaded
+from . import preloaded, rewriting
 from .bare.recorder import record
 from .cluster.fixtures import (
     chromium_program,
@@ -71,6 +72,15 @@ settings.load_profile("tandem")
 def pytest_configure(config: pytest.Config) -> None:
     record(config)
     preloaded.install()
+    rewriting.write_share(config)
+    # Collecting makes millions of objects that stay, which the collector would visit again and again.
+    gc.disable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

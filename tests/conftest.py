@@ -73,7 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     record(config)
     preloaded.install()
     rewriting.write_share(config)
-    # Collecting makes millions of objects that stay, which the collector would visit again and again.
+    # Collection makes millions of objects that stay, which the collector would visit many times.
     gc.disable()
 
 

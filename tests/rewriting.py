@@ -1,8 +1,8 @@
-"""Lets the workers of a parallel run share what pytest makes of the assertions in the tests' files.
+"""Lets the workers of a parallel run share what pytest makes of the tests' assertions.
 
-pytest rewrites each file when it is first imported and keeps the result beside the bytecode. Workers
-that all start at once import the same files at the same time, so that each would rewrite all of them,
-which takes longer than to import them. `write_share` lets each worker first write a part of the files.
+pytest rewrites each file when it is first imported and keeps the result beside the bytecode.
+Workers import the same files at the same time, so that each would rewrite all of them, which takes
+longer than to import them. `write_share` lets each worker write a part of the files first.
 """
 
 import os

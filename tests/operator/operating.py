@@ -25,7 +25,7 @@ PREFILL_POOLS = Resource(labels.API_VERSION, PLURALS[PREFILL_POOL])
 DECODE_POOLS = Resource(labels.API_VERSION, PLURALS[DECODE_POOL])
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["tandem_operator.main"])
+_processes.set_forkserver_preload([f"{__package__}.warmed"])
 
 
 def _main(flags: list[str], log: Path) -> None:
@@ -57,15 +57,19 @@ class Operator:
     async def figure(self, name: str, label: str = "") -> float:
         """The sum of a metric over its labels, or over those series that have `label`; 0 while it
         is missing or there is no answer."""
+        (value,) = await self.figures(name, label)
+        return value
+
+    async def figures(self, name: str, *labels: str) -> list[float]:
+        """The figure of each of `labels`, from one page."""
         try:
             lines = (await self.metrics_page()).splitlines()
         except aiohttp.ClientError:
-            return 0.0
-        return sum(
-            float(line.split()[-1])
-            for line in lines
-            if line.startswith((name + "{", name + " ")) and label in line
-        )
+            return [0.0] * len(labels)
+        series = [line for line in lines if line.startswith((name + "{", name + " "))]
+        return [
+            sum(float(line.split()[-1]) for line in series if label in line) for label in labels
+        ]
 
     async def ready(self) -> bool:
         """Whether its readiness probe succeeds."""

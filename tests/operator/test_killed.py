@@ -196,9 +196,7 @@ async def wait_until_quiet(
 
 async def reconciled(operator: Operator) -> list[float]:
     """How many sets and how many endpoints the operator has reconciled."""
-    return [
-        await operator.figure(OPERATOR_RECONCILES, f'loop="{loop}"') for loop in ("set", "endpoint")
-    ]
+    return await operator.figures(OPERATOR_RECONCILES, 'loop="set"', 'loop="endpoint"')
 
 
 async def state(api: Api, namespace: str, prefix: str) -> State:

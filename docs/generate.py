@@ -16,7 +16,7 @@ from tandem_contract.api_paths import API
 from tandem_contract.llmd_flags import LlmdFlag
 from tandem_epp.llmd import flags as epp
 from tandem_epp.llmd.metrics.table import EXPORTED, MISSING, Exported, Missing
-from tandem_epp.llmd.plugins.plugin_types import AcceptedType, PluginType
+from tandem_epp.llmd.plugins.plugin_types import Kind, Plugin
 from tandem_epp.llmd.plugins.registry import PLUGINS
 from tandem_epp.llmd.plugins.unsupported import REFUSED
 from tandem_sidecar import llmd_flags as sidecar
@@ -67,9 +67,7 @@ def _flags(flags: Iterable[LlmdFlag]) -> Iterator[str]:
 def _plugins() -> Iterator[str]:
     yield from ("| plugin | here | what it does, or why not |", "|---|---|---|")
     for plugin in PLUGINS:
-        treatment = "works"
-        if isinstance(plugin, AcceptedType):
-            treatment = "accepted without effect" if plugin.is_lost else "accepted, not needed"
+        treatment = plugin.kind if plugin.kind in (Kind.NOT_NEEDED, Kind.NO_EFFECT) else "works"
         yield f"| `{plugin.type_name}` | {treatment} | {plugin.help} |"
     for name, refused in REFUSED.items():
         yield f"| `{name}` | refused | {refused.reason}; nearest: `{refused.nearest}` |"
@@ -80,7 +78,7 @@ def _plugins() -> Iterator[str]:
             yield f"| `{plugin.type_name}` | {plugin.kind} | {parameters} |"
 
 
-def _parameters(plugin: PluginType[Any]) -> Iterator[str]:
+def _parameters(plugin: Plugin[Any]) -> Iterator[str]:
     """Name, default and description of each parameter."""
     definitions = msgspec.json.schema(plugin.parameters)["$defs"]
     for name, schema in definitions[plugin.parameters.__name__]["properties"].items():

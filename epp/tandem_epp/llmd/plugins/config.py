@@ -20,7 +20,7 @@ similar known one.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -42,28 +42,11 @@ from .listed_plugins import ListedPlugins
 from .notices import difference_notices, section_notices
 from .parameters import CostParameters, DeciderNames, HandlerParameters
 from .picker_config import PickerConfig, read_picker_config, unknown_name
-from .plugin_types import (
-    CostType,
-    DeciderType,
-    FilterType,
-    HandlerType,
-    MetricsSourceType,
-    PickerType,
-    PlacementLearner,
-    PreciseIndexType,
-    PreciseScorerType,
-    PrefixIndexType,
-    ScorerType,
-    ServedHeaderType,
-    TokenizerType,
-)
+from .plugin_types import CHOOSING, Kind, PlacementLearner
 from .profile_builder import ProfileBuilder
 from .registry import PLUGINS, PREFIX_DECIDER, REGISTRY
 from .score_choice import ScoreChoice, Summary
 from .sessions import SessionFilter, SessionScorer, TokenSession
-
-_CHOOSING: Final = (ScorerType, FilterType, PickerType, DeciderType, HandlerType)
-"""Plugins that take part in a choice by scores."""
 
 
 def load_routing(
@@ -114,7 +97,7 @@ class _Builder:
         decode, of_decode = profiles.build(handler.decode, Role.DECODE)
         prefill, of_prefill = profiles.build(handler.prefill, Role.PREFILL)
         decider = self._decider(handler.decider)
-        listed = self._plugins.first(HandlerType)
+        listed = self._plugins.first(Kind.HANDLER)
         if listed is not None and not self._has_prefill_profile(handler.prefill):
             decider = replace(decider, split=False)
         name = listed.name if listed is not None else ""
@@ -136,10 +119,10 @@ class _Builder:
 
     def _handler(self) -> HandlerParameters:
         # Of several handlers the first one listed counts.
-        plugin = self._plugins.first(HandlerType)
-        if plugin is not None and isinstance(plugin.entry, HandlerType):
-            return plugin.entry.factory(plugin.parameters)
-        decider = self._plugins.first(DeciderType)
+        if (plugin := self._plugins.first(Kind.HANDLER)) is not None:
+            handler: HandlerParameters = self._plugins.made(plugin)
+            return handler
+        decider = self._plugins.first(Kind.DECIDER)
         name = decider.name if decider is not None else PREFIX_DECIDER
         return HandlerParameters(deciders=DeciderNames(prefill=name))
 
@@ -148,43 +131,37 @@ class _Builder:
         return not profiles or any(profile.name == name for profile in profiles)
 
     def _cost(self) -> CostSettings | None:
-        choosing = [p.name for p in self._plugins if isinstance(p.entry, _CHOOSING)]
-        for plugin in self._plugins:
-            if not isinstance(plugin.entry, CostType):
-                continue
-            if choosing:
-                message = f"predicted-cost stands alone: remove it, or {', '.join(choosing)}"
-                raise self._document.error(plugin.path, message)
-            parameters: CostParameters = plugin.entry.factory(plugin.parameters)
-            sizes = load_kv_sizes(self._document, plugin.path, parameters)
-            return CostSettings(sizes, parameters.maxNumOfEndpoints)
-        return None if choosing else CostSettings()
+        choosing = [p.name for p in self._plugins if p.entry.kind in CHOOSING]
+        plugin = self._plugins.first(Kind.COST)
+        if plugin is None:
+            return None if choosing else CostSettings()
+        if choosing:
+            message = f"predicted-cost stands alone: remove it, or {', '.join(choosing)}"
+            raise self._document.error(plugin.path, message)
+        parameters: CostParameters = self._plugins.made(plugin)
+        sizes = load_kv_sizes(self._document, plugin.path, parameters)
+        return CostSettings(sizes, parameters.maxNumOfEndpoints)
 
     def _index(self) -> PrefixIndexSettings:
         # Of several index configurations the first one listed counts.
-        for plugin in self._plugins:
-            if isinstance(plugin.entry, PrefixIndexType):
-                return plugin.entry.factory(plugin.parameters)
-        return PrefixIndexSettings()
+        if (plugin := self._plugins.first(Kind.PREFIX_INDEX)) is None:
+            return PrefixIndexSettings()
+        index: PrefixIndexSettings = self._plugins.made(plugin)
+        return index
 
     def _events(self) -> EventSettings | None:
         for plugin in self._plugins:
-            match plugin.entry:
-                case PreciseIndexType(factory=factory) | PreciseScorerType(index=factory):
-                    return factory(plugin.parameters)
+            if plugin.entry.events is not None:
+                return plugin.entry.events(plugin.parameters)
         return None
 
     def _tokenizers(self) -> tuple[TokenizerSettings, ...]:
-        listed = [
-            (plugin.path, plugin.entry.factory(plugin.parameters))
-            for plugin in self._plugins
-            if isinstance(plugin.entry, TokenizerType)
-        ]
-        tokenizers = tuple(settings for _, settings in listed)
-        for number, (path, _) in enumerate(listed if len(listed) > 1 else ()):
+        listed = self._plugins.of(Kind.TOKENIZER)
+        tokenizers: tuple[TokenizerSettings, ...] = tuple(map(self._plugins.made, listed))
+        for number, plugin in enumerate(listed if len(listed) > 1 else ()):
             mistake = several_tokenizers_mistake(tokenizers[: number + 1])
             if mistake is not None:
-                raise self._document.error(path, mistake)
+                raise self._document.error(plugin.path, mistake)
         return tokenizers
 
     def _decider(self, name: str | None) -> DeciderSettings:
@@ -193,10 +170,11 @@ class _Builder:
         plugin = self._plugins.find(name)
         # A decider may be named without being listed: then it has its default parameters.
         entry = plugin.entry if plugin is not None else REGISTRY.get(name)
-        if not isinstance(entry, DeciderType):
-            deciders = [entry.type_name for entry in PLUGINS if isinstance(entry, DeciderType)]
+        if entry is None or entry.kind is not Kind.DECIDER:
+            deciders = [entry.type_name for entry in PLUGINS if entry.kind is Kind.DECIDER]
             raise self._document.error("plugins", unknown_name("decider", name, deciders))
-        settings = entry.factory(plugin.parameters if plugin is not None else entry.parameters())
+        parameters = plugin.parameters if plugin is not None else entry.parameters()
+        settings: DeciderSettings = entry.make(parameters, self._plugins)
         return replace(settings, fallback_to_unified=self._fallback)
 
     def _learners(self) -> tuple[PlacementLearner, ...]:
@@ -217,17 +195,16 @@ class _Builder:
                     each.session, TokenSession
                 ):
                     headers[each.session] = None
-        plugin = self._plugins.first(ServedHeaderType)
-        if plugin is not None and isinstance(plugin.entry, ServedHeaderType):
-            headers[plugin.entry.factory(plugin.parameters)] = None
+        if (plugin := self._plugins.first(Kind.RESPONSE)) is not None:
+            headers[self._plugins.made(plugin)] = None
         return tuple(headers)
 
     def _scraping(self) -> ScrapeSettings:
-        plugin = self._plugins.first(MetricsSourceType)
-        if plugin is None or not isinstance(plugin.entry, MetricsSourceType):
+        if (plugin := self._plugins.first(Kind.METRICS)) is None:
             return ScrapeSettings()
         try:
-            return plugin.entry.factory(plugin.parameters)
+            settings: ScrapeSettings = self._plugins.made(plugin)
+            return settings
         except ValueError as err:
             raise self._document.error(f"{plugin.path}.parameters", str(err)) from err
 

@@ -17,13 +17,12 @@ from tandem_contract.documents import Document
 from .burst_prefix import BurstPrefix
 from .parameters import HandlerParameters, PrefixIndexParameters
 from .picker_config import PluginEntry, convert, unknown_name
-from .plugin_types import BurstType, FilterType, PickerType, PluginType, ScorerType
+from .plugin_types import Kind, Plugin
 from .profile import Filter, Picker, Scorer
 from .registry import REGISTRY
 from .unsupported import REFUSED
 
 P = TypeVar("P", bound=msgspec.Struct)
-T = TypeVar("T", bound=PluginType[Any])
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class ListedPlugin:
     name: str
     path: str
     """Where it stands in the document."""
-    entry: PluginType[Any]
+    entry: Plugin[Any]
     parameters: Any
     given: frozenset[str]
     """The parameters that are written there; the others have their defaults."""
@@ -75,9 +74,17 @@ class ListedPlugins:
         """The plugin of this name."""
         return self._plugins.get(name)
 
-    def first(self, *types: type[T]) -> ListedPlugin | None:
-        """The first plugin whose entry is of one of `types`."""
-        return next((plugin for plugin in self if isinstance(plugin.entry, types)), None)
+    def of(self, kind: Kind) -> list[ListedPlugin]:
+        """The plugins of a kind."""
+        return [plugin for plugin in self if plugin.entry.kind is kind]
+
+    def first(self, kind: Kind) -> ListedPlugin | None:
+        """The first plugin of a kind."""
+        return next(iter(self.of(kind)), None)
+
+    def made(self, plugin: ListedPlugin) -> Any:
+        """What the plugin's kind says. Raises ValueError."""
+        return plugin.entry.make(plugin.parameters, self)
 
     def part(self, plugin: ListedPlugin) -> ProfilePart:
         """What `plugin` does in a profile; the same object each time. Raises DocumentError."""
@@ -100,10 +107,10 @@ class ListedPlugins:
 
     def burst(self, name: str) -> BurstPrefix | None:
         plugin = self._plugins.get(name)
-        if plugin is None or not isinstance(plugin.entry, BurstType):
+        if plugin is None or plugin.entry.kind is not Kind.BURST:
             return None
         if name not in self._bursts:
-            self._bursts[name] = plugin.entry.factory(plugin.parameters)
+            self._bursts[name] = self.made(plugin)
         return self._bursts[name]
 
     @property
@@ -112,16 +119,14 @@ class ListedPlugins:
         return parameters.maxPrefixTokensToMatch if parameters is not None else 0
 
     def _make(self, plugin: ListedPlugin) -> ProfilePart:
-        match plugin.entry:
-            case PickerType(factory=picker):
-                return ProfilePart(picker=picker(plugin.parameters))
-            case ScorerType(factory=scorer, filter=own_filter):
-                return ProfilePart(
-                    filter=own_filter(plugin.parameters),
-                    scorer=scorer(plugin.parameters, self),
-                )
-            case FilterType(factory=make_filter):
-                return ProfilePart(filter=make_filter(plugin.parameters, self))
+        match plugin.entry.kind:
+            case Kind.PICKER:
+                return ProfilePart(picker=self.made(plugin))
+            case Kind.SCORER:
+                own_filter = plugin.entry.filter(plugin.parameters)
+                return ProfilePart(filter=own_filter, scorer=self.made(plugin))
+            case Kind.FILTER:
+                return ProfilePart(filter=self.made(plugin))
         return ProfilePart()
 
     def _refuse(self, paths: Mapping[str, PluginEntry]) -> None:

@@ -16,14 +16,7 @@ from ...choice.routing import Notice
 from .listed_plugins import ListedPlugin, ListedPlugins
 from .parameters import PreciseIndexParameters
 from .picker_config import DataLayer, Discovery, FlowControl, PickerConfig, unknown_name
-from .plugin_types import (
-    AcceptedType,
-    DeciderType,
-    HandlerType,
-    PreciseIndexType,
-    PreciseScorerType,
-    TokenizerType,
-)
+from .plugin_types import Kind
 from .registry import PREFIX_DECIDER, REGISTRY
 from .unsupported import FLOW_CONTROL, NOT_BUILT, read_gate
 
@@ -147,18 +140,17 @@ def difference_notices(
 ) -> Iterator[Notice]:
     """The notices about listed plugins; `used`: the profiles of decode and prefill."""
     for plugin in plugins:
-        where = document.where(plugin.path)
-        match plugin.entry:
-            case AcceptedType(type_name=name, help=reason, is_lost=is_lost):
-                yield Notice(where, name, reason, is_lost)
-            case PreciseIndexType() | PreciseScorerType():
-                yield from _event_notices(where, plugin, plugins)
-            case TokenizerType() if not plugins.first(PreciseIndexType, PreciseScorerType):
-                reason = "prompts are tokenized for the precise index only, and it is not listed"
-                yield Notice(where, plugin.name, reason, is_lost=False)
-            case DeciderType(type_name=name) if name == PREFIX_DECIDER:
-                yield from _decider_notices(where, plugin, plugins)
-    handlers = [plugin for plugin in plugins if isinstance(plugin.entry, HandlerType)]
+        where, entry = document.where(plugin.path), plugin.entry
+        if entry.kind in (Kind.NOT_NEEDED, Kind.NO_EFFECT):
+            yield Notice(where, entry.type_name, entry.help, entry.kind is Kind.NO_EFFECT)
+        elif entry.events is not None:
+            yield from _event_notices(where, plugin, plugins)
+        elif entry.kind is Kind.TOKENIZER and not any(each.entry.events for each in plugins):
+            reason = "prompts are tokenized for the precise index only, and it is not listed"
+            yield Notice(where, plugin.name, reason, is_lost=False)
+        elif entry.type_name == PREFIX_DECIDER:
+            yield from _decider_notices(where, plugin, plugins)
+    handlers = plugins.of(Kind.HANDLER)
     for plugin in handlers[1:]:
         where, first = document.where(plugin.path), handlers[0].name
         yield Notice(where, plugin.name, f"{first} comes first, and one handler counts")
@@ -166,7 +158,7 @@ def difference_notices(
 
 
 def _event_notices(where: str, plugin: ListedPlugin, plugins: ListedPlugins) -> Iterator[Notice]:
-    if plugins.first(TokenizerType) is None:
+    if plugins.first(Kind.TOKENIZER) is None:
         yield Notice(
             where,
             f"{plugin.name} for prompts of text",
@@ -184,7 +176,7 @@ def _event_notices(where: str, plugin: ListedPlugin, plugins: ListedPlugins) -> 
 
 
 def _decider_notices(where: str, plugin: ListedPlugin, plugins: ListedPlugins) -> Iterator[Notice]:
-    if plugins.first(HandlerType) is not None and "nonCachedTokens" not in plugin.given:
+    if plugins.first(Kind.HANDLER) is not None and "nonCachedTokens" not in plugin.given:
         tokens = plugin.parameters.nonCachedTokens
         yield Notice(
             where,

@@ -1,166 +1,83 @@
-"""The kinds of plugins, one class each: what a plugin is used for, and what its factory makes of
-the parameters. `registry` lists the plugins.
-"""
+"""A row of the registry: what a plugin is for, and what is made of its parameters. `registry` and
+`scoring_plugins` have the rows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from enum import StrEnum
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from msgspec import Struct
 
 from tandem_contract.paths import Role
 
 from ...backends.pods import Pod
-from ...backends.scrape_settings import ScrapeSettings
 from ...choice.context import ChoiceContext
-from ...choice.routing import PrefixIndexSettings
 from ...prefix.kv_events.settings import EventSettings
-from ...prefix.tokenization.tokenizer import TokenizerSettings
 from .burst_prefix import BurstPrefix
-from .conformance import ServedHeader
-from .decider import DeciderSettings
-from .parameters import HandlerParameters
-from .profile import Filter, Picker, Scorer
+from .profile import Filter
 
 P = TypeVar("P", bound=Struct)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PluginType(Generic[P]):
-    """A registry entry. The subclass says what the plugin is used for and what its factory makes
-    of the parameters."""
+class Kind(StrEnum):
+    """What a plugin is for, in the words of docs/reference/llm-d.md."""
 
-    kind: ClassVar[str]
+    COST = "cost"
+    """Chooses the decode pod, the path and the prefill pod by one cost; stands alone. Makes
+    CostParameters."""
+    SCORER = "scorer"
+    """Rates backends. Makes a Scorer."""
+    FILTER = "filter"
+    """Rules backends out; a weight has no meaning. Makes a Filter."""
+    PICKER = "picker"
+    """Draws from the scored backends. Makes a Picker."""
+    DECIDER = "decider"
+    """Decides whether a request is split. Makes DeciderSettings."""
+    HANDLER = "handler"
+    """Assigns profiles and a decider to phases. Makes HandlerParameters."""
+    PREFIX_INDEX = "prefix index"
+    """Makes PrefixIndexSettings."""
+    PRECISE_INDEX = "precise index"
+    """Follows the engines' KV events. Has `events`."""
+    BURST = "bursts"
+    """Keeps requests that share a prompt together. Makes a BurstPrefix."""
+    TOKENIZER = "tokenizer"
+    """Tokenizes prompts for the precise index. Makes TokenizerSettings."""
+    RESPONSE = "response"
+    """Adds the served endpoint to responses. Makes a ServedHeader."""
+    METRICS = "metrics"
+    """Says how the engines' metrics are read. Makes ScrapeSettings, or raises ValueError."""
+    SOURCE = "source"
+    """Says from which labels or headers other plugins read; has no effect without them."""
+    NOT_NEEDED = "accepted, not needed"
+    """The EPP always does what it does in llm-d."""
+    NO_EFFECT = "accepted without effect"
+    """What it does in llm-d is missing here."""
+
+
+CHOOSING: Final = frozenset((Kind.SCORER, Kind.FILTER, Kind.PICKER, Kind.DECIDER, Kind.HANDLER))
+"""Kinds that take part in a choice by scores."""
+
+
+@dataclass(frozen=True)
+class Plugin(Generic[P]):
+    """A registry entry."""
+
     type_name: str
     """Name in `plugins[].type`."""
+    kind: Kind
     parameters: type[P]
     """The Struct that `plugins[].parameters` is converted to."""
     help: str
-    """One line for the documentation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilterType(PluginType[P]):
-    """Rules backends out; a weight has no meaning."""
-
-    kind = "filter"
-    factory: Callable[[P, "Listed"], Filter]
-    phase: Role | None = None
-    """The only phase that it applies to where both use the same plugins; None: both."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScorerType(PluginType[P]):
-    """Rates backends."""
-
-    kind = "scorer"
-    factory: Callable[[P, "Listed"], Scorer]
+    """One line for the documentation; why it has no effect."""
+    make: Callable[[P, "Listed"], Any] = lambda *_: None
+    """What the kind says."""
     filter: Callable[[P], Filter | None] = lambda _: None
-    """The filter that comes with it; None: it rules nothing out."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PickerType(PluginType[P]):
-    """Draws from the scored backends."""
-
-    kind = "picker"
-    factory: Callable[[P], Picker]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeciderType(PluginType[P]):
-    """Decides whether a request is split."""
-
-    kind = "decider"
-    factory: Callable[[P], DeciderSettings]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostType(PluginType[P]):
-    """Chooses the decode pod, the path and the prefill pod by one cost; stands alone."""
-
-    kind = "cost"
-    factory: Callable[[P], P]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HandlerType(PluginType[P]):
-    """Assigns profiles and a decider to phases."""
-
-    kind = "handler"
-    factory: Callable[[P], HandlerParameters]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrefixIndexType(PluginType[P]):
-    """Configures the prefix index."""
-
-    kind = "index"
-    factory: Callable[[P], PrefixIndexSettings]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BurstType(PluginType[P]):
-    """Keeps requests that share a prompt together."""
-
-    kind = "index"
-    factory: Callable[[P], BurstPrefix]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreciseIndexType(PluginType[P]):
-    """Follows the engines' KV events."""
-
-    kind = "index"
-    factory: Callable[[P], EventSettings]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreciseScorerType(ScorerType[P]):
-    """Rates backends by the precise index, which it switches on."""
-
-    index: Callable[[P], EventSettings]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerType(PluginType[P]):
-    """Tokenizes prompts for the precise index."""
-
-    kind = "index"
-    factory: Callable[[P], TokenizerSettings]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServedHeaderType(PluginType[P]):
-    """Adds the served endpoint to responses."""
-
-    kind = "response"
-    factory: Callable[[P], ServedHeader]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceType(PluginType[P]):
-    """Says from which labels or headers other plugins read; has no effect without them."""
-
-    kind = "source"
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricsSourceType(PluginType[P]):
-    """Says how the engines' metrics are read."""
-
-    kind = "source"
-    factory: Callable[[P], ScrapeSettings]
-    """Raises ValueError."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AcceptedType(PluginType[P]):
-    """A plugin of llm-d that may be listed and has no effect."""
-
-    kind = "no effect"
-    is_lost: bool = False
-    """Whether what it does in llm-d is missing here; False: the EPP always does it."""
+    """The filter that comes with a scorer; None: it rules nothing out."""
+    events: Callable[[P], EventSettings] | None = None
+    """The precise index that is switched on; None: none is."""
+    phase: Role | None = None
+    """The only phase that a filter applies to where both use the same plugins; None: both."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .filters import RoleFilter
 from .listed_plugins import ListedPlugin, ListedPlugins
 from .picker_config import SchedulingProfile, WeightedRef, unknown_name
 from .pickers import MaxScorePicker
-from .plugin_types import FilterType, PickerType
+from .plugin_types import Kind
 from .profile import Filter, Picker, Profile, Scorer
 from .score_choice import ProfileSummary
 
@@ -59,7 +59,7 @@ class ProfileBuilder:
 
     def _default_picker(self) -> tuple[str, Picker]:
         """The picker of a profile that names none: as in llm-d, the one that is listed."""
-        plugin = self._plugins.first(PickerType)
+        plugin = self._plugins.first(Kind.PICKER)
         if plugin is not None and (picker := self._plugins.part(plugin).picker) is not None:
             return plugin.name, picker
         return _DEFAULT_PICKER, MaxScorePicker()
@@ -100,7 +100,6 @@ class ProfileBuilder:
 
         def is_used(name: str) -> bool:
             plugin = self._plugins.find(name)
-            entry = plugin.entry if plugin is not None else None
-            return not isinstance(entry, FilterType) or entry.phase in (None, phase)
+            return plugin is None or plugin.entry.phase in (None, phase)
 
         return [(path, ref) for path, ref in references if is_used(ref.pluginRef)]

@@ -1,10 +1,10 @@
 """The registry: every plugin that a configuration can name, one entry each.
 
-To add a plugin, write its class and an entry: type name, factory, typed parameters, one line of
-help. Scorers and filters have theirs in `scoring_plugins`, plugins of llm-d without effect and
-refused ones in `unsupported`. Then run `make generate`. Validation of the configuration, the names
-suggested for a misspelt type and the tables in docs/reference/llm-d.md all come from the entries.
-Type and parameter names are llm-d's where llm-d has the plugin.
+To add a plugin, write its class and a row: type name, kind, typed parameters, one line of help, and
+what is made of the parameters. Scorers and filters have theirs in `scoring_plugins`, plugins of
+llm-d without effect and refused ones in `unsupported`. Then run `make generate`. Validation of the
+configuration, the names suggested for a misspelt type and the tables in docs/reference/llm-d.md all
+come from the rows. Type and parameter names are llm-d's where llm-d has the plugin.
 """
 
 from collections.abc import Mapping
@@ -39,22 +39,7 @@ from .parameters import (
     tokenizer_settings,
 )
 from .pickers import MaxScorePicker, RandomPicker, WeightedRandomPicker
-from .plugin_types import (
-    AcceptedType,
-    BurstType,
-    CostType,
-    DeciderType,
-    HandlerType,
-    MetricsSourceType,
-    PickerType,
-    PluginType,
-    PreciseIndexType,
-    PreciseScorerType,
-    PrefixIndexType,
-    ServedHeaderType,
-    SourceType,
-    TokenizerType,
-)
+from .plugin_types import Kind, Plugin
 from .scorers import PrefixCacheScorer
 from .scoring_plugins import FILTERS, SCORERS
 from .unsupported import ACCEPTED
@@ -64,139 +49,115 @@ PREDICTED_COST: Final = "predicted-cost"
 PREFIX_DECIDER: Final = "prefix-based-pd-decider"
 """The decider if a configuration lists scorers or pickers, but no decider."""
 
-PLUGINS: Final[tuple[PluginType[Any], ...]] = (
-    CostType(
-        type_name=PREDICTED_COST,
-        factory=lambda parameters: parameters,
-        parameters=CostParameters,
-        help="chooses the backends and whether to split by one predicted cost in seconds; the "
-        "default; not to be combined with scorers, pickers or deciders",
+PLUGINS: Final[tuple[Plugin[Any], ...]] = (
+    Plugin(
+        PREDICTED_COST, Kind.COST, CostParameters,
+        "chooses the backends and whether to split by one predicted cost in seconds; the default;"
+        " not to be combined with scorers, pickers or deciders",
+        lambda p, _: p,
     ),
     *SCORERS,
     *FILTERS,
-    PickerType(
-        type_name="max-score-picker",
-        factory=lambda parameters: MaxScorePicker(parameters.maxNumOfEndpoints),
-        parameters=PickerParameters,
-        help="takes the highest score, ties in random order; the default picker",
+    Plugin(
+        "max-score-picker", Kind.PICKER, PickerParameters,
+        "takes the highest score, ties in random order; the default picker",
+        lambda p, _: MaxScorePicker(p.maxNumOfEndpoints),
     ),
-    PickerType(
-        type_name="random-picker",
-        factory=lambda parameters: RandomPicker(parameters.maxNumOfEndpoints),
-        parameters=PickerParameters,
-        help="takes any backend that no filter rules out, all with the same probability",
+    Plugin(
+        "random-picker", Kind.PICKER, PickerParameters,
+        "takes any backend that no filter rules out, all with the same probability",
+        lambda p, _: RandomPicker(p.maxNumOfEndpoints),
     ),
-    PickerType(
-        type_name="weighted-random-picker",
-        factory=lambda parameters: WeightedRandomPicker(parameters.maxNumOfEndpoints),
-        parameters=PickerParameters,
-        help="draws a backend with a probability in proportion to its score",
+    Plugin(
+        "weighted-random-picker", Kind.PICKER, PickerParameters,
+        "draws a backend with a probability in proportion to its score",
+        lambda p, _: WeightedRandomPicker(p.maxNumOfEndpoints),
     ),
-    DeciderType(
-        type_name=PREFIX_DECIDER,
-        factory=lambda p: DeciderSettings(
+    Plugin(
+        PREFIX_DECIDER, Kind.DECIDER, PrefixDeciderParameters,
+        "splits requests with enough uncached prompt tokens; the default decider",
+        lambda p, _: DeciderSettings(
             non_cached_tokens=p.nonCachedTokens, prompt_tokens=p.promptTokens
         ),
-        parameters=PrefixDeciderParameters,
-        help="splits requests with enough uncached prompt tokens; the default decider",
     ),
-    DeciderType(
-        type_name="always-disagg-pd-decider",
-        factory=lambda _: DeciderSettings(always=True),
-        parameters=NoParameters,
-        help="splits every request that may be split",
+    Plugin(
+        "always-disagg-pd-decider", Kind.DECIDER, NoParameters,
+        "splits every request that may be split",
+        lambda *_: DeciderSettings(always=True),
     ),
-    HandlerType(
-        type_name="disagg-profile-handler",
-        factory=lambda parameters: parameters,
-        parameters=HandlerParameters,
-        help="names the profile of each phase and the decider; with a decider, and without "
-        "`disaggregated_serving`, requests are split",
+    Plugin(
+        "disagg-profile-handler", Kind.HANDLER, HandlerParameters,
+        "names the profile of each phase and the decider; with a decider, and without"
+        " `disaggregated_serving`, requests are split",
+        lambda p, _: p,
     ),
-    HandlerType(
-        type_name="pd-profile-handler",
-        factory=lambda p: HandlerParameters(
+    Plugin(
+        "pd-profile-handler", Kind.HANDLER, PdHandlerParameters,
+        "older name of disagg-profile-handler, with prefix-based-pd-decider as its decider",
+        lambda p, _: HandlerParameters(
             ProfileNames(p.decodeProfile, p.prefillProfile), DeciderNames(p.deciderPluginName)
         ),
-        parameters=PdHandlerParameters,
-        help="older name of disagg-profile-handler, with prefix-based-pd-decider as its decider",
     ),
-    AcceptedType(
-        type_name="data-parallel-profile-handler",
-        parameters=DataParallelParameters,
-        help="ranks behind one port are always found and chosen one by one",
+    Plugin(
+        "data-parallel-profile-handler", Kind.NOT_NEEDED, DataParallelParameters,
+        "ranks behind one port are always found and chosen one by one",
     ),
-    PrefixIndexType(
-        type_name="approx-prefix-cache-producer",
-        factory=lambda parameters: PrefixIndexSettings(
-            parameters.blockSizeTokens,
-            parameters.lruCapacityPerServer,
-            parameters.memoryLimitBytes,
+    Plugin(
+        "approx-prefix-cache-producer", Kind.PREFIX_INDEX, PrefixIndexParameters,
+        "configures the prefix index, which is always active",
+        lambda p, _: PrefixIndexSettings(
+            p.blockSizeTokens, p.lruCapacityPerServer, p.memoryLimitBytes
         ),
-        parameters=PrefixIndexParameters,
-        help="configures the prefix index, which is always active",
     ),
-    PreciseIndexType(
-        type_name="precise-prefix-cache-producer",
-        factory=event_settings,
-        parameters=PreciseIndexParameters,
-        help="follows the engines' KV events: cached prefixes are known exactly",
+    Plugin(
+        "precise-prefix-cache-producer", Kind.PRECISE_INDEX, PreciseIndexParameters,
+        "follows the engines' KV events: cached prefixes are known exactly",
+        events=event_settings,
     ),
-    PreciseScorerType(
-        type_name="precise-prefix-cache-scorer",
-        factory=lambda *_: PrefixCacheScorer(),
-        index=event_settings,
-        parameters=PreciseIndexParameters,
-        help="older name of precise-prefix-cache-producer and prefix-cache-scorer together",
+    Plugin(
+        "precise-prefix-cache-scorer", Kind.SCORER, PreciseIndexParameters,
+        "older name of precise-prefix-cache-producer and prefix-cache-scorer together",
+        lambda *_: PrefixCacheScorer(), events=event_settings,
     ),
-    TokenizerType(
-        type_name="token-producer",
-        factory=tokenizer_settings,
-        parameters=TokenizerParameters,
-        help="tokenizes prompts for the precise index",
+    Plugin(
+        "token-producer", Kind.TOKENIZER, TokenizerParameters,
+        "tokenizes prompts for the precise index",
+        lambda p, _: tokenizer_settings(p),
     ),
-    TokenizerType(
-        type_name="tokenizer",
-        factory=tokenizer_settings,
-        parameters=TokenizerParameters,
-        help="older name of token-producer",
+    Plugin(
+        "tokenizer", Kind.TOKENIZER, TokenizerParameters,
+        "older name of token-producer",
+        lambda p, _: tokenizer_settings(p),
     ),
-    BurstType(
-        type_name="burst-prefix-cache-producer",
-        factory=BurstPrefix,
-        parameters=BurstParameters,
-        help="keeps requests with one prompt that come in a burst together; used by a "
-        "prefix-cache-scorer that names it",
+    Plugin(
+        "burst-prefix-cache-producer", Kind.BURST, BurstParameters,
+        "keeps requests with one prompt that come in a burst together; used by a"
+        " prefix-cache-scorer that names it",
+        lambda p, _: BurstPrefix(p),
     ),
-    SourceType(
-        type_name="topology-extractor",
-        parameters=TopologyParameters,
-        help="names the labels that topology-affinity-scorer and -filter compare",
+    Plugin(
+        "topology-extractor", Kind.SOURCE, TopologyParameters,
+        "names the labels that topology-affinity-scorer and -filter compare",
     ),
-    SourceType(
-        type_name="session-id-producer",
-        parameters=SessionIdParameters,
-        help="names the header or cookie of session ids: attribute SessionIDDataKey",
+    Plugin(
+        "session-id-producer", Kind.SOURCE, SessionIdParameters,
+        "names the header or cookie of session ids: attribute SessionIDDataKey",
     ),
-    SourceType(
-        type_name="agent-identity",
-        parameters=AgentParameters,
-        help="names the headers in which agents tell their session: attribute agent-identity",
+    Plugin(
+        "agent-identity", Kind.SOURCE, AgentParameters,
+        "names the headers in which agents tell their session: attribute agent-identity",
     ),
-    MetricsSourceType(
-        type_name="metrics-data-source",
-        factory=scrape_settings,
-        parameters=MetricsSourceParameters,
-        help="says how the engines' metrics are read, by TLS for example; the EPP always reads "
-        "them",
+    Plugin(
+        "metrics-data-source", Kind.METRICS, MetricsSourceParameters,
+        "says how the engines' metrics are read, by TLS for example; the EPP always reads them",
+        lambda p, _: scrape_settings(p),
     ),
-    ServedHeaderType(
-        type_name="destination-endpoint-served-verifier",
-        factory=lambda _: ServedHeader(),
-        parameters=NoParameters,
-        help="for conformance tests of gateways: the response header "
-        "`x-conformance-test-served-endpoint` names the backend that the gateway used",
+    Plugin(
+        "destination-endpoint-served-verifier", Kind.RESPONSE, NoParameters,
+        "for conformance tests of gateways: the response header"
+        " `x-conformance-test-served-endpoint` names the backend that the gateway used",
+        lambda *_: ServedHeader(),
     ),
     *ACCEPTED,
-)
-REGISTRY: Final[Mapping[str, PluginType[Any]]] = {plugin.type_name: plugin for plugin in PLUGINS}
+)  # fmt: skip
+REGISTRY: Final[Mapping[str, Plugin[Any]]] = {plugin.type_name: plugin for plugin in PLUGINS}

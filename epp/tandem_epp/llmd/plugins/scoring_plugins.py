@@ -31,7 +31,7 @@ from .llmd_parameters import (
 from .no_hit_lru import NoHitLruScorer
 from .parameters import NoParameters, PrefixScorerParameters
 from .picker_config import unknown_name
-from .plugin_types import FilterType, Listed, ScorerType
+from .plugin_types import Kind, Listed, Plugin
 from .profile import Scorer
 from .scorers import (
     ActiveRequestScorer,
@@ -97,148 +97,123 @@ def _places(source: SessionSource, listed: Listed) -> list[IdSource]:
     )
 
 
-SCORERS: Final[tuple[ScorerType[Any], ...]] = (
-    ScorerType(
-        type_name="prefix-cache-scorer",
-        factory=prefix_scorer,
-        parameters=PrefixScorerParameters,
-        help="prefers backends to which more of the prompt was routed before",
+SCORERS: Final[tuple[Plugin[Any], ...]] = (
+    Plugin(
+        "prefix-cache-scorer", Kind.SCORER, PrefixScorerParameters,
+        "prefers backends to which more of the prompt was routed before",
+        prefix_scorer,
     ),
-    ScorerType(
-        type_name="active-request-scorer",
-        factory=lambda p, _: ActiveRequestScorer(p.idleThreshold, p.maxBusyScore),
-        parameters=ActiveRequestParameters,
-        help="prefers backends with fewer requests in flight",
+    Plugin(
+        "active-request-scorer", Kind.SCORER, ActiveRequestParameters,
+        "prefers backends with fewer requests in flight",
+        lambda p, _: ActiveRequestScorer(p.idleThreshold, p.maxBusyScore),
     ),
-    ScorerType(
-        type_name="token-load-scorer",
-        factory=lambda p, _: TokenLoadScorer(p.queueThresholdTokens),
-        parameters=TokenLoadParameters,
-        help="prefers backends with fewer prompt tokens to compute",
+    Plugin(
+        "token-load-scorer", Kind.SCORER, TokenLoadParameters,
+        "prefers backends with fewer prompt tokens to compute",
+        lambda p, _: TokenLoadScorer(p.queueThresholdTokens),
     ),
-    ScorerType(
-        type_name="load-aware-scorer",
-        factory=lambda p, _: LoadAwareScorer(p.threshold),
-        parameters=LoadAwareParameters,
-        help="prefers engines with fewer waiting requests, by their number and not by comparison",
+    Plugin(
+        "load-aware-scorer", Kind.SCORER, LoadAwareParameters,
+        "prefers engines with fewer waiting requests, by their number and not by comparison",
+        lambda p, _: LoadAwareScorer(p.threshold),
     ),
-    ScorerType(
-        type_name="queue-scorer",
-        factory=lambda *_: QueueScorer(),
-        parameters=NoParameters,
-        help="prefers engines with fewer waiting requests",
+    Plugin(
+        "queue-scorer", Kind.SCORER, NoParameters,
+        "prefers engines with fewer waiting requests",
+        lambda *_: QueueScorer(),
     ),
-    ScorerType(
-        type_name="running-requests-size-scorer",
-        factory=lambda *_: RunningRequestsSizeScorer(),
-        parameters=NoParameters,
-        help="prefers engines with fewer running requests",
+    Plugin(
+        "running-requests-size-scorer", Kind.SCORER, NoParameters,
+        "prefers engines with fewer running requests",
+        lambda *_: RunningRequestsSizeScorer(),
     ),
-    ScorerType(
-        type_name="kv-cache-utilization-scorer",
-        factory=lambda *_: KvCacheUtilizationScorer(),
-        parameters=NoParameters,
-        help="prefers engines with a larger free share of the KV cache",
+    Plugin(
+        "kv-cache-utilization-scorer", Kind.SCORER, NoParameters,
+        "prefers engines with a larger free share of the KV cache",
+        lambda *_: KvCacheUtilizationScorer(),
     ),
-    ScorerType(
-        type_name="lora-affinity-scorer",
-        factory=lambda *_: LoraAffinityScorer(),
-        parameters=NoParameters,
-        help="prefers engines that have the request's LoRA adapter, then those with a free slot",
+    Plugin(
+        "lora-affinity-scorer", Kind.SCORER, NoParameters,
+        "prefers engines that have the request's LoRA adapter, then those with a free slot",
+        lambda *_: LoraAffinityScorer(),
     ),
-    ScorerType(
-        type_name="no-hit-lru-scorer",
-        factory=lambda p, _: NoHitLruScorer(p.lruSize),
-        parameters=NoHitLruParameters,
-        help="sends prompts that no backend caches to each backend in turn",
+    Plugin(
+        "no-hit-lru-scorer", Kind.SCORER, NoHitLruParameters,
+        "sends prompts that no backend caches to each backend in turn",
+        lambda p, _: NoHitLruScorer(p.lruSize),
     ),
-    ScorerType(
-        type_name="session-affinity-scorer",
-        factory=lambda p, listed: SessionScorer(session_of(p, listed)),
-        parameters=SessionParameters,
-        help="prefers the backend that served the client's session before",
+    Plugin(
+        "session-affinity-scorer", Kind.SCORER, SessionParameters,
+        "prefers the backend that served the client's session before",
+        lambda p, listed: SessionScorer(session_of(p, listed)),
     ),
-    ScorerType(
-        type_name="topology-affinity-scorer",
-        factory=lambda _, listed: TopologyScorer(
+    Plugin(
+        "topology-affinity-scorer", Kind.SCORER, TopologyScorerParameters,
+        "prefers prefill pods near the decode pod",
+        lambda _, listed: TopologyScorer(
             listed.parameters(TopologyParameters) or TopologyParameters()
         ),
-        parameters=TopologyScorerParameters,
-        help="prefers prefill pods near the decode pod",
     ),
-    ScorerType(
-        type_name="header-label-affinity-scorer",
-        factory=lambda p, _: HeaderLabelScorer(p.headerName.lower(), p.labelKey),
-        parameters=HeaderLabelParameters,
-        help="prefers backends whose label has the value of a request header",
+    Plugin(
+        "header-label-affinity-scorer", Kind.SCORER, HeaderLabelParameters,
+        "prefers backends whose label has the value of a request header",
+        lambda p, _: HeaderLabelScorer(p.headerName.lower(), p.labelKey),
     ),
-    ScorerType(
-        type_name="context-length-aware",
-        factory=lambda p, _: ContextLengthScorer(p.label),
+    Plugin(
+        "context-length-aware", Kind.SCORER, ContextLengthParameters,
+        "prefers, or keeps, backends whose label has a range with the prompt's length",
+        lambda p, _: ContextLengthScorer(p.label),
         filter=lambda p: ContextLengthFilter(p.label) if p.enableFiltering else None,
-        parameters=ContextLengthParameters,
-        help="prefers, or keeps, backends whose label has a range with the prompt's length",
     ),
-)
-FILTERS: Final[tuple[FilterType[Any], ...]] = (
-    FilterType(
-        type_name="prefill-filter",
-        factory=lambda *_: RoleFilter(Role.PREFILL),
-        parameters=NoParameters,
-        phase=Role.PREFILL,
-        help="keeps backends that may prefill; always active in the prefill profile",
+)  # fmt: skip
+FILTERS: Final[tuple[Plugin[Any], ...]] = (
+    Plugin(
+        "prefill-filter", Kind.FILTER, NoParameters,
+        "keeps backends that may prefill; always active in the prefill profile",
+        lambda *_: RoleFilter(Role.PREFILL), phase=Role.PREFILL,
     ),
-    FilterType(
-        type_name="decode-filter",
-        factory=lambda *_: RoleFilter(Role.DECODE),
-        parameters=NoParameters,
-        phase=Role.DECODE,
-        help="keeps backends that may decode; always active in the decode profile",
+    Plugin(
+        "decode-filter", Kind.FILTER, NoParameters,
+        "keeps backends that may decode; always active in the decode profile",
+        lambda *_: RoleFilter(Role.DECODE), phase=Role.DECODE,
     ),
-    FilterType(
-        type_name="label-selector-filter",
-        factory=lambda p, _: SelectorFilter(p),
-        parameters=LabelSelector,
-        help="keeps backends that a Kubernetes label selector matches",
+    Plugin(
+        "label-selector-filter", Kind.FILTER, LabelSelector,
+        "keeps backends that a Kubernetes label selector matches",
+        lambda p, _: SelectorFilter(p),
     ),
-    FilterType(
-        type_name="by-label-selector",
-        factory=lambda p, _: SelectorFilter(p),
-        parameters=LabelSelector,
-        help="older name of label-selector-filter",
+    Plugin(
+        "by-label-selector", Kind.FILTER, LabelSelector,
+        "older name of label-selector-filter",
+        lambda p, _: SelectorFilter(p),
     ),
-    FilterType(
-        type_name="by-label",
-        factory=lambda p, _: LabelFilter(p.label, frozenset(p.validValues), p.allowsNoLabel),
-        parameters=LabelParameters,
-        help="keeps backends by the value of one label",
+    Plugin(
+        "by-label", Kind.FILTER, LabelParameters,
+        "keeps backends by the value of one label",
+        lambda p, _: LabelFilter(p.label, frozenset(p.validValues), p.allowsNoLabel),
     ),
-    FilterType(
-        type_name="utilization-filter",
-        factory=lambda p, _: UtilizationFilter(p.conditions, p.fallbackOnEmpty),
-        parameters=UtilizationParameters,
-        help="keeps backends whose load is within limits",
+    Plugin(
+        "utilization-filter", Kind.FILTER, UtilizationParameters,
+        "keeps backends whose load is within limits",
+        lambda p, _: UtilizationFilter(p.conditions, p.fallbackOnEmpty),
     ),
-    FilterType(
-        type_name="session-affinity-filter",
-        factory=lambda p, listed: SessionFilter(session_of(p, listed)),
-        parameters=SessionParameters,
-        help="keeps the backend that served the client's session before, if there is one",
+    Plugin(
+        "session-affinity-filter", Kind.FILTER, SessionParameters,
+        "keeps the backend that served the client's session before, if there is one",
+        lambda p, listed: SessionFilter(session_of(p, listed)),
     ),
-    FilterType(
-        type_name="topology-affinity-filter",
-        factory=lambda p, listed: TopologyFilter(
-            listed.parameters(TopologyParameters) or TopologyParameters(),
-            DISTANCES[p.minAffinity],
+    Plugin(
+        "topology-affinity-filter", Kind.FILTER, TopologyFilterParameters,
+        "keeps prefill pods near the decode pod, if there are any",
+        lambda p, listed: TopologyFilter(
+            listed.parameters(TopologyParameters) or TopologyParameters(), DISTANCES[p.minAffinity]
         ),
-        parameters=TopologyFilterParameters,
-        help="keeps prefill pods near the decode pod, if there are any",
     ),
-    FilterType(
-        type_name="header-based-testing-filter",
-        factory=lambda *_: EndpointSelectionFilter(),
-        parameters=NoParameters,
-        help="for conformance tests of gateways: keeps the backends that the request header "
-        "`test-epp-endpoint-selection` names, all without it (llm-d's: none)",
+    Plugin(
+        "header-based-testing-filter", Kind.FILTER, NoParameters,
+        "for conformance tests of gateways: keeps the backends that the request header"
+        " `test-epp-endpoint-selection` names, all without it (llm-d's: none)",
+        lambda *_: EndpointSelectionFilter(),
     ),
-)
+)  # fmt: skip

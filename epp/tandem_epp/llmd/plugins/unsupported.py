@@ -15,7 +15,7 @@ from typing import Final
 
 from .parameters import AnyParameters
 from .picker_config import unknown_name
-from .plugin_types import AcceptedType, RefusedType
+from .plugin_types import Kind, Plugin, RefusedType
 
 NOT_BUILT: Final = "the EPP has no flow control: it queues and refuses no request by load"
 
@@ -54,8 +54,8 @@ LOST: Final[Mapping[str, str]] = {
 }
 """Plugins whose effect is missing, with the reason."""
 ACCEPTED: Final = tuple(
-    AcceptedType(type_name=name, parameters=AnyParameters, help=reason, is_lost=is_lost)
-    for is_lost, rows in ((False, ALWAYS), (True, LOST))
+    Plugin(name, kind, AnyParameters, reason)
+    for kind, rows in ((Kind.NOT_NEEDED, ALWAYS), (Kind.NO_EFFECT, LOST))
     for name, reason in rows.items()
 )
 """Plugins of both kinds, which may be listed."""

@@ -18,7 +18,7 @@ from tandem_epp.llmd.plugins import listed_plugins
 from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.llmd.plugins.decider import DeciderSettings
 from tandem_epp.llmd.plugins.parameters import NoParameters
-from tandem_epp.llmd.plugins.plugin_types import FilterType
+from tandem_epp.llmd.plugins.plugin_types import Kind, Plugin
 from tandem_epp.llmd.plugins.registry import REGISTRY
 from tandem_epp.request.inference import InferenceRequest
 
@@ -216,12 +216,8 @@ class NothingPasses:
 def test_without_profiles_a_filter_applies_to_its_phase_or_to_both(
     phase: Role | None, decodes: int, prefills: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = FilterType(
-        type_name="nothing-passes",
-        factory=lambda *_: NothingPasses(),
-        parameters=NoParameters,
-        phase=phase,
-        help="",
+    entry = Plugin(
+        "nothing-passes", Kind.FILTER, NoParameters, "", lambda *_: NothingPasses(), phase=phase
     )
     monkeypatch.setattr(listed_plugins, "REGISTRY", {**REGISTRY, entry.type_name: entry})
     scheduling = loaded("plugins: [{type: nothing-passes}]")

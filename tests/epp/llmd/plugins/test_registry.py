@@ -11,17 +11,15 @@ from tandem_contract.documents import parse_documents
 from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.llmd.plugins.decider import DeciderSettings
 from tandem_epp.llmd.plugins.listed_plugins import ListedPlugins
-from tandem_epp.llmd.plugins.plugin_types import (
-    AcceptedType,
-    FilterType,
-    PluginType,
-    ScorerType,
-    SourceType,
-)
+from tandem_epp.llmd.plugins.plugin_types import Kind, Plugin
 from tandem_epp.llmd.plugins.registry import PLUGINS, REGISTRY
 from tandem_epp.llmd.plugins.unsupported import REFUSED
 
-WITH_EFFECT = [plugin for plugin in PLUGINS if not isinstance(plugin, AcceptedType | SourceType)]
+WITH_EFFECT = [
+    plugin
+    for plugin in PLUGINS
+    if plugin.kind not in (Kind.NOT_NEEDED, Kind.NO_EFFECT, Kind.SOURCE)
+]
 EPP_PAGE = Path(__file__).parents[4] / "docs" / "understand" / "picker.md"
 REQUIRED: dict[str, dict[str, Any]] = {
     "by-label": {"label": "tier", "validValues": ["a"]},
@@ -32,7 +30,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
 """Parameters of the plugins that cannot do without."""
 
 
-def by_type_name(plugin: PluginType[Any]) -> str:
+def by_type_name(plugin: Plugin[Any]) -> str:
     return plugin.type_name
 
 
@@ -44,13 +42,12 @@ def test_type_names_are_unique() -> None:
 def test_every_plugin_is_built_from_its_default_parameters(plugin: Any) -> None:
     parameters = msgspec.convert(REQUIRED.get(plugin.type_name, {}), plugin.parameters)
     listed = ListedPlugins(parse_documents("{}", "router.yaml")[0], ())
-    uses_others = isinstance(plugin, ScorerType | FilterType)
-    made = plugin.factory(parameters, listed) if uses_others else plugin.factory(parameters)
+    made = plugin.events(parameters) if plugin.events else plugin.make(parameters, listed)
     assert made is not None
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=by_type_name)
-def test_every_plugin_loads_from_a_configuration(plugin: PluginType[Any]) -> None:
+def test_every_plugin_loads_from_a_configuration(plugin: Plugin[Any]) -> None:
     name = plugin.type_name
     parameters = msgspec.json.encode(REQUIRED.get(name, {})).decode()
     text = f"plugins: [{{type: {name}, parameters: {parameters}}}]"
@@ -59,7 +56,7 @@ def test_every_plugin_loads_from_a_configuration(plugin: PluginType[Any]) -> Non
 
 
 @pytest.mark.parametrize("plugin", PLUGINS, ids=by_type_name)
-def test_every_plugin_and_parameter_is_documented(plugin: PluginType[Any]) -> None:
+def test_every_plugin_and_parameter_is_documented(plugin: Plugin[Any]) -> None:
     assert plugin.help
     schema = msgspec.json.schema(plugin.parameters)["$defs"][plugin.parameters.__name__]
     assert all("description" in field for field in schema["properties"].values())

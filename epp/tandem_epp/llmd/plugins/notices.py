@@ -10,12 +10,14 @@ Errors: `documents.DocumentError` for an unknown gate, a reference to no plugin,
 from collections.abc import Collection, Iterator
 from typing import Final
 
+from msgspec import Struct
+
 from tandem_contract.documents import Document
 
 from ...choice.routing import Notice
 from .listed_plugins import ListedPlugin, ListedPlugins
 from .parameters import PreciseIndexParameters
-from .picker_config import DataLayer, Discovery, FlowControl, PickerConfig, unknown_name
+from .picker_config import DataLayer, PickerConfig, unknown_name
 from .plugin_types import Kind
 from .registry import PREFIX_DECIDER, REGISTRY
 from .unsupported import FLOW_CONTROL, NOT_BUILT, read_gate
@@ -25,17 +27,28 @@ _NO_PRIORITY: Final = (
     "a client sends reaches the engine"
 )
 
+_SECTIONS: Final = ("dataLayer", "requestHandler", "parser", "saturationDetector", FLOW_CONTROL)
+"""Those whose references are only checked."""
+_PEERS: Final = (
+    "dataLayer.discovery.peers",
+    "dataLayer.peerDiscovery",
+    "dataLayer.crossReplica",
+    "dataLayer.crossReplicaSyncerPluginRef",
+)
+"""Parts that name plugins for replicas, which `--peers` takes the place of: not checked."""
+
 
 def section_notices(
     document: Document, config: PickerConfig, names: Collection[str]
 ) -> Iterator[Notice]:
     """What the sections of `config` say; `names` are those of the listed plugins. Raises
     DocumentError."""
-    for path, name in _references(config):
-        # llm-d adds policies and parsers that are named by their type.
-        if name not in names and name not in REGISTRY:
-            message = unknown_name("plugin reference", name, (*names, *REGISTRY))
-            raise document.error(path, message)
+    for section in _SECTIONS:
+        for path, name in _references(getattr(config, section), section):
+            # llm-d adds policies and parsers that are named by their type.
+            if name not in names and name not in REGISTRY:
+                message = unknown_name("plugin reference", name, (*names, *REGISTRY))
+                raise document.error(path, message)
     if config.requestHandler is not None and config.requestHandler.propagatePriority:
         raise document.error("requestHandler.propagatePriority", _NO_PRIORITY)
     yield from _gate_notices(document, config.featureGates)
@@ -82,57 +95,17 @@ def _layer_notices(document: Document, layer: DataLayer) -> Iterator[Notice]:
             yield Notice(document.where(path), path, f"{purpose} by --peers")
 
 
-def _references(config: PickerConfig) -> Iterator[tuple[str, str]]:
-    """The plugins that the sections name, each with its path."""
-    if (layer := config.dataLayer) is not None:
-        for i, source in enumerate(layer.sources):
-            path = f"dataLayer.sources[{i}]"
-            yield f"{path}.pluginRef", source.pluginRef
-            for j, extractor in enumerate(source.extractors):
-                yield f"{path}.extractors[{j}].pluginRef", extractor.pluginRef
-        if layer.discovery is not None:
-            yield from _discovery_references(layer.discovery)
-    for i, parser in enumerate(config.requestHandler.parsers if config.requestHandler else ()):
-        yield f"requestHandler.parsers[{i}].pluginRef", parser.pluginRef
-    if config.parser is not None:
-        yield "parser.pluginRef", config.parser.pluginRef
-    if config.saturationDetector is not None and config.saturationDetector.pluginRef:
-        yield "saturationDetector.pluginRef", config.saturationDetector.pluginRef
-    if config.flowControl is not None:
-        yield from _flow_references(config.flowControl)
-
-
-def _discovery_references(discovery: Discovery) -> Iterator[tuple[str, str]]:
-    if discovery.pluginRef:
-        yield "dataLayer.discovery.pluginRef", discovery.pluginRef
-    if discovery.endpoints is not None:
-        yield "dataLayer.discovery.endpoints.pluginRef", discovery.endpoints.pluginRef
-
-
-def _flow_references(flow: FlowControl) -> Iterator[tuple[str, str]]:
-    bands = [
-        ("defaultPriorityBand", flow.defaultPriorityBand),
-        ("defaultNegativePriorityBand", flow.defaultNegativePriorityBand),
-        *((f"priorityBands[{i}]", band) for i, band in enumerate(flow.priorityBands)),
-    ]
-    for path, band in bands:
-        if band is None:
-            continue
-        for field, name in (
-            ("fairnessPolicyRef", band.fairnessPolicyRef),
-            ("orderingPolicyRef", band.orderingPolicyRef),
-        ):
-            if name:
-                yield f"{FLOW_CONTROL}.{path}.{field}", name
-    for field, name in (
-        ("usageLimitPolicyPluginRef", flow.usageLimitPolicyPluginRef),
-        ("bandSelectionPolicyPluginRef", flow.bandSelectionPolicyPluginRef),
-        ("endpointGatePluginRef", flow.endpointGatePluginRef),
-    ):
-        if name:
-            yield f"{FLOW_CONTROL}.{field}", name
-    if flow.saturationDetector is not None and flow.saturationDetector.pluginRef:
-        yield f"{FLOW_CONTROL}.saturationDetector.pluginRef", flow.saturationDetector.pluginRef
+def _references(part: object, path: str) -> Iterator[tuple[str, str]]:
+    """The plugins that a section names, in fields that end with Ref, each with its path."""
+    if isinstance(part, tuple):
+        for i, item in enumerate(part):
+            yield from _references(item, f"{path}[{i}]")
+    elif isinstance(part, Struct):
+        for field in part.__struct_fields__:
+            value, at = getattr(part, field), f"{path}.{field}"
+            if at in _PEERS or not value:
+                continue
+            yield from [(at, value)] if field.endswith("Ref") else _references(value, at)
 
 
 def difference_notices(

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 SUPPORT = {
     "__init__",
     "__main__",
+    "aiohttp_proxy",
     "blocking_client",
     "epp_chunks",
     "epp_stacks",

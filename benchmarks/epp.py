@@ -7,7 +7,8 @@ round: the CPU time of the EPP's process, from /proc, over that of the bare Envo
 a case have the same body, so after the first one their prompts are cached.
 
 The rows `our transport alone` place every request on one pod (`epp_transport`): the difference is
-the decision and what is learned from the answer. `--grpcio` adds an EPP with grpcio's server.
+the decision and what is learned from the answer. The rows `over the same EPP with
+grpcio's server` compare with `--ext-proc-server grpcio`.
 
 Response chunks (FULL_DUPLEX_STREAMED) come from a client of this benchmark (`epp_chunks`), because
 Envoy combines chunks as it likes. What they cost Envoy is the difference of two Envoys that pass on
@@ -85,6 +86,7 @@ VARIANTS: Final = {
     TLS: Variant(tls=True),
     DUPLEX: Variant(duplex=True),
     RELAYED: Variant(duplex=True, relayed=True),
+    GRPCIO: Variant(server="grpcio"),
 }
 
 
@@ -140,13 +142,12 @@ class Bench:
         self.samples.setdefault((name, case.name), []).append(value)
 
 
-def schedule(number: int, *, grpcio: bool) -> Iterator[tuple[str, Case]]:
+def schedule(number: int) -> Iterator[tuple[str, Case]]:
     """The loads of round `number`; those that are compared follow each other."""
-    others = (GRPCIO,) if grpcio else ()
     for case, names in (
-        (SMALL, (TLS, OURS, BARE, TRANSPORT, MANY, *others)),
-        (MEDIUM, (OURS, BARE, TRANSPORT, *others)),
-        (LARGE, (OURS, BARE, TRANSPORT, *others)),
+        (SMALL, (TLS, GRPCIO, OURS, BARE, TRANSPORT, MANY)),
+        (MEDIUM, (GRPCIO, OURS, BARE, TRANSPORT)),
+        (LARGE, (GRPCIO, OURS, BARE, TRANSPORT)),
         (LARGEST, (MANY,)),
         (STREAM, (OURS, DUPLEX, RELAYED)),
     ):
@@ -154,24 +155,23 @@ def schedule(number: int, *, grpcio: bool) -> Iterator[tuple[str, Case]]:
             yield name, case
 
 
-async def measure(rounds: int, python: str, *, grpcio: bool) -> list[Figure]:
+async def measure(rounds: int, python: str) -> list[Figure]:
     """The figures of everything that runs behind Envoy."""
-    variants = VARIANTS | ({GRPCIO: Variant(server="grpcio")} if grpcio else {})
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
-        async with running(scratch, variants, python) as stacks:
+        async with running(scratch, VARIANTS, python) as stacks:
             bench = Bench(stacks, scratch)
             # Not measured: the first requests fill caches and fits.
-            for name in variants:
+            for name in VARIANTS:
                 await Bench(stacks, scratch).requests(name, SMALL)
             for number in range(rounds):
-                for name, case in schedule(number, grpcio=grpcio):
+                for name, case in schedule(number):
                     progress(f"round {number + 1} of {rounds}: {case.name}, {name}")
                     await bench.requests(name, case)
                 progress(f"round {number + 1} of {rounds}: response chunks")
                 for batch in (1, 8):
                     await bench.chunks(OURS, batch)
-            results = list(figures(bench, grpcio=grpcio))
+            results = list(figures(bench))
             progress("220 KB, 32 clients")
             # Last, because it raises the memory.
             await bench.requests(OURS, LARGE, clients=32)
@@ -180,13 +180,11 @@ async def measure(rounds: int, python: str, *, grpcio: bool) -> list[Figure]:
             return [*results, at_most("requests lost, all runs", bench.lost, "requests", 0)]
 
 
-def figures(bench: Bench, *, grpcio: bool) -> Iterator[Figure]:
+def figures(bench: Bench) -> Iterator[Figure]:
     """The figures of the samples."""
     bare = f"Envoy, {BARE}"
     for case, target in TARGETS.items():
         yield from _of_case(bench, case, target)
-        if grpcio:
-            yield without_target("  with grpcio", bench.ratios(case, GRPCIO, bare), "ratio")
     ours = bench.ratios(SMALL, MANY, bare)
     yield at_most("CPU, 1 KB, 100 pods, BUFFERED, over bare Envoy", ours, "ratio", 3.5)
     yield at_most("CPU, 400 KB, 100 pods, BUFFERED", bench.of(MANY, LARGEST), "ms/request", 3)
@@ -200,6 +198,8 @@ def _of_case(bench: Bench, case: Case, target: float) -> Iterator[Figure]:
     name = f"CPU, {case.name}, 10 pods, BUFFERED, over bare Envoy"
     yield at_most(name, bench.ratios(case, OURS, bare), "ratio", target)
     yield without_target(f"  {TRANSPORT}", bench.ratios(case, TRANSPORT, bare), "ratio")
+    grpcio = bench.ratios(case, OURS, GRPCIO)
+    yield without_target("  over the same EPP with grpcio's server", grpcio, "ratio")
     yield without_target("  the EPP", bench.of(OURS, case), "ms/request")
     yield without_target("  bare Envoy", bench.of(bare, case), "ms/request")
     pairs = zip(bench.of(f"Envoy, {OURS}", case), bench.of(bare, case), strict=True)
@@ -245,16 +245,15 @@ def missing_programs() -> list[str]:
 @click.command()
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 @click.option("--rounds", default=3, show_default=True, help="rounds; a figure is their median")
-@click.option("--grpcio", is_flag=True, help="compare with grpcio's server, too")
 @click.option("--requests-only", is_flag=True, help="leave out the EPP at rest and the index")
 @click.option(
     "--python", default=sys.executable, help="interpreter of the EPPs [default: this one]"
 )
-def main(file: Path | None, rounds: int, grpcio: bool, requests_only: bool, python: str) -> None:
+def main(file: Path | None, rounds: int, requests_only: bool, python: str) -> None:
     """Measure the EPP; exit status 2 when h2load or Envoy is missing."""
     try:
         h2load.find()
-        results = asyncio.run(measure(rounds, python, grpcio=grpcio))
+        results = asyncio.run(measure(rounds, python))
     except (h2load.NotInstalled, SetupError) as err:
         click.echo(f"benchmarks.epp: {err}", err=True)
         sys.exit(2)

@@ -1,4 +1,5 @@
-"""Starts what `benchmarks.sidecar` compares: a fake engine, Envoy as a bare proxy, the sidecar."""
+"""Starts what `benchmarks.sidecar` compares: a fake engine, Envoy and aiohttp as bare proxies, the
+sidecar."""
 
 import asyncio
 import json
@@ -51,10 +52,11 @@ class Server:
 
 
 class Servers(NamedTuple):
-    """The three servers, and the directory of the plan keys that the sidecar trusts."""
+    """The servers, and the directory of the plan keys that the sidecar trusts."""
 
     engine: Server
     envoy: Server
+    aiohttp: Server
     sidecar: Server
     keys: Path
 
@@ -72,7 +74,7 @@ async def running(scratch: Path, chunks: int, *, interval: float = 0.0) -> Async
     write_plan_key(keys)
     python = Path(sys.executable)
     # Free now, but not reserved: another process could still take one of them.
-    engine, envoy, sidecar, admin = (free_port(_HOST) for _ in range(4))
+    engine, envoy, relay, sidecar, admin = (free_port(_HOST) for _ in range(5))
     config.write_text(json.dumps(bare_proxy(envoy, engine)))
     fake = (
         *(str(python), "-m", "benchmarks.fake_engine", str(engine)),
@@ -80,6 +82,7 @@ async def running(scratch: Path, chunks: int, *, interval: float = 0.0) -> Async
     )
     # One worker thread, as the sidecar has; a dynamic base id lets other Envoys run here.
     bare = (str(program), "-c", str(config), "--concurrency", "1", "--use-dynamic-base-id")
+    relaying = (str(python), "-m", "benchmarks.aiohttp_proxy", str(relay), str(engine))
     ours = (
         str(python.with_name("tandem-sidecar")),
         *("--listen", f"{_HOST}:{sidecar}", "--admin", f"{_HOST}:{admin}"),
@@ -95,6 +98,7 @@ async def running(scratch: Path, chunks: int, *, interval: float = 0.0) -> Async
         yield Servers(
             await start("engine", engine, fake),
             await start("Envoy", envoy, (*bare, "-l", "error")),
+            await start("aiohttp", relay, relaying),
             await start("tandem-sidecar", sidecar, ours),
             keys,
         )
@@ -111,7 +115,7 @@ async def server(
     with log.open("wb") as file:
         child = await asyncio.create_subprocess_exec(*command, stdout=file, stderr=file)
     try:
-        # Polls the port: the three programs have no common way to say that they are ready.
+        # Polls the port: the programs have no common way to say that they are ready.
         while not await _listens(port):
             if child.returncode is not None:
                 raise RuntimeError(f"{name} exited with {child.returncode}: {_output(log)}")

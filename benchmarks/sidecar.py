@@ -1,4 +1,5 @@
-"""CPU, latency and memory of the sidecar, compared with Envoy as a bare proxy and with no proxy.
+"""CPU, latency and memory of the sidecar, compared with Envoy and aiohttp as bare proxies and with
+no proxy.
 
 A fake engine that computes nothing is behind all of them. In each round, the same body is sent to
 each server in turn. CPU per request is that of the proxy's process, from /proc. A figure is the
@@ -26,7 +27,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_local.router import find_envoy
 
 from . import distinct_load, programs, proxy_load
-from .figures import Figure, at_most, progress, report
+from .figures import Figure, at_most, progress, report, without_target
 from .proxies import Server, Servers, running
 from .proxy_load import CHUNKS
 
@@ -149,11 +150,11 @@ class Bench:
 def schedule(servers: Servers, number: int) -> Iterator[tuple[Server, Case]]:
     """The loads of round `number`. Cases that are compared follow each other directly, in an order
     that alternates between rounds."""
-    engine, envoy, sidecar, _ = servers
+    engine, envoy, aiohttp, sidecar, _ = servers
     for case, split in ((PLAIN, HAND_OFF), (STREAM, HAND_OFF_STREAM), (PACED, PACED_HAND_OFF)):
         # Without a proxy: the base of the added latency.
         yield engine, case
-        compared = [(sidecar, case), (envoy, case), (sidecar, split)]
+        compared = [(aiohttp, case), (sidecar, case), (envoy, case), (sidecar, split)]
         yield from reversed(compared) if number % 2 else compared
 
 
@@ -174,7 +175,7 @@ async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
         async with running(scratch, CHUNKS, interval=_INTERVAL) as servers:
             paced = Bench(servers)
             for number in range(rounds):
-                compared = [servers.sidecar, servers.envoy]
+                compared = [servers.aiohttp, servers.sidecar, servers.envoy]
                 for server in reversed(compared) if number % 2 else compared:
                     progress(f"round {number + 1} of {rounds}: {PACED_STREAM.name}, {server.name}")
                     await paced.run(server, PACED_STREAM)
@@ -184,12 +185,19 @@ async def measure(rounds: int) -> tuple[list[Figure], list[Sample]]:
 
 def figures(bench: Bench, resident: float) -> list[Figure]:
     """The figures that have targets; `resident` is the sidecar's memory in MB."""
-    engine, envoy, sidecar, _ = bench.servers
+    engine, envoy, aiohttp, sidecar, _ = bench.servers
+
+    def ratios(sidecar_case: Case, other: Server, case: Case) -> list[float]:
+        # Ratios within a round: other work on the machine moves both sides.
+        pairs = zip(bench.of(sidecar, sidecar_case), bench.of(other, case), strict=True)
+        return [a.cpu / b.cpu for a, b in pairs]
 
     def cpu(name: str, sidecar_case: Case, envoy_case: Case, ceiling: float) -> Figure:
-        # Ratios within a round: other work on the machine moves both sides.
-        pairs = zip(bench.of(sidecar, sidecar_case), bench.of(envoy, envoy_case), strict=True)
-        return at_most(f"CPU, {name}", [a.cpu / b.cpu for a, b in pairs], "ratio", ceiling)
+        return at_most(f"CPU, {name}", ratios(sidecar_case, envoy, envoy_case), "ratio", ceiling)
+
+    def over_aiohttp(case: Case) -> Figure:
+        name = f"CPU, {case.name}, over aiohttp's"
+        return without_target(name, ratios(case, aiohttp, case), "ratio")
 
     def latency(name: str, case: Case) -> Figure:
         pairs = zip(bench.of(sidecar, case), bench.of(engine, PACED), strict=True)
@@ -203,6 +211,9 @@ def figures(bench: Bench, resident: float) -> list[Figure]:
         cpu(f"{CHUNKS}-chunk stream over Envoy's", STREAM, STREAM, 1.1),
         cpu("stream, paced by the engine, over Envoy's", PACED_STREAM, PACED_STREAM, 1.1),
         cpu("hand-off + stream over Envoy's stream", HAND_OFF_STREAM, STREAM, 2),
+        over_aiohttp(PLAIN),
+        over_aiohttp(STREAM),
+        over_aiohttp(PACED_STREAM),
         latency("plain", PACED),
         latency("hand-off", PACED_HAND_OFF),
         at_most("RSS after 220 KB x 32 clients", resident, "MB", 80),

@@ -69,12 +69,17 @@ def test_pods_that_fit_no_node(spec: dict[str, Any], nodes: list[NodeState], rea
 def test_resources_that_fit_only_on_different_nodes() -> None:
     spec = pod(2)
     spec["containers"][0]["resources"]["requests"] = {"memory": "100Gi"}
-    nodes = [node("gpus"), node("big", allocatable={"memory": "200Gi"})]
+    nodes = [
+        node("gpus"),
+        node("big", allocatable={"memory": "200Gi"}),
+        node("none", allocatable={}),
+    ]
     reason = no_fit_reason(spec, nodes)
     assert reason is not None
     assert reason.startswith(
         "a replica requests nvidia.com/gpu: 2, memory: 100Gi, and no node has all"
     )
+    assert reason.endswith("gpus comes nearest and lacks memory")
 
 
 def affinity(*expressions: dict[str, Any]) -> dict[str, Any]:

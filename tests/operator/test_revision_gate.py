@@ -1,6 +1,9 @@
 """Pools of a set that roll together, wait for each other, or need no peer."""
 
+from dataclasses import replace
+
 from tandem_contract import labels
+from tandem_operator.planning.revision_gate import Member, blocked_by
 from tandem_operator.resources.resolve import Defaults
 
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
@@ -166,3 +169,16 @@ def test_a_unified_pool_needs_no_peer() -> None:
     assert len(cluster.of("u")) == 2
     assert cluster.condition("u", "Compatible")["reason"] == "Alone"
     assert "PeerReady" not in {c["type"] for c in cluster.status("u")["conditions"]}
+
+
+def test_only_a_pool_that_moves_waits_for_those_that_keep_the_shared_hash() -> None:
+    cluster = settled()
+
+    def paused(pool: str) -> Member:
+        pods = tuple(cluster.of(pool))
+        return Member(pool, pool == "p", 1, pods, pods, target=None, hold_reason="is paused")
+
+    prefill, decode = paused("p"), paused("d")
+    assert blocked_by(prefill, [prefill, decode]) == ()
+    moving = replace(prefill, target="other")
+    assert blocked_by(moving, [moving, decode]) == ("d is paused",)

@@ -14,7 +14,7 @@ from tandem_operator.resources.schema import problems
 from tandem_operator.routing.endpoint.plan import RouterReason
 
 from .pool_yaml import DECODE, PREFILL, decode_pool, prefill_pool
-from .simulated_cluster import SimulatedCluster
+from .simulated_cluster import SimulatedCluster, named
 
 DECODE_KEY = PoolKey("default", "DecodePool", "d")
 ROUTER = RouterState(True, "RouterReady", "the router serves", "http://d.default.svc:8080")
@@ -112,6 +112,17 @@ def test_a_prefill_pool_that_no_decode_pool_names() -> None:
     assert status_and_reason(cluster, "Compatible", "p", "PrefillPool") == ("True", "Alone")
 
 
+def test_a_prefill_pool_names_the_decode_pools_that_disagree() -> None:
+    other = named(DECODE, "e", engine={"dtype": "float16"})
+    cluster = settled(PREFILL, DECODE, other)
+    assert status_and_reason(cluster, "Compatible", "p", "PrefillPool") == ("True", "Agrees")
+    message = cluster.condition("p", "Compatible", "PrefillPool")["message"]
+    assert message.startswith("DecodePools agree with this pool, except e:")
+    cluster = settled(PREFILL, DECODE)
+    message = cluster.condition("p", "Compatible", "PrefillPool")["message"]
+    assert message == "DecodePools agree with this pool"
+
+
 def test_router_ready_is_the_routers_own_state() -> None:
     cluster = SimulatedCluster()
     cluster.settle()
@@ -159,7 +170,8 @@ def test_an_unschedulable_pod_is_reported_with_the_schedulers_message() -> None:
     cluster._change(cluster.of("d")[0].name, trouble=words)
     cluster.reconcile()
     assert status_and_reason(cluster, "PodsReady") == ("False", "Unschedulable")
-    assert words in cluster.condition("d", "PodsReady")["message"]
+    message = cluster.condition("d", "PodsReady")["message"]
+    assert message.endswith(f": {cluster.of('d')[0].name}: {words}")
 
 
 def test_a_replica_larger_than_any_node() -> None:

@@ -171,6 +171,7 @@ def test_the_torch_engine_inherited_runs_on_one_device() -> None:
     assert rejection is not None
     assert "runs on one device" in rejection.message
     assert "inherited from PrefillPool p" in rejection.message
+    assert decode(torch, decode_pool(accelerator=None)).rejection is None
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
+from tandem_contract.selectors import matches
 from tandem_kube.client import Api
 from tandem_kube.errors import ApiError, NotFound
 from tandem_kube.reflector import Key, Reflector
 from tandem_kube.resources import Object, Resource
-from tandem_kube.selectors import matches
 
 from .inference_pool import GROUP, PoolName, PoolReference
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
+from tandem_contract.selectors import OPERATORS, holds
+
 from ..observed import Body, NodeState
 from ..resources.quantities import quantity
 
@@ -121,18 +123,9 @@ def _matches_affinity(node: NodeState, pod_spec: Body) -> bool:
 
 def _matches(node: NodeState, expression: Body) -> bool:
     """Whether a node matches a label expression; an unknown operator (Gt, Lt) counts as a match."""
-    value = node.labels.get(str(expression.get("key")))
-    values = expression.get("values") or []
-    match expression.get("operator"):
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-    return True
+    value, operator = node.labels.get(str(expression.get("key"))), str(expression.get("operator"))
+    values = expression.get("values") or ()
+    return operator not in OPERATORS or holds(value, operator, values)
 
 
 def _untolerated_taints(node: NodeState, pod_spec: Body) -> Iterator[Body]:

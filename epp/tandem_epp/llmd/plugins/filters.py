@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from tandem_contract.labels import LLMD_ROLE
 from tandem_contract.paths import Role
+from tandem_contract.selectors import holds
 
 from ...backends.engine_page import Gauges
 from ...backends.pods import Pod
 from ...choice.context import ChoiceContext
-from .llmd_parameters import Condition, LabelSelector, Metric, Operator
+from .llmd_parameters import Condition, LabelSelector, Metric
 from .profile import keep_if
 
 _IDLE = Gauges()
@@ -71,21 +72,8 @@ class SelectorFilter:
         return all(
             label(pod, key) == value for key, value in self.selector.matchLabels.items()
         ) and all(
-            _holds(label(pod, e.key), e.operator, e.values) for e in self.selector.matchExpressions
+            holds(label(pod, e.key), e.operator, e.values) for e in self.selector.matchExpressions
         )
-
-
-def _holds(value: str | None, operator: Operator, values: Sequence[str]) -> bool:
-    match operator:
-        case Operator.IN:
-            return value in values
-        case Operator.NOT_IN:
-            # As in Kubernetes: a missing label is not in any list.
-            return value not in values
-        case Operator.EXISTS:
-            return value is not None
-        case Operator.DOES_NOT_EXIST:
-            return value is None
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,10 @@
 For lists and watches the API server evaluates selectors itself.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+OPERATORS: Final = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
@@ -18,13 +20,15 @@ def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     by_label = selector.get("matchLabels") or {}
     expressions = selector.get("matchExpressions") or ()
     return all(labels.get(key) == value for key, value in by_label.items()) and all(
-        _holds(expression, labels) for expression in expressions
+        holds(labels.get(each["key"]), each["operator"], each.get("values") or ())
+        for each in expressions
     )
 
 
-def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(expression["key"]), expression.get("values") or ()
-    match expression["operator"]:
+def holds(value: str | None, operator: str, values: Collection[str]) -> bool:
+    """Whether an expression of `operator` and `values` holds for a label's value; None: there is no
+    such label."""
+    match operator:
         case "In":
             return value in values
         case "NotIn":
@@ -33,5 +37,4 @@ def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
             return value is not None
         case "DoesNotExist":
             return value is None
-        case _:
-            return False
+    return False

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tandem_kube.selectors import matches
+from tandem_contract.selectors import matches
 
 
 def expression(operator: str, *values: str, key: str = "tier") -> dict[str, Any]:

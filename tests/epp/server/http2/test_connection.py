@@ -14,7 +14,7 @@ from tandem_epp.server.http2.frames import (
     FrameType,
     Setting,
 )
-from tandem_epp.server.http2.limits import LAST_STREAM, Limits
+from tandem_epp.server.http2.limits import DEFAULT_FRAME, LAST_STREAM, Limits
 from tandem_epp.server.http2.stream import DataReceived, RequestReceived, StreamEnded
 
 from .client import BLOCK, START, Peer, data, headers, message, ping
@@ -137,13 +137,15 @@ def test_6_10_a_header_block_may_be_continued() -> None:
     [
         ping(),
         raw(FrameType.DATA, b"x", stream=1),
-        raw(0xBE, b"unknown", stream=1),
-        raw(FrameType.CONTINUATION, BLOCK, flags=END_HEADERS, stream=3),
-        headers(3),
+        raw(FrameType.DATA, b"x", stream=3),
+        raw(0xBE, b"unknown", stream=3),
+        raw(FrameType.CONTINUATION, BLOCK, flags=END_HEADERS, stream=5),
+        headers(5),
     ],
 )
 def test_6_10_nothing_may_come_within_a_header_block(between: bytes) -> None:
-    assert Peer().start().goaway(headers(1, BLOCK[:10], flags=0), between) is PROTOCOL
+    begun = headers(1), headers(3, BLOCK[:10], flags=0)
+    assert Peer().start().goaway(*begun, between) is PROTOCOL
 
 
 def test_6_1_and_6_2_padding_and_priority_are_removed() -> None:
@@ -188,6 +190,8 @@ def test_5_1_frames_after_the_peers_reset_are_an_error() -> None:
     rst = frames.rst_stream(1, ErrorCode.CANCEL)
     peer = Peer().start()
     assert peer.reset(headers(1), rst, data(1, b"x")) == (1, ErrorCode.STREAM_CLOSED)
+    # What was under way before our reset came is no further error.
+    assert [f.kind for f in peer.answers(data(1, b"x"), ping())] == [FrameType.PING]
     assert Peer().start().goaway(headers(1), rst, headers(1)) is ErrorCode.STREAM_CLOSED
     peer = Peer().start()
     late = (rst, frames.window_update(1, 5), raw(FrameType.PRIORITY, bytes(5), stream=1))
@@ -368,13 +372,15 @@ def test_8_1_1_content_length_must_be_that_of_the_data(rest: tuple[bytes, ...]) 
     assert len(whole) == 3
 
 
-def test_a_large_header_block_of_ours_is_continued() -> None:
+# With its first octet, the size update, a block of the second size fills its frames.
+@pytest.mark.parametrize("size", [40_000, 3 * DEFAULT_FRAME - 1])
+def test_a_large_header_block_of_ours_is_continued(size: int) -> None:
     peer = Peer().start()
     (event,) = peer.send(headers(1, end=True))
-    peer.connection.respond(event.stream, bytes(40_000), end=True)
+    peer.connection.respond(event.stream, bytes(size), end=True)
     first, *others = peer.received()
     assert first.kind is FrameType.HEADERS
     assert first.is_end
     assert [f.flags & END_HEADERS for f in (first, *others)] == [0, 0, END_HEADERS]
     # With the size update of the first block.
-    assert len(first.payload + b"".join(f.payload for f in others)) == 40_001
+    assert len(first.payload + b"".join(f.payload for f in others)) == size + 1

@@ -147,6 +147,12 @@ def fresh() -> Decoder:
     return made
 
 
+def test_literals_that_name_a_field_by_a_large_index_are_split() -> None:
+    """RFC 7541, 6.2.2 and 6.2.3: content-type, index 31, takes an octet more."""
+    fields = [b"\x0f\x10\x01a", b"\x1f\x10\x01b"]
+    assert split(b"".join(fields)) == fields
+
+
 def test_10_5_1_a_list_of_cached_fields_is_bounded() -> None:
     used = HeaderDecoder(BlockCache(), 1000)
     used.request(EMPTY_TABLE + BLOCK)

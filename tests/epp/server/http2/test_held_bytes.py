@@ -105,6 +105,7 @@ def test_over_the_limit_the_connection_with_most_answers_ends() -> None:
         modest.answers(message(1, bytes(100)))
     assert greedy.connection.fault is not None
     assert greedy.connection.fault.code is ErrorCode.ENHANCE_YOUR_CALM
+    assert [handler.ends for handler in greedy.handlers] == [1]
     assert modest.connection.fault is None
     assert held.size < 100_000
 
@@ -124,7 +125,8 @@ def test_a_message_reader_gives_back_what_is_complete() -> None:
     reader = grpc.MessageReader(1 << 20, held)
     assert reader.feed(grpc.framed(bytes(10))) == [bytes(10)]
     assert held.size == 0
-    reader.feed(grpc.framed(bytes(5000))[:3000])
-    assert held.size == 3000 - grpc.PREFIX
-    assert reader.feed(grpc.framed(bytes(5000))[3000:]) == [bytes(5000)]
-    assert held.size == 0
+    for _ in range(2):
+        reader.feed(grpc.framed(bytes(5000))[:3000])
+        assert held.size == 3000 - grpc.PREFIX
+        assert reader.feed(grpc.framed(bytes(5000))[3000:]) == [bytes(5000)]
+        assert held.size == 0

@@ -294,6 +294,26 @@ def test_what_ordinary_pools_need_is_accepted(author: Author) -> None:
     assert author.refusals(_pools(ALLOWED, "allowed")) == {}
 
 
+def test_a_large_pool_is_within_the_cost_that_rules_may_have(author: Author) -> None:
+    env = [{"name": f"V{i}", "value": "x" * 500} for i in range(64)]
+    containers = [{"name": f"c{i}", "env": env} for i in range(10)]
+    large = {
+        **_pod(containers=containers),
+        "engine": {"env": env},
+        "routing": {
+            "epp": {"env": env, "config": {"text": ["x" * 1000] * 100}},
+            "envoy": {"env": env},
+            "service": {"annotations": {f"a{i}": "x" * 100 for i in range(30)}},
+        },
+    }
+    pool = decode_pool(**large)
+    author.grant("services", "create", "services")
+    _until(lambda: not author.refusals({"d": pool}))
+    author.kubectl("create", "--filename=-", body=json.dumps(pool))
+    pool["spec"]["routing"]["epp"]["config"]["text"][-1] = "y"
+    author.kubectl("replace", "--filename=-", body=json.dumps(pool))
+
+
 def test_prefill_pools_have_the_same_rules(author: Author) -> None:
     for spec, refused in ((_pod(hostNetwork=True), True), ({}, False)):
         pool = prefill_pool(**spec)

@@ -10,11 +10,14 @@ from tandem_epp.server.http2.connection import Connection
 from tandem_epp.server.http2.errors import ErrorCode
 from tandem_epp.server.http2.frames import FrameType, Setting
 from tandem_epp.server.http2.headers import BlockCache
+from tandem_epp.server.http2.health import SERVICE, HealthService
 from tandem_epp.server.http2.limits import Limits
+from tandem_epp.server.http2.session import GrpcSession
 
 from .calls import Calls
-from .client import data, headers, message
+from .client import START, call_of, data, headers, message, parse
 from .test_server import connected, serving
+from .test_session import status
 
 WINDOW = Setting.INITIAL_WINDOW_SIZE
 
@@ -90,6 +93,18 @@ def test_waiting_answers_count_until_they_are_sent() -> None:
     assert held.size == STREAM_BYTES + 1005
     ours.answers(frames.window_update(1, 400))
     assert held.size == STREAM_BYTES + 605
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+def test_a_health_request_for_which_there_is_no_room_is_refused(method: str) -> None:
+    held, health = HeldBytes(STREAM_BYTES + 100), HealthService(bool, frozenset())
+    errors: list[Exception] = []
+    connection = Connection(Limits(), BlockCache(), held)
+    session = GrpcSession(connection, health.methods, health.page, on_error=errors.append)
+    begun = data(1, grpc.framed(bytes(1000))[:900])
+    session.receive(START + headers(1, call_of(f"/{SERVICE}/{method}")) + begun, 0.0)
+    assert status([f for f in parse(connection.take()) if f.stream == 1]) == "8"
+    assert (held.size, errors) == (0, [])
 
 
 def test_over_the_limit_the_connection_with_most_answers_ends() -> None:

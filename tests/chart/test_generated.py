@@ -4,9 +4,7 @@ import importlib.util
 import json
 import tomllib
 
-from ruamel.yaml import YAML
-
-from .programs import CHART
+from .programs import CHART, documents
 
 ROOT = CHART.parents[1]
 
@@ -27,14 +25,14 @@ def test_generated_files_are_fresh() -> None:
 
 
 def test_chart_is_of_this_release() -> None:
-    chart = YAML(typ="safe").load(CHART / "Chart.yaml")
+    [chart] = documents((CHART / "Chart.yaml").read_text())
     released = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert chart["appVersion"] == released
     assert chart["version"].replace("-", ".") == released
 
 
 def test_every_value_is_in_the_schema_with_a_description() -> None:
-    values = YAML(typ="safe").load(CHART / "values.yaml")
+    [values] = documents((CHART / "values.yaml").read_text())
     schema = json.loads((CHART / "values.schema.json").read_text())
 
     def undescribed(value: object, node: dict[str, object], path: str) -> list[str]:

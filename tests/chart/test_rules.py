@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from . import programs, promql
 from .exported import exported_series, recorded_series
@@ -31,9 +30,10 @@ def test_alerts_fire_when_they_should() -> None:
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_every_alert_is_tested_firing_and_silent(rule: dict[str, Any]) -> None:
+    [tests] = programs.documents(CASES.read_text())
     cases = [
         case
-        for test in YAML(typ="safe").load(CASES)["tests"]
+        for test in tests["tests"]
         for case in test.get("alert_rule_test", [])
         if case["alertname"] == rule["alert"]
     ]

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from tandem_operator.routing.endpoint.settings import RouterSettings, load_router_settings
 
 from . import programs
-from .programs import CHART, MONITORING, Refused, kinds, objects, template
+from .programs import CHART, MONITORING, Refused, documents, kinds, objects, template
 
 pytestmark = [pytest.mark.component, pytest.mark.usefixtures("helm")]
 
@@ -85,9 +84,8 @@ def test_installs_crds_as_they_are_and_keeps_them() -> None:
         "decodepools.tandem.dev",
     }
     for crd in crds:
-        source = YAML(typ="safe").load(
-            CHART.parents[1] / "crds" / f"{crd['spec']['names']['plural']}.yaml"
-        )
+        file = CHART.parents[1] / "crds" / f"{crd['spec']['names']['plural']}.yaml"
+        [source] = documents(file.read_text())
         annotations = source["metadata"].setdefault("annotations", {})
         annotations["helm.sh/resource-policy"] = "keep"
         assert crd == source

@@ -24,12 +24,13 @@ from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.choice.context import ChoiceContext
 from tandem_epp.choice.routing import Routing
 from tandem_epp.choice.scheduler import Scheduler
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.estimates.request_load import RequestLoad
 from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.request.inference import InferenceRequest

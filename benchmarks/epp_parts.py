@@ -22,10 +22,11 @@ from tandem_contract import headers as wire
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.choice.routing import Routing
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.metrics.counters import Metrics
 from tandem_epp.placement.history import History

@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 from tandem_contract.config import MIN_CHECK_INTERVAL
 
-from .engine_page import Gauges
+from ..estimates.engine_figures import Gauges
 
 BUSY_INTERVAL: Final = MIN_CHECK_INTERVAL
 """Seconds between scrapes of a busy backend. Too long: requests that other EPPs place there are

@@ -20,8 +20,9 @@ from typing import Final
 from tandem_contract import metrics as names
 from tandem_contract import vllm_storage
 
+from ..estimates.engine_figures import EngineCounters, Gauges
 from .adapters import AdapterSlots
-from .engine_page import EngineCounters, EnginePage, Gauges, ScrapeResult
+from .engine_page import EnginePage, ScrapeResult
 
 _DRIFT: Final = 512
 """Bytes by which a line may move between two scrapes, relative to the line before it, because

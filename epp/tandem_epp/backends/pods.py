@@ -14,11 +14,12 @@ from tandem_contract.config import Backend, HealthChecks
 from tandem_contract.paths import Role
 from tandem_planner.fabrics import Place
 
+from ..estimates.engine_figures import EngineCounters, Gauges
 from ..estimates.pod_estimates import PodEstimates
 from ..estimates.prompt_hits import PromptHits
 from ..prefix.prefix_tree import PrefixTree
 from .adapters import PodAdapters
-from .engine_page import EngineCounters, Gauges, ScrapeResult
+from .engine_page import ScrapeResult
 from .health import Health
 from .pace import fade
 

@@ -8,11 +8,11 @@ seconds more than once, and a request counts in the window of its end, maybe lon
 """
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from tandem_planner.prefill_fit import PrefillSample
 
-from .own_requests import PrefillCounters, difference
+from .engine_figures import EngineCounters, difference
 
 _IDLE_SHARE: Final = 0.5
 """Seconds of prefill per second of a window up to which they hardly overlapped."""
@@ -20,33 +20,6 @@ _MIN_SECONDS: Final = 0.5
 """Seconds of a window at least: a shorter one cuts too many requests in two."""
 _MIN_TOKENS: Final = 16.0
 """Computed tokens per request from which a window says how long prefills take."""
-
-
-class Counters(PrefillCounters, Protocol):
-    """`backends.engine_page.EngineCounters`."""
-
-    @property
-    def computed_tokens(self) -> float | None: ...
-    @property
-    def itl_seconds(self) -> float | None: ...
-    @property
-    def itls(self) -> float | None: ...
-    @property
-    def transfer_bytes(self) -> float | None: ...
-    @property
-    def transfer_seconds(self) -> float | None: ...
-    @property
-    def transfers(self) -> float | None: ...
-    @property
-    def loaded_bytes(self) -> float | None: ...
-    @property
-    def loaded_tokens(self) -> float | None: ...
-    @property
-    def load_seconds(self) -> float | None: ...
-    @property
-    def loads(self) -> float | None: ...
-    @property
-    def generated_tokens(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +47,14 @@ class CounterWindow:
     """The counters of one engine since the last samples."""
 
     def __init__(self) -> None:
-        self._counters: Counters | None = None
+        self._counters: EngineCounters | None = None
         self._at = 0.0
 
     def restart(self) -> None:
         """The engine's process was replaced: its counters began at 0."""
         self._counters = None
 
-    def advance(self, counters: Counters, now: float) -> CounterSamples | None:
+    def advance(self, counters: EngineCounters, now: float) -> CounterSamples | None:
         """The samples since the last call that returned some; None while the window is short."""
         if (before := self._counters) is None:
             self._counters, self._at = counters, now
@@ -105,7 +78,7 @@ class CounterWindow:
 
 
 def _prefill(
-    before: Counters, after: Counters, requests: float, seconds: float
+    before: EngineCounters, after: EngineCounters, requests: float, seconds: float
 ) -> PrefillSample | None:
     tokens = difference(before.prefill_tokens, after.prefill_tokens)
     duration = difference(before.prefill_seconds, after.prefill_seconds)
@@ -119,14 +92,14 @@ def _prefill(
     return PrefillSample(int(requests), tokens, tokens * tokens / requests, duration)
 
 
-def _transfer(before: Counters, after: Counters) -> tuple[float, float, float] | None:
+def _transfer(before: EngineCounters, after: EngineCounters) -> tuple[float, float, float] | None:
     transfers = difference(before.transfers, after.transfers)
     count = difference(before.transfer_bytes, after.transfer_bytes)
     seconds = difference(before.transfer_seconds, after.transfer_seconds)
     return (transfers, count, seconds) if transfers > 0 and count > 0 and seconds > 0 else None
 
 
-def _load(before: Counters, after: Counters) -> tuple[float, float, float] | None:
+def _load(before: EngineCounters, after: EngineCounters) -> tuple[float, float, float] | None:
     if after.loads is None:
         return None
     loads = difference(before.loads, after.loads)

@@ -14,11 +14,13 @@ it, keep the numbers apart. Then nothing is learned until they meet, or until th
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
 from tandem_planner.prefill_fit import PrefillSample, prefill_sample
+
+from .engine_figures import EngineCounters, difference
 
 _MOST_REQUESTS: Final = 32
 """Requests of a batch at most: over more of them, numbers that meet by chance say nothing."""
@@ -26,21 +28,6 @@ _OVERHEADS: Final = 32
 """Batches of which the median overhead is taken."""
 _TOKENS_DIFFER: Final = 1.5
 """Factor by which two counts of the same tokens may differ."""
-
-
-class PrefillCounters(Protocol):
-    """The counters of an engine that describe prefills."""
-
-    @property
-    def prefill_seconds(self) -> float | None: ...
-    @property
-    def prefills(self) -> float | None: ...
-    @property
-    def prefill_tokens(self) -> float | None: ...
-    @property
-    def queue_seconds(self) -> float | None: ...
-    @property
-    def decode_seconds(self) -> float | None: ...
 
 
 class EndedRequest(Struct, frozen=True):
@@ -55,16 +42,11 @@ class EndedRequest(Struct, frozen=True):
     """Whether `leg` lasts until the last token instead: the answer came as a whole."""
 
 
-def difference(before: float | None, after: float | None) -> float:
-    """By how much a counter moved; 0 where one is not reported, or where it went back."""
-    return max(0.0, after - before) if before is not None and after is not None else 0.0
-
-
 class OwnRequests:
     """The requests of this EPP and its replicas on one engine since both sides last agreed."""
 
     def __init__(self) -> None:
-        self._before: PrefillCounters | None = None
+        self._before: EngineCounters | None = None
         """The counters when they last agreed; None: not known."""
         self._open = 0
         self._is_serial = True
@@ -96,7 +78,7 @@ class OwnRequests:
         self.overhead = None
         self._start(None)
 
-    def advance(self, counters: PrefillCounters, *, is_idle: bool) -> PrefillSample | None:
+    def advance(self, counters: EngineCounters, *, is_idle: bool) -> PrefillSample | None:
         """Take in a scrape; `is_idle`: the engine had no request. Returns the engine's own duration
         of the requests since both sides last agreed, if that is known. Only a single one may have
         been beside others."""
@@ -126,14 +108,14 @@ class OwnRequests:
         tokens = difference(before.prefill_tokens, counters.prefill_tokens)
         return _sample(requests, tokens, seconds) if is_serial or counted == 1 else None
 
-    def _start(self, counters: PrefillCounters | None) -> None:
+    def _start(self, counters: EngineCounters | None) -> None:
         self._before = counters
         self._ended.clear()
         self._is_serial = self._open <= 1
 
 
 def _excess(
-    ended: Sequence[EndedRequest], before: PrefillCounters, after: PrefillCounters
+    ended: Sequence[EndedRequest], before: EngineCounters, after: EngineCounters
 ) -> float | None:
     """Seconds by which the legs of all requests exceed the engine's queue, prefill and, where legs
     last so long, decoding. None: not known for all legs, or the engine's seconds of decoding are

@@ -7,7 +7,7 @@ as waiting prefills of average length, or as decodes.
 
 from collections.abc import Callable
 from math import exp, inf
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.overlaps import Overlaps
@@ -25,7 +25,8 @@ from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
 from tandem_planner.transfer import TransferFit, Transfers, assumed_kv_bytes
 
 from .busy_period import BusyPeriod
-from .engine_counters import Counters, CounterWindow
+from .engine_counters import CounterWindow
+from .engine_figures import EngineCounters, Gauges
 from .exposed_share import ExposedShare
 from .fabric_fits import FabricFits, PlacedTransfers
 from .own_requests import OwnRequests
@@ -90,19 +91,6 @@ _WEIGHT: Final = 0.1
 _NEVER: Final = inf
 _OBSERVED_SECONDS: Final = 60.0
 """Seconds for which answers that tell how long prefills take are enough to learn from."""
-
-
-class Load(Protocol):
-    """`backends.engine_page.Gauges`."""
-
-    @property
-    def running(self) -> float: ...
-    @property
-    def waiting(self) -> float: ...
-    @property
-    def deferred(self) -> float: ...
-    @property
-    def kv_usage(self) -> float: ...
 
 
 class PodEstimates:
@@ -209,7 +197,7 @@ class PodEstimates:
             self.fabrics.fit(fabric).add(*sample, now)
 
     def on_counters(
-        self, counters: Counters, load: Load, capacity_tokens: float | None, now: float
+        self, counters: EngineCounters, load: Gauges, capacity_tokens: float | None, now: float
     ) -> None:
         """Take in a scrape; `capacity_tokens`: the size of the KV cache, None: not reported."""
         waiting = max(0.0, load.waiting - load.deferred)
@@ -237,7 +225,7 @@ class PodEstimates:
         self._free_tokens, self._placed_tokens = inf, 0.0
         self.learned()
 
-    def _learn_from_counters(self, counters: Counters, load: Load, now: float) -> None:
+    def _learn_from_counters(self, counters: EngineCounters, load: Gauges, now: float) -> None:
         is_idle = not load.running and not load.waiting
         exact = self.own.advance(counters, is_idle=is_idle)
         is_observed = self.observed_at is not None and now - self.observed_at < _OBSERVED_SECONDS

@@ -23,11 +23,11 @@ a lower bound of what was handed over. It bounds the sum, so it is the weaker, t
 prompts that were handed over the decode pod had cached itself.
 """
 
-from typing import Final, Protocol
+from typing import Final
 
 from tandem_contract.pod_reports import HitReport, Reporter
 
-from .own_requests import difference
+from .engine_figures import EngineCounters, difference
 
 _RECENT_TOKENS: Final = 1e6
 """Prompt tokens after which older ones count half in the ratio that `/debug/pods` shows."""
@@ -37,26 +37,8 @@ _RESERVE: Final = 2.0
 four bytes per token by prediction, and rarely less than two."""
 
 
-class PromptCounters(Protocol):
-    """The counters of an engine that describe where the KV of prompts came from."""
-
-    @property
-    def prompt_tokens(self) -> float | None: ...
-    @property
-    def computed_tokens(self) -> float | None: ...
-    @property
-    def external_tokens(self) -> float | None: ...
-
-
-class _NoCounts:
-    """The counters of a process that has just started."""
-
-    prompt_tokens: float | None = 0.0
-    computed_tokens: float | None = 0.0
-    external_tokens: float | None = 0.0
-
-
-_NO_COUNTS: Final = _NoCounts()
+_NO_COUNTS: Final = EngineCounters(prompt_tokens=0.0, computed_tokens=0.0, external_tokens=0.0)
+"""Of a process that has just started."""
 
 
 class HitTokens:
@@ -105,7 +87,7 @@ class PromptHits:
         """Another pod is to compute a prompt of about `prompt` tokens for this one."""
         return HandOver(self._engine, prompt)
 
-    def on_counters(self, counters: PromptCounters, *, receives_kv: bool) -> None:
+    def on_counters(self, counters: EngineCounters, *, receives_kv: bool) -> None:
         """Take in a scrape. `receives_kv`: external tokens are those of hand-offs, and not of a
         cache outside the engine."""
         if counters.prompt_tokens is None or counters.computed_tokens is None:
@@ -144,7 +126,7 @@ class HandOver:
 class _EngineHits:
     """The prompts that one process of an engine counts."""
 
-    def __init__(self, counters: PromptCounters) -> None:
+    def __init__(self, counters: EngineCounters) -> None:
         """Counts from `counters` on."""
         self.handed_over = 0.0
         """Tokens of prompts that other pods compute, by placements and responses."""
@@ -163,7 +145,7 @@ class _EngineHits:
         self._was_under_way = 0
         """`under_way` at the last page."""
 
-    def advance(self, counters: PromptCounters, *, receives_kv: bool) -> tuple[float, float]:
+    def advance(self, counters: EngineCounters, *, receives_kv: bool) -> tuple[float, float]:
         """Take in a page; returns the tokens of the pod's own prompts, and the cached ones."""
         before, self._counters = self._counters, counters
         self._external += difference(before.external_tokens or 0.0, counters.external_tokens or 0.0)

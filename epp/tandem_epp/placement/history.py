@@ -17,9 +17,9 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
 from tandem_contract.trace import MAX_SAME_ID, CandidateTrace, CostTrace, DecisionTrace, kv_tier
 
-from ..backends.engine_page import Gauges
 from ..backends.pods import Pod
 from ..estimates.cost_record import Prediction
+from ..estimates.engine_figures import Gauges
 
 MAX_TEXT: Final = 256
 """Characters kept of a model name, which a client chose."""

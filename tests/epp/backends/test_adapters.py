@@ -6,9 +6,10 @@ from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_epp.backends import fleet as fleet_module
 from tandem_epp.backends.adapters import LOAD_SECONDS, WAIT_SECONDS, AdapterSlots, PodAdapters
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
+from tandem_epp.estimates.engine_figures import Gauges
 
 
 def slots(running: str = "", waiting: str = "", count: int = 2) -> AdapterSlots:

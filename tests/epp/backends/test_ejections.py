@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_epp.backends.ejections import MAX_SHARE, UPKEEP_SECONDS, is_alike
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
 from tandem_epp.backends.outcomes import Outcome
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
+from tandem_epp.estimates.engine_figures import Gauges
 
 NOW = 1000.0
 

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from tandem_contract.config import Backend
 from tandem_contract.timing import Timing
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.outcomes import Outcome
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad
 from tandem_planner.cost import FAILURE_SECONDS, PodFigures
 

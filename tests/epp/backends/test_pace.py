@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.pace import (
     BUSY_INTERVAL,
     HALF_LIFE,
@@ -18,6 +17,7 @@ from tandem_epp.backends.pace import (
     next_interval,
     select_due,
 )
+from tandem_epp.estimates.engine_figures import Gauges
 
 LONGEST = 2.0
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from tandem_contract import metrics as names
 from tandem_contract import vllm_storage
 from tandem_epp.backends.adapters import AdapterSlots
-from tandem_epp.backends.engine_page import EngineCounters, Gauges
 from tandem_epp.backends.page_reader import PageReader, read_page
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 
 from .engine_pages import VllmPage
 

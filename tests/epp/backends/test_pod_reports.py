@@ -10,8 +10,9 @@ from tandem_contract.config import Backend
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role
 from tandem_contract.pod_reports import PREFILL_RATE, HitReport, PodReport, Reporter, Source
-from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_epp.estimates.exposed_share import ExposedShare
 from tandem_epp.estimates.fabric_fits import FabricFits
 from tandem_epp.process.pages import fit_reports, pod_report

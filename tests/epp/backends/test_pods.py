@@ -5,10 +5,11 @@ from dataclasses import replace
 from tandem_contract.config import Backend, HealthChecks
 from tandem_contract.paths import Role
 from tandem_contract.prefix import text_chain
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pace import HALF_LIFE
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_planner.prefill_fit import prefill_sample
 
 REPORT = ScrapeResult(Gauges(), b"one", block_tokens=16, blocks=100)

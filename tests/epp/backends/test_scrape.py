@@ -10,10 +10,10 @@ from tandem_contract import metrics as names
 from tandem_contract.config import Backend as BackendConfig
 from tandem_contract.config import HealthChecks
 from tandem_contract.prefix import text_chain
-from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.backends.scrape import Scraper
+from tandem_epp.estimates.engine_figures import Gauges
 
 from ..real import Backend, serving, serving_app, until
 from .engine_pages import VllmPage

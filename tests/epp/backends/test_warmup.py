@@ -20,11 +20,12 @@ from tandem_contract.config import Backend
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import WARM_UP, verify
 from tandem_engine.tiny import make_tiny_model
-from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.warmup import ATTEMPTS, WarmUps
 from tandem_epp.backends.warmup_requests import SidecarHandOffs
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_epp.metrics.counters import Metrics
 from tandem_local.ports import free_port
 from tandem_local.stack import Stack

@@ -12,7 +12,7 @@ from tandem_contract import headers as wire
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role, RoutingPath
 from tandem_epp.backends.adapters import AdapterSlots
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pairing import can_hand_off, known_fabric
 from tandem_epp.backends.pods import DiscoveredBackend
@@ -22,6 +22,7 @@ from tandem_epp.choice.candidate_layout import (
     RecentlyUsed,
     make_layout,
 )
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.exchange import HttpRequest, ResponseHeaders
 from tandem_epp.placement.placement import Placement
 from tandem_planner.fabrics import fabric_class

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from tandem_epp.backends.engine_page import EngineCounters
 from tandem_epp.estimates.engine_counters import CounterWindow
+from tandem_epp.estimates.engine_figures import EngineCounters
 from tandem_planner.prefill_fit import PrefillSample
 
 START = EngineCounters(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tandem_epp.backends.engine_page import EngineCounters
+from tandem_epp.estimates.engine_figures import EngineCounters
 from tandem_epp.estimates.own_requests import EndedRequest, OwnRequests
 from tandem_planner.prefill_fit import PrefillSample, prefill_sample
 

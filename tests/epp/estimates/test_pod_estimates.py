@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_epp.backends.engine_page import EngineCounters, Gauges
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_epp.estimates.pod_estimates import PodEstimates
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract.pod_reports import HitReport, Reporter
-from tandem_epp.backends.engine_page import EngineCounters
+from tandem_epp.estimates.engine_figures import EngineCounters
 from tandem_epp.estimates.prompt_hits import HandOver, PromptHits
 
 STARTED = EngineCounters(prompt_tokens=0.0, computed_tokens=0.0)

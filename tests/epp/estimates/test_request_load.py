@@ -6,7 +6,7 @@ import pytest
 
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.timing import UNKNOWN, Timing, parse_timing
-from tandem_epp.backends.engine_page import EngineCounters, Gauges
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_epp.estimates.kinds import MIN_SAMPLES, STALE_SECONDS, fill_in
 from tandem_epp.estimates.pod_estimates import PodEstimates
 from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad

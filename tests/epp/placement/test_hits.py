@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from tandem_contract.timing import Timing
-from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.pods import Pod
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_epp.exchange import ResponseHeaders
 
 from ..replicas.test_shared_fleet import Replicas

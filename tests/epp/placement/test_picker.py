@@ -17,10 +17,11 @@ from tandem_contract.request_ids import usable_request_id
 from tandem_contract.request_kinds import PATHS
 from tandem_contract.timing import Timing
 from tandem_epp.backends.adapters import AdapterSlots
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.choice.routing import Routing
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.exchange import HttpRequest, NotPlaced, ResponseHeaders
 from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.metrics.counters import Metrics

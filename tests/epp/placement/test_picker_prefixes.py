@@ -8,7 +8,8 @@ from tandem_contract import headers as wire
 from tandem_contract.paths import RoutingPath
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.timing import Timing
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.exchange import HttpRequest, ResponseHeaders
 from tandem_epp.placement.placement import Placement
 

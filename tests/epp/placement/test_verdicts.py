@@ -5,9 +5,10 @@ from msgspec.structs import replace
 
 from tandem_contract.paths import RoutingPath
 from tandem_contract.stalls import STALL_SECONDS
-from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.health import EJECT_IN_A_ROW, HealthState
 from tandem_epp.backends.outcomes import Outcome
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_epp.exchange import BrokenAnswer, Ending, ResponseHeaders
 from tandem_epp.placement.verdicts import judge_broken
 

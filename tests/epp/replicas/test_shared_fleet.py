@@ -11,10 +11,11 @@ from tandem_contract.prefix import text_chain
 from tandem_contract.stalls import STALL_SECONDS
 from tandem_contract.timing import Timing
 from tandem_epp.backends.adapters import AdapterSlots
-from tandem_epp.backends.engine_page import EngineCounters, Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.health import BASE_EJECTION, EJECT_IN_A_ROW, HealthState
 from tandem_epp.backends.outcomes import Outcome
 from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_epp.exchange import BrokenAnswer, Ending, HttpRequest, ResponseHeaders
 from tandem_epp.placement.placement import Placement
 from tandem_epp.replicas.peers.frames import (

@@ -20,7 +20,7 @@ from collections import Counter, deque
 from random import Random
 from typing import Final
 
-from tandem_epp.backends.engine_page import EngineCounters, Gauges
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_planner.storage import MAX_LOAD_SHARE
 
 from .block_pool import BLOCK, BlockPool

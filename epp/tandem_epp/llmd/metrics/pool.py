@@ -9,9 +9,9 @@ from typing import Final
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from ...backends.engine_page import Gauges
 from ...backends.fleet import Fleet
 from ...backends.inference_pool import PoolReference
+from ...estimates.engine_figures import Gauges
 from ...settings import Settings
 from .families import FLOW, NO_POOL, Names, Pool, gauges
 

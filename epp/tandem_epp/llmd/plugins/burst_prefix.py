@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from tandem_contract.prefix import whole_blocks
 
-from ...backends.engine_page import Gauges
 from ...backends.pods import Pod
 from ...choice.context import ChoiceContext
+from ...estimates.engine_figures import Gauges
 from .llmd_parameters import BurstParameters
 
 _IDLE = Gauges()

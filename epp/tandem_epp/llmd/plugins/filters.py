@@ -10,9 +10,9 @@ from tandem_contract.labels import LLMD_ROLE
 from tandem_contract.paths import Role
 from tandem_contract.selectors import holds
 
-from ...backends.engine_page import Gauges
 from ...backends.pods import Pod
 from ...choice.context import ChoiceContext
+from ...estimates.engine_figures import Gauges
 from .llmd_parameters import Condition, LabelSelector, Metric
 from .profile import keep_if
 

@@ -10,9 +10,9 @@ new, and a low score would keep requests from it. Requests sent to it meanwhile 
 from collections.abc import Sequence
 from typing import Final
 
-from ...backends.engine_page import Gauges
 from ...backends.pods import Pod
 from ...choice.context import ChoiceContext
+from ...estimates.engine_figures import Gauges
 
 _IDLE = Gauges()
 

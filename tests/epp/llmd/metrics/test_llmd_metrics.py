@@ -13,8 +13,8 @@ from tandem_contract import headers as wire
 from tandem_contract.config import HealthChecks
 from tandem_contract.paths import RoutingPath
 from tandem_contract.timing import Timing
-from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.pods import Pod, ScrapeResult
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.exchange import HttpRequest, ResponseHeaders
 from tandem_epp.llmd.metrics.families import PREFIX, Pool
 from tandem_epp.llmd.metrics.requests import MAX_MODELS, add_llmd_metrics

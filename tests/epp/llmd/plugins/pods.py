@@ -2,8 +2,9 @@
 
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.pods import Pod
+from tandem_epp.estimates.engine_figures import Gauges
 
 
 def make_pod(

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.pods import Pod
 from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.llmd.plugins.burst_prefix import BurstPrefix
 from tandem_epp.llmd.plugins.llmd_parameters import BurstParameters
 from tandem_epp.request.inference import InferenceRequest

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from tandem_contract.paths import Role
-from tandem_epp.backends.engine_page import Gauges
 from tandem_epp.backends.pods import Pod
 from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.llmd.plugins.filters import (
     LabelFilter,
     RoleFilter,

@@ -16,13 +16,14 @@ from tandem_contract.config import Backend
 from tandem_contract.documents import DocumentError
 from tandem_contract.labels import HOSTNAME
 from tandem_contract.paths import Role, RoutingPath
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.choice.context import ChoiceContext
 from tandem_epp.choice.result import SchedulingResult
 from tandem_epp.choice.routing import Scheduling
 from tandem_epp.choice.scheduler import Scheduler
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.main import main
 from tandem_epp.process.configuration import load, log_notices
 from tandem_epp.request.inference import InferenceRequest

@@ -5,9 +5,10 @@ import pytest
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_epp.backends.adapters import AdapterSlots
-from tandem_epp.backends.engine_page import Gauges, ScrapeResult
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.pods import Pod
 from tandem_epp.choice.context import ChoiceContext
+from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.llmd.plugins.profile import Scorer
 from tandem_epp.llmd.plugins.scorers import (
     ActiveRequestScorer,

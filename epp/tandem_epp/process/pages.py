@@ -12,7 +12,7 @@ an empty list with status 404. No answer holds prompt text.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import time
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -35,35 +35,17 @@ from tandem_contract.pod_reports import (
 )
 from tandem_contract.trace import DecisionTrace
 from tandem_planner.cost import wait_seconds
-from tandem_planner.decode_fit import DECODE_PRIOR, DecodeCost, DecodeFit
+from tandem_planner.decode_fit import DECODE_PRIOR, DecodeCost
 from tandem_planner.learned_cost import CostT, LearnedCost
-from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
+from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost
 from tandem_planner.transfer import TRANSFER_PRIOR, TransferCost, TransferFit
 
 from ..backends.pods import Pod
-from ..estimates.exposed_share import ExposedShare
-from ..estimates.fabric_fits import FabricFits
+from ..estimates.pod_estimates import PodEstimates
 from ..estimates.prompt_hits import PromptHits
 from ..placement.history import History
 
 _GIGABYTE: Final = 1e9
-
-
-class Fits(Protocol):
-    """What was measured of one pod."""
-
-    @property
-    def prefill(self) -> PrefillFit: ...
-    @property
-    def decode(self) -> DecodeFit: ...
-    @property
-    def best_decode(self) -> DecodeCost: ...
-    @property
-    def transfer(self) -> TransferFit: ...
-    @property
-    def fabrics(self) -> FabricFits: ...
-    @property
-    def exposed(self) -> ExposedShare: ...
 
 
 def pod_report(pod: Pod, now: float) -> PodReport:
@@ -99,7 +81,7 @@ def _hit_reports(hits: PromptHits) -> Mapping[str, HitReport]:
 
 
 def fit_reports(
-    fits: Fits, role: Role, now: float, *, receives_kv: bool = False
+    fits: PodEstimates, role: Role, now: float, *, receives_kv: bool = False
 ) -> Mapping[str, Estimate]:
     """The estimates that the cost of a pod in `role` is computed from; `now` is Unix seconds.
     `receives_kv`: other pods may prefill for it, as they do for each decode pod."""

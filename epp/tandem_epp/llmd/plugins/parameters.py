@@ -283,18 +283,14 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 Duration = Annotated[str, Meta(pattern=r"^\d+(\.\d+)?(ms|s|m|h)$")]
 
 
-class _Section(Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a plugin's parameters."""
-
-
-class PodDiscovery(_Section, frozen=True):
+class PodDiscovery(Strict, frozen=True):
     """The ports of engines."""
 
     socketPort: Port = ports.KV_EVENTS  # noqa: N815 - llm-d's name
     replayPort: Port = ports.KV_EVENTS_REPLAY  # noqa: N815
 
 
-class KvEvents(_Section, frozen=True):
+class KvEvents(Strict, frozen=True):
     """How events are received."""
 
     topicFilter: str = ""  # noqa: N815 - llm-d's name
@@ -305,7 +301,7 @@ class KvEvents(_Section, frozen=True):
     zmqEndpoint: str = ""  # noqa: N815
 
 
-class PreciseIndexParameters(_Section, frozen=True):
+class PreciseIndexParameters(Strict, frozen=True):
     """Parameters of precise-prefix-cache-producer."""
 
     kvEventsConfig: Annotated[  # noqa: N815 - llm-d's name
@@ -332,7 +328,7 @@ class PreciseIndexParameters(_Section, frozen=True):
     speculativeTTL: Annotated[str, Meta(description="ignored")] = ""  # noqa: N815
 
 
-class VllmRender(_Section, frozen=True):
+class VllmRender(Strict, frozen=True):
     """vLLM's render endpoint."""
 
     url: str = "http://localhost:8000"
@@ -340,7 +336,7 @@ class VllmRender(_Section, frozen=True):
     mmTimeout: Duration = format_duration(TokenizerSettings().media_deadline)  # noqa: N815
 
 
-class TokenizerParameters(_Section, frozen=True):
+class TokenizerParameters(Strict, frozen=True):
     """Parameters of token-producer."""
 
     modelName: Annotated[  # noqa: N815 - llm-d's name

@@ -315,6 +315,7 @@ def test_a_pod_of_infinite_cost_is_not_chosen() -> None:
     request, never = RequestFigures(100, 10.0, NOW), PodFigures(standing=inf)
     assert choice(request, some([never, PodFigures()], [0, 0], (0, 1))).decodes == [1]
     assert choice(request, some([never, never], [0, 0], (0, 1))).decodes == ()
+    assert choice(request, some([never, never], [0, 0], (1,), [((0,), (1,))])).decodes == ()
     assert choice(request, some([], [], ())).decodes == ()
 
 

@@ -248,6 +248,8 @@ def test_what_was_used_last_is_kept() -> None:
     assert values.get(0, object) is first
     assert values.get(1, object) is second
     assert values.get(-1, object) is not first
+    values.clear()
+    assert values.get(0, object) is not first
 
 
 def test_a_narrowed_layout_has_the_allowed_pods_alone() -> None:

@@ -97,6 +97,7 @@ def test_the_size_of_a_request_tells_what_is_loaded(plugins: dict[str, object]) 
     """Else the pod would count as busy with tokens that it does not compute."""
     size = _schedule(plugins, STORED).size
     assert (size.prompt, size.cached, size.loaded) == (TOKENS, STORED, STORED)
+    assert size.cached_on_decode == 0
     assert _schedule(plugins, STORED, gpu=True).size.loaded == 0
 
 

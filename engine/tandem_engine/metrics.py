@@ -6,7 +6,7 @@ are read from the engine's `stats` at each scrape.
 
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,6 +21,7 @@ from tandem_contract import metrics as names
 from tandem_contract.timing import Timing
 
 from .blocks import BlockEvent
+from .observer import Stats
 from .tier_metrics import LABELS, TierMetrics
 from .types import FinishReason, PullResult
 
@@ -43,21 +44,6 @@ _TRANSFER_BUCKETS: Final = (
 )  # fmt: skip
 _TOKEN_BUCKETS: Final = tuple(scale * 10.0**power for power in range(6) for scale in (1, 2, 5))
 _BYTES_BUCKETS: Final = tuple(2.0**power for power in range(11, 36, 2))
-
-
-class StatsView(Protocol):
-    """The values of the gauges at one moment."""
-
-    @property
-    def running(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def waiting_for_kv(self) -> int: ...
-    @property
-    def kv_usage(self) -> float: ...
-    @property
-    def held_requests(self) -> int: ...
 
 
 class EngineMetrics(TierMetrics):
@@ -146,7 +132,7 @@ class EngineMetrics(TierMetrics):
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(*self._labels, reason)
 
-    def watch(self, stats: Callable[[], StatsView], *, block_size: int, num_blocks: int) -> None:
+    def watch(self, stats: Callable[[], Stats], *, block_size: int, num_blocks: int) -> None:
         """Export the gauges, read from `stats` at each scrape."""
         self._gauge(names.ENGINE_RUNNING, "Sequences running", lambda: stats().running)
         self._gauge(

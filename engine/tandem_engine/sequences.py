@@ -16,7 +16,8 @@ from tandem_contract.transfer_params import TransferParams
 
 from .answers import Choice
 from .body import ApiError
-from .metrics import SequenceTimes, StatsView
+from .metrics import SequenceTimes
+from .observer import Stats
 from .output import OutputText, Piece
 from .types import Delta, FinishReason, Request
 
@@ -42,7 +43,7 @@ class ServedEngine(Protocol):
     async def release_remote_hold(self, params: TransferParams) -> None:
         """Have a producer free KV that will not be read."""
 
-    def stats(self) -> StatsView: ...
+    def stats(self) -> Stats: ...
 
 
 class RunningSequence:

@@ -102,8 +102,8 @@ bare: setup ## run the tests that start other programs, as the last `make test` 
 # These tests compute: more workers than cores would only import more often.
 unit test-compiled: WORKERS = 2
 
-unit: setup ## unit tests only (under a minute)
-	$(PYTEST) $(PARALLEL) -m "not component and not control_plane and not node and not vllm and not chaos" $(ARGS)
+unit: setup ## unit tests only, without those that compute for seconds
+	$(PYTEST) $(PARALLEL) -m "not long and not component and not control_plane and not node and not vllm and not chaos" $(ARGS)
 
 test-vllm: vllm-setup ## test the sidecar between real vLLM engines on the CPU, with NIXL (docs/run/vllm.md)
 	$(PYTEST) -m vllm tests/vllm $(ARGS)

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .recorder import HIDDEN, ROOT
+
+pytestmark = pytest.mark.long
 
 CONFTEST = """
 from tests.bare.recorder import record

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+import pytest
 from hypothesis import given, settings
 
 from tandem_contract.request_kinds import RequestKind
@@ -19,6 +20,8 @@ from .readers import (
     read_by_torch_engine,
 )
 from .strategies import forms, json_bodies
+
+pytestmark = pytest.mark.long
 
 MANY = settings(max_examples=200, deadline=None)
 _FORBIDDEN = frozenset({*CLIENT_FORBIDDEN, "vllm_xargs"})

@@ -10,6 +10,8 @@ from tandem_engine.weights import ModelError
 
 from .engines import GREEDY, Tally, expected, finish, prompt, running, tiny_model, until
 
+pytestmark = pytest.mark.long
+
 
 async def test_answers_as_the_dense_reference_does() -> None:
     async with running() as engine:

@@ -25,6 +25,8 @@ from tandem_kvstore.stores.files import FileStore
 from .engines import GREEDY, Tally, all_free, expected, finish, prompt, running, transfer, until
 from .tiers.conftest import FRONT, BothGuard, PatientGuard
 
+pytestmark = pytest.mark.long
+
 
 class Pair:
     """A prefill engine P and a decode engine D, with their counts."""

@@ -24,6 +24,8 @@ from tandem_engine.protocol import (
 from .fake_engine import FakeEngine, answer_with
 from .test_server import REMOTE, Client, Connect, connect, model
 
+pytestmark = pytest.mark.long
+
 __all__ = ["connect", "model"]
 
 WRONG = (

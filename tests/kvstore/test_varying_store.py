@@ -8,6 +8,8 @@ import pytest
 
 from tandem_kvstore.guard.load_guard import Decision, Hit, LoadGuard, Way
 
+pytestmark = pytest.mark.long
+
 CHUNKS, CHUNK_BYTES, COMPUTE = 8, 4 << 20, 0.055
 """Seconds to compute all chunks; each is computed in the same time."""
 

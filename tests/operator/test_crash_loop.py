@@ -7,6 +7,8 @@ import pytest
 from .pool_yaml import PREFILL
 from .simulated_cluster import DECODE, SimulatedCluster, named, revisions, settled
 
+pytestmark = pytest.mark.long
+
 ROLLOUTS = pytest.mark.parametrize(
     "rollout",
     [{"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 1, "maxUnavailable": 0},

@@ -19,6 +19,8 @@ from tandem_sidecar.settings import Breaker
 
 from .conftest import Harness
 
+pytestmark = pytest.mark.long
+
 REQUESTS = 300
 """In each round; the first ones fill what is bounded."""
 AT_ONCE = 20

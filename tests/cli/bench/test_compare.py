@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import msgspec
+import pytest
 from click.testing import CliRunner, Result
 
 from tandem_cli.bench import command
 from tandem_loadtest.figures.model import Estimate, Report
 from tests.loadtest.figures.samples import sample_report
+
+pytestmark = pytest.mark.long
 
 
 def compare(*arguments: str) -> Result:

@@ -17,6 +17,8 @@ from tests.loadtest.run.engines import FakeOpenAI
 
 from .servers import background, wait_for_requests
 
+pytestmark = pytest.mark.long
+
 FAST = ("--limit", "5", "--rate", "1000", "--warm-up", "0")
 
 

@@ -23,6 +23,8 @@ from ..engines import Tally, expected, finish, prompt, running, until
 from .asking import CHUNK, CHUNKS, LENGTH, ask, storage, submit
 from .conftest import PatientGuard
 
+pytestmark = pytest.mark.long
+
 _LAST_GROUP = "-001-"
 """In the names of the data objects of the second of two layers."""
 

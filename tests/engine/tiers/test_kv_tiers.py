@@ -21,6 +21,8 @@ from tandem_kvstore.stores.files import FileStore
 
 from ..engines import GREEDY, Tally, expected, finish, prompt, running, until
 
+pytestmark = pytest.mark.long
+
 CHUNK = 32
 LENGTH = 200
 

@@ -24,6 +24,8 @@ from ..engines import Tally, expected, finish, prompt, running, until
 from .asking import CHUNK, CHUNKS, LENGTH, ask, storage, submit
 from .conftest import FRONT, BothGuard
 
+pytestmark = pytest.mark.long
+
 
 class ImpatientGuard(BothGuard):
     """Waits for nothing."""

@@ -26,6 +26,8 @@ from ..test_handoff import Pair
 from ..test_streams import LONG, decode, prefill
 from .asking import CHUNK, CHUNKS, LENGTH, ask, storage, submit
 
+pytestmark = pytest.mark.long
+
 _CHUNK_BYTES = 2 * 2 * CHUNK * 2 * 16 * 8
 """Layers, keys and values, tokens, heads, their width, bytes of float64."""
 

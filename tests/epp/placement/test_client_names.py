@@ -18,6 +18,8 @@ from tandem_epp.server.ext_proc.stream import ExtProcStream
 
 from .test_picker import NOW, PickerSetup
 
+pytestmark = pytest.mark.long
+
 REQUESTS = 1500
 """In each round; the first fills what is bounded."""
 PLUGINS = """

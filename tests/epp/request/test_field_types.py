@@ -14,6 +14,8 @@ from tandem_epp.request.inference import parse_request, read_model
 
 from ..placement.test_picker import NOW, PickerSetup
 
+pytestmark = pytest.mark.long
+
 PROMPTS: dict[RequestKind, dict[str, Any]] = {
     RequestKind.COMPLETIONS: {"prompt": "Hi"},
     RequestKind.CHAT: {"messages": [{"role": "user", "content": "Hi"}]},

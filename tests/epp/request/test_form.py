@@ -14,6 +14,8 @@ from tandem_epp.request.bodies import is_form, named_model
 from tandem_epp.request.body_fields import BadBody
 from tandem_epp.request.form import form_model, with_form_model
 
+pytestmark = pytest.mark.long
+
 PATH = "/v1/audio/transcriptions"
 TYPE = "multipart/form-data; boundary=XB"
 MODEL = b'Content-Disposition: form-data; name="model"\r\n\r\nm'

@@ -10,7 +10,7 @@ from .run import Result, engines, simulate
 from .workload import conversations
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
-pytestmark = pytest.mark.interpreted
+pytestmark = [pytest.mark.interpreted, pytest.mark.long]
 LEAST_IN_FLIGHT = PickerSettings("plugins: [{type: active-request-scorer}]")
 
 

@@ -16,7 +16,7 @@ from .work import Work
 from .workload import Request, body, conversations, shared_prompts
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
-pytestmark = pytest.mark.interpreted
+pytestmark = [pytest.mark.interpreted, pytest.mark.long]
 
 
 def test_every_request_ends_once_with_the_real_picker() -> None:

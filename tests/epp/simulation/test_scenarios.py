@@ -14,7 +14,7 @@ from .scenarios import NewRouter
 from .workload import Request, conversations
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
-pytestmark = pytest.mark.interpreted
+pytestmark = [pytest.mark.interpreted, pytest.mark.long]
 REQUESTS = conversations(300, rate=8.0, seed=7)
 """Keep four pods half busy at first."""
 

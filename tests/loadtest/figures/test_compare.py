@@ -12,6 +12,8 @@ from tandem_loadtest.figures.model import Report
 
 from .samples import sample_repeat, sample_report
 
+pytestmark = pytest.mark.long
+
 
 @cache
 def sample(repeats: int, seed: int, slower: float, count: int) -> Report:

@@ -14,6 +14,8 @@ from tandem_epp.server.ext_proc.codec import read_message
 from tandem_epp.server.ext_proc.messages import RequestHeaders
 from tandem_epp.server.ext_proc.wire_headers import read_headers
 
+pytestmark = pytest.mark.long
+
 NAMES = st.sampled_from(
     [
         *(":method", ":path", "content-type", "x-request-id", "x" * 130),

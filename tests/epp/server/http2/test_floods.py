@@ -14,6 +14,8 @@ from tandem_epp.server.http2.limits import LARGEST_WINDOW, Limits
 from .calls import Calls
 from .client import BLOCK, Peer, data, headers, message, ping
 
+pytestmark = pytest.mark.long
+
 CALM = ErrorCode.ENHANCE_YOUR_CALM
 ENOUGH = 20_000
 """Frames of a flood: far more than the budgets."""

@@ -12,6 +12,8 @@ from tandem_epp.server.http2.limits import Limits
 
 from .client import BLOCK, Peer, block, headers, hpack_encoder
 
+pytestmark = pytest.mark.long
+
 GOOD = {":method": "POST", ":scheme": "http", ":path": "/"}
 
 

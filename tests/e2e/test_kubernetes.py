@@ -24,6 +24,7 @@ from tests.cluster.node import Node
 from tests.operator.fake_hub import COMMIT, REPOSITORY
 
 from . import downloaded, secured, stored
+from .changing import load
 from .client import MODEL, Answer, chat
 from .downloaded import Download
 from .enforcing import enforced, forget_connections
@@ -365,6 +366,38 @@ def _get(place: Place, client: ssl.SSLContext) -> bytes:
             return connection.recv(100)
     except (ssl.SSLError, ConnectionError):
         return b""
+
+
+REQUESTS = 1110
+
+
+def test_no_request_is_lost_while_everything_changes(site: Site) -> None:
+    decode = f"{labels.ROLE}=decode"
+    with load(site.address) as running:
+        running.wait_for(20)
+        for replicas in (3, 2):
+            site.kubectl("scale", "decodepool/quickstart", f"--replicas={replicas}")
+            until(lambda count=replicas: len(site.pods(decode)) == count, f"{replicas} decode pods")
+            site.ready()
+        for pool in ("decodepool/quickstart", "prefillpool/quickstart-prefill"):
+            before = set(site.engines)
+            now = f"tandem.dev/restartedAt={time.time()}"
+            site.kubectl("annotate", "--overwrite", pool, now)
+            until(lambda old=before: bool(set(site.engines) - old), "a pod of the new revision")
+            site.kubectl("wait", "--for=condition=Progressing=False", f"--timeout={SECONDS}s", pool)
+            site.ready()
+        for forced in ((), ("--grace-period=0", "--force")):
+            victim = min(site.pods(decode))
+            site.kubectl("delete", "pod", victim, "--wait=false", *forced)
+            until(lambda gone=victim: gone not in site.pods(decode), f"the end of {victim}")
+            site.ready()
+        with load(site.address, clients=30) as overload:
+            site.helm("upgrade", RELEASE, CHART, "--set=operator.replicas=2", "--wait")
+            overload.wait_for(60)
+        running.wait_for(REQUESTS - overload.answered)
+    site.helm("upgrade", RELEASE, CHART, "--set=operator.replicas=1", "--wait")
+    assert (running.lost, overload.lost) == ([], [])
+    assert running.answered + overload.answered >= REQUESTS
 
 
 def test_helm_test(site: Site) -> None:

@@ -67,7 +67,7 @@ async def test_what_an_engine_may_have_read_is_not_told_as_unsent(
     harness: Harness, split: bool
 ) -> None:
     async def dies(turn: Turn) -> None:
-        turn.abort()
+        turn.die()
 
     if split:
         await harness.prefill()

@@ -129,6 +129,30 @@ async def test_deleted_plan_keys_come_back_before_the_next_pod_and_with_a_change
     await until(has_keys, operator)
 
 
+async def test_pods_that_mount_plan_keys_are_created_after_them_also_of_a_pool_that_is_back(
+    api: Api, operator: operating.Operator, namespace: str, crds: ControlPlane
+) -> None:
+    """The kubelet tells FailedMount and waits longer and longer where a Secret is missing."""
+    await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=0))
+    for number in (1, 2):
+        await api.create(DECODE_POOLS, decode("d", namespace, prefillRef={"name": "p"}, replicas=2))
+        await until(lambda: count(api, namespace, 2), operator)
+        written = [
+            event["objectRef"]["resource"]
+            for event in operating.writes(crds.audit_log, f"operator-{namespace}")
+            if event["objectRef"]["resource"] in ("secrets", "pods")
+            and event["verb"] in ("create", "patch")
+            and event["objectRef"].get("name") != "p-transfer-keys"
+            and "dryRun" not in event["requestURI"]
+            and event["objectRef"].get("subresource") is None
+            and event["objectRef"]["namespace"] == namespace
+        ]
+        assert written == ["secrets", "pods", "pods"] * number
+        if number == 1:
+            await api.delete(DECODE_POOLS, "d", namespace)
+            await until(lambda: count(api, namespace, 0), operator)
+
+
 async def test_failed_and_lost_pods_are_replaced_and_orphans_adopted(
     api: Api, operator: operating.Operator, namespace: str
 ) -> None:

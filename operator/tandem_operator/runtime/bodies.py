@@ -9,6 +9,8 @@ from tandem_contract.paths import Role
 
 from ..observed import KINDS, Body, EndpointKey, Kind, PoolKey, PoolResource, SetKey
 from ..planning.api_objects import FIELD_MANAGER
+from ..pods.containers import PLAN_KEYS
+from ..pods.manifests import plan_key_secret
 from .store import WatchScope
 
 
@@ -75,6 +77,15 @@ def pool_and_owners(body: Body) -> tuple[str | None, list[str]]:
     metadata = body["metadata"]
     owners = sorted(owner["uid"] for owner in metadata.get("ownerReferences", ()))
     return (metadata.get("labels") or {}).get(labels.POOL), owners
+
+
+def endpoint_of_plan_keys(pod: Body) -> EndpointKey | None:
+    """The endpoint whose Secret of plan keys a pod mounts; None: it mounts none."""
+    for volume in pod["spec"].get("volumes", ()):
+        if volume["name"] == PLAN_KEYS and "secret" in volume:
+            name = volume["secret"]["secretName"].removesuffix(plan_key_secret(""))
+            return EndpointKey(pod["metadata"]["namespace"], name)
+    return None
 
 
 def _text_at(body: Body, *path: str) -> str | None:

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tandem_contract import labels
-from tandem_contract.custom_resources import DECODE_POOL
 from tandem_kube.client import Api
 from tandem_kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from tandem_kube.events import send_event
@@ -33,10 +32,11 @@ from ..planning.api_objects import FIELD_MANAGER
 from ..planning.key_rotation import SECRET_BYTES
 from ..planning.revisions import sample_pod
 from ..planning.status import StatusBody, status_events
+from ..pods.manifests import plan_key_secret
 from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
-from .bodies import endpoint_of, is_foreign, pool_and_owners
+from .bodies import endpoint_of_plan_keys, is_foreign, pool_and_owners
 from .cache import ClusterCache, WorkKey
-from .reads import get_by_name, read_plan_keys, read_pools
+from .reads import get_by_name, get_secret, read_plan_keys, read_pools
 from .watches import POOL_RESOURCES
 from .write_errors import (
     TRANSIENT_ERRORS,
@@ -81,17 +81,19 @@ class Cluster:
         """Bring pools up to what the API server has now; the keys that this affects."""
         return await read_pools(self.api, self.cache, pools)
 
-    def endpoints_of(self, pods: Iterable[Create]) -> set[WorkKey]:
-        """The endpoints whose plan keys `pods` mount, of pools that were reconciled as they are:
-        a new spec of a pool has its endpoint reconciled anyway."""
-        keys = {pod.pool for pod in pods}
-        return {
-            endpoint_of(pool)
-            for key in keys
-            for pool in self.cache.pools.by_key(key)
-            if pool.key.kind == DECODE_POOL
-            and pool.status.get("observedGeneration") == pool.generation
-        }
+    async def lacking_plan_keys(self, pods: Iterable[Create]) -> set[WorkKey]:
+        """The endpoints whose Secret of plan keys `pods` mount although it is not there, or goes
+        with a pool that was deleted."""
+        lacking = set[WorkKey]()
+        mounted = {endpoint for pod in pods if (endpoint := endpoint_of_plan_keys(pod.body))}
+        for key in mounted:
+            secret = await get_secret(self.api, key.namespace, plan_key_secret(key.name))
+            _, owners = pool_and_owners(secret) if secret else (None, [])
+            pools = [pool.uid for pool in self.cache.pools.by_key(key)]
+            # Somebody else's Secret has no pool as its owner.
+            if secret is None or (owners and set(owners).isdisjoint(pools)):
+                lacking.add(key)
+        return lacking
 
     async def read_plan_keys(self, key: EndpointKey) -> None:
         """Bring an endpoint's Secret into the cache, which no watch keeps current."""

@@ -40,7 +40,7 @@ async def get_by_name(api: Api, resource: Resource, body: Body) -> Object | None
     """
     metadata = body["metadata"]
     if resource == SECRETS:
-        return await _secret(api, metadata["namespace"], metadata["name"])
+        return await get_secret(api, metadata["namespace"], metadata["name"])
     field = f"metadata.name={metadata['name']}"
     listed = await api.list(resource, metadata["namespace"], fields=field)
     return listed.items[0] if listed.items else None
@@ -67,7 +67,7 @@ async def read_pools(api: Api, cache: ClusterCache, keys: Iterable[PoolKey]) -> 
 
 async def read_plan_keys(api: Api, cache: ClusterCache, key: EndpointKey) -> None:
     """Bring an endpoint's Secret of plan keys into the cache; a foreign one counts as none."""
-    secret = await _secret(api, key.namespace, plan_key_secret(key.name))
+    secret = await get_secret(api, key.namespace, plan_key_secret(key.name))
     object_labels = secret["metadata"].get("labels", {}) if secret else {}
     cache.set_plan_keys(key, secret if object_labels.get(labels.ENDPOINT) == key.name else None)
 
@@ -106,7 +106,7 @@ async def _keep_transfer_keys(
 ) -> tuple[float | None, Failure | None]:
     name = transfer_key_secret(observed.key.name)
     try:
-        live = await _secret(api, observed.key.namespace, name)
+        live = await get_secret(api, observed.key.namespace, name)
         keys = plan_transfer_keys(observed, live, os.urandom(SECRET_BYTES), period)
         if keys is None:
             return None, None
@@ -125,7 +125,7 @@ async def _keep_transfer_keys(
     return keys.requeue_after, None
 
 
-async def _secret(api: Api, namespace: str, name: str) -> Object | None:
+async def get_secret(api: Api, namespace: str, name: str) -> Object | None:
     try:
         return await api.get(SECRETS, name, namespace)
     except NotFound:

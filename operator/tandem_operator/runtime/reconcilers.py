@@ -1,7 +1,8 @@
 """The two reconcilers, one screen each: observe → plan (pure) → apply → write status."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from ..observed import EndpointKey, SetKey
 from ..planning.key_rotation import pools_with_transfer_keys
@@ -13,6 +14,9 @@ from ..routing.endpoint.settings import RouterSettings
 from .cache import WorkKey
 from .cluster import Cluster
 from .reads import TransferKeySecrets
+
+_UNTIL_KEYS: Final = 0.5
+"""Seconds until pods are created again that wait for their endpoint's Secret of plan keys."""
 
 
 class WritesRefused(Exception):
@@ -65,8 +69,10 @@ class Reconcilers:
         # from a live list of them, so that no pod is created twice or deleted in vain.
         if plan.touches_pods or refused:
             plan = plan_set(await cluster.observe_live(key), self.defaults, refused)
-        # No watch tells that someone has deleted the plan keys, without which no such pod starts.
-        self.enqueue(cluster.endpoints_of(plan.create_pods))
+        # The kubelet starts no pod without the Secret that it mounts, and no watch tells of it.
+        if lacking := await cluster.lacking_plan_keys(plan.create_pods):
+            self.enqueue(lacking)
+            plan = replace(plan, create_pods=())
         done = await cluster.apply(plan)
         # Observed once more: by now the cache has the answers to the writes, and the failures. The
         # status is written even when a write was refused, because it tells the user which.
@@ -78,7 +84,8 @@ class Reconcilers:
             self.enqueue({key})
         if not done:
             raise WritesRefused
-        return min((t for t in (plan.requeue_after, keys_due) if t is not None), default=None)
+        due = (plan.requeue_after, keys_due, _UNTIL_KEYS if lacking else None)
+        return min((t for t in due if t is not None), default=None)
 
     async def reconcile_endpoint(self, key: EndpointKey) -> float | None:
         """Bring an endpoint's Service, Envoy, EPP and keys to what its pools require.

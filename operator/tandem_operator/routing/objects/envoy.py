@@ -26,6 +26,7 @@ from .common import (
     deployment,
     pod_spec,
     service,
+    startup_probe,
     stated_hash,
 )
 
@@ -170,6 +171,7 @@ def _envoy(settings: RouterSettings, *, has_keys: bool, tls: str | None) -> Obje
             {"name": "http", "containerPort": ports.ENVOY, "protocol": "TCP"},
             {"name": "health", "containerPort": ports.ENVOY_HEALTH, "protocol": "TCP"},
         ],
+        startupProbe=startup_probe(LIVE, ports.ENVOY_HEALTH),
         readinessProbe=_probe(READY, failures=2),
         livenessProbe=_probe(LIVE, failures=6),
         resources=dict(settings.envoy_resources),

@@ -21,6 +21,7 @@ from .common import (
     deployment,
     pod_spec,
     service,
+    startup_probe,
 )
 
 _CONFIG_DIRECTORY: Final = "/etc/tandem/router"
@@ -154,6 +155,7 @@ def _container(
             {"name": "metrics", "containerPort": ports.EPP_METRICS, "protocol": "TCP"},
             {"name": "peers", "containerPort": ports.EPP_PEERS, "protocol": "TCP"},
         ],
+        startupProbe=startup_probe(endpoints.LIVE, ports.EPP_HEALTH),
         readinessProbe=_probe(endpoints.READY, failures=2),
         livenessProbe=_probe(endpoints.LIVE, failures=6),
         lifecycle={"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},

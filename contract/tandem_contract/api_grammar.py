@@ -273,9 +273,10 @@ class StreamStart:
     def take(self, piece: bytes) -> Meaning:
         """What the events completed by `piece` mean; those after the first that means something
         are not read."""
-        lines = (self._line + piece).split(b"\n")
-        self._line = lines.pop()
-        for line in lines:
+        unread, start = self._line + piece, 0
+        # Line by line, because of a large piece only the first events are needed.
+        while (end := unread.find(b"\n", start)) >= 0:
+            line, start = unread[start:end], end + 1
             if line.startswith(_DATA):
                 data = line[len(_DATA) :].strip()
                 self._data = self._data + b"\n" + data if self._data else data
@@ -287,6 +288,7 @@ class StreamStart:
                 if meaning is not Meaning.NOTHING:
                     return meaning
                 self._name = self._data = b""
+        self._line = unread[start:]
         return Meaning.NOTHING
 
     def error(self) -> tuple[int, str]:

@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from .timing_figures import TYPES, read_figures
+from .timing_figures import read_figures, write_figures
 
 
 class Timing(Struct, frozen=True):
@@ -75,9 +75,7 @@ class Timing(Struct, frozen=True):
         """The header's value."""
         if self is UNKNOWN:
             return _NOTHING
-        figures = zip(_TEMPLATES, astuple(self), strict=True)
-        parts = [template % value for template, value in figures if value is not None]
-        return ";".join(parts) or _NOTHING
+        return write_figures(astuple(self)) or _NOTHING
 
 
 _NOTHING: Final = "-"
@@ -85,10 +83,6 @@ UNKNOWN: Final = Timing()
 """The timing of an engine that does not send the header."""
 OUT_OF_RANGE: Final = Timing()
 """The timing in a header with a figure beyond its limit."""
-
-_TEMPLATES: Final = tuple(
-    f"{name}=%.6f" if TYPES[name] is float else f"{name}=%d" for name in Timing.__struct_fields__
-)
 
 
 def parse_timing(value: str) -> Timing:
@@ -99,5 +93,5 @@ def parse_timing(value: str) -> Timing:
     figures = read_figures(value)
     if figures is None:
         return OUT_OF_RANGE
-    # Names and types come from TYPES.
+    # Names and types come from `timing_figures.TYPES`.
     return Timing(**figures) if figures else UNKNOWN  # type: ignore[arg-type]

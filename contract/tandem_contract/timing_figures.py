@@ -31,6 +31,14 @@ _LIMITS: Final[dict[str, float]] = {
 } | {"bytes": MAX_BYTES, "inflight": MAX_REQUESTS, "streamed": 1}
 _READERS: Final = {name: (kind, _LIMITS[name]) for name, kind in TYPES.items()}
 """Name → type and limit of the figure."""
+_TEMPLATES: Final = tuple(
+    f"{name}=%.6f" if kind is float else f"{name}=%d" for name, kind in TYPES.items()
+)
+
+
+def write_figures(figures: tuple[float | int | None, ...]) -> str:
+    """The text of figures, given in the order of `TYPES`; None: unknown, and left out."""
+    return ";".join([_TEMPLATES[n] % f for n, f in enumerate(figures) if f is not None])
 
 
 def read_figures(value: str) -> dict[str, float | int] | None:

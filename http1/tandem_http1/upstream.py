@@ -44,6 +44,8 @@ class Pool:
         self._idle_seconds = idle_seconds
         self._idle: defaultdict[HostPort, list[ServerConnection]] = defaultdict(list)
         self._sweeping: asyncio.TimerHandle | None = None
+        # Once: to ask for the running loop takes a system call.
+        self._loop = asyncio.get_running_loop()
 
     def send(
         self,
@@ -76,7 +78,7 @@ class Pool:
         )
         context = self._context(address, plain=plain)
         idle = self._idle.get(address)
-        oldest = asyncio.get_running_loop().time() - self._idle_seconds if idle else 0.0
+        oldest = self._loop.time() - self._idle_seconds
         # The most recently used connection first: the server is least likely to have closed it.
         while idle:
             connection = idle.pop()
@@ -91,12 +93,11 @@ class Pool:
 
     async def connect(self, address: HostPort, *, plain: bool) -> ServerConnection:
         """Open a connection. Raises OSError."""
-        loop = asyncio.get_running_loop()
         connection = ServerConnection(self, address, self._context(address, plain=plain))
         # A cast, as it only looks like an `asyncio.Protocol`.
         protocol = cast(asyncio.Protocol, connection)
         host, port = address
-        await loop.create_connection(lambda: protocol, host, port, ssl=connection.context)
+        await self._loop.create_connection(lambda: protocol, host, port, ssl=connection.context)
         return connection
 
     def _context(self, address: HostPort, *, plain: bool) -> ssl.SSLContext | None:
@@ -108,11 +109,10 @@ class Pool:
         if len(idle) >= self._max_idle:
             connection.drop()
             return
-        loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        connection.idle_since = self._loop.time()
         idle.append(connection)
         if self._sweeping is None:
-            self._sweeping = loop.call_later(self._idle_seconds, self._sweep)
+            self._sweeping = self._loop.call_later(self._idle_seconds, self._sweep)
 
     def discard(self, connection: ServerConnection) -> None:
         """Remove a closed connection."""
@@ -132,8 +132,7 @@ class Pool:
 
     def _sweep(self) -> None:
         self._sweeping = None
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - self._idle_seconds
+        oldest = self._loop.time() - self._idle_seconds
         for address, idle in list(self._idle.items()):
             for connection in [c for c in idle if c.idle_since <= oldest]:
                 idle.remove(connection)
@@ -142,4 +141,4 @@ class Pool:
                 del self._idle[address]
         # The timer runs only while there are idle connections.
         if self._idle:
-            self._sweeping = loop.call_later(self._idle_seconds, self._sweep)
+            self._sweeping = self._loop.call_later(self._idle_seconds, self._sweep)

@@ -87,7 +87,8 @@ class RoutedRequests:
         if body is not None and (changed := placement.take_body()) is not None:
             body = parse_body(changed)
         kind = kind_of(request.method, request.target)
-        record = new_record(request, placement.decision.request_id, kind or PASSTHROUGH)
+        request_id = placement.decision.request_id
+        record = new_record(self._context, request, request_id, kind or PASSTHROUGH)
         _trace_under_decision(record, placement)
         self._placements.add(record, placement)
         placed = PlacedRequest(self._parts, request, client, http, body, record)

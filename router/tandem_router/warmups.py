@@ -81,7 +81,7 @@ class _OneHandOff:
         context, decode = self._parts.context, self._decode
         serving = self._parts.picker.routing.serving
         request_id = f"warm-up-{uuid.uuid4()}"
-        self.record = new_record(request, request_id, RequestKind.COMPLETIONS)
+        self.record = new_record(context, request, request_id, RequestKind.COMPLETIONS)
         route = Route(
             RoutingPath.PREFILL_THEN_DECODE,
             WARM_UP,

@@ -132,6 +132,8 @@ class SidecarContext:
     breakers: Breakers
     liveness: LivenessMonitor
     transfers: TransferMonitor
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    """Asked for once, as that takes a system call."""
     overlaps: Overlaps = field(default_factory=Overlaps)
     """The prompts that engines compute for this process, by engine address and rank."""
     other_decode: Callable[[HostPort], HostPort | None] = lambda _engine: None

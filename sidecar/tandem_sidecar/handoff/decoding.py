@@ -82,7 +82,7 @@ class DecodeLeg:
         self._leg = leg
         self._kind = kind
         self._engine = engine
-        self._loop = asyncio.get_running_loop()
+        self._loop = context.loop
         self._http10 = http10
         self._rewrite_usage = rewrite_usage
         self._edited: EditedAnswer | None = None

@@ -6,7 +6,6 @@ Everything happens in callbacks of the event loop: each event goes to `machine.s
 alone performs the actions it returns.
 """
 
-import asyncio
 import logging
 from math import inf
 from typing import Final
@@ -60,7 +59,7 @@ class HandoffDriver:
         self._record = generation.record
         self._engine = engine
         self._decode_name = decode_name
-        self._loop = asyncio.get_running_loop()
+        self._loop = context.loop
         self._state: events_actions.State
         self._client = client
         self._relay = Relay(client, generation.request)

@@ -5,7 +5,6 @@ Forward ─┬─ SingleEngineGeneration        a generation that this engine se
                └─ ProvenPrefill           see `proven_prefill`
 """
 
-import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -69,7 +68,7 @@ class Forward(ABC):
         self.payload_only = request.http10
         self.context = context
         self.record = record
-        self._loop = asyncio.get_running_loop()
+        self._loop = context.loop
         self._client = client
         self._request = request
         self._relay = Relay(client, request)

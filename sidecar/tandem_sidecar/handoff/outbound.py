@@ -136,7 +136,7 @@ class ReleaseCall:
         self._generation = generation
         self._engine = engine
         self._attempt_id = attempt_id
-        self._loop = asyncio.get_running_loop()
+        self._loop = context.loop
         record = generation.record
         self._leg = record.leg(Phase.RELEASE, str(engine), attempt_id, self._loop.time())
         self._release: ReleaseRequest

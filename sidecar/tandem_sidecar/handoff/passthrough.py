@@ -32,7 +32,8 @@ class Passthrough(Forward):
     ) -> None:
         """`request_id`: None takes the client's. `record`: None makes one."""
         if record is None:
-            record = new_record(request, request_id or client_request_id(request), PASSTHROUGH)
+            request_id = request_id or client_request_id(request)
+            record = new_record(context, request, request_id, PASSTHROUGH)
         super().__init__(context, client, request, record, failover)
         # Reads are cheap for the engine, so they are finished for a client that closed its sending
         # side; see `http.client`.

@@ -64,7 +64,7 @@ class PrefillAttempts:
         self.leg: PrefillLeg | None = None
         self.timing: Timing | None = None
         """The timing of the newest complete answer's leg."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = context.loop
         self.deadline: asyncio.TimerHandle | None = None
         """Of all attempts together; None: no attempt was made, or no further one will be."""
 
@@ -126,7 +126,7 @@ class PrefillLeg:
         self.is_concurrent = False  # Whether the decode leg does not wait for the answer.
         self._attempts = attempts
         self._context = attempts.context
-        self._loop = asyncio.get_running_loop()
+        self._loop = self._context.loop
         self._backend = candidate.name
         self._candidate = candidate
         self._leg_record: Leg = generation.record.leg(

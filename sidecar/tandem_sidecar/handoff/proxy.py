@@ -138,7 +138,7 @@ class Proxy:
             send_error(client, request, 400, str(err), self.refuse(request), close=False)
             return None
         # A refused request gets no record: it never reached an engine.
-        record = new_record(request, request_id, kind)
+        record = new_record(self._context, request, request_id, kind)
         settings = self._context.settings
         if kind is RequestKind.RESPONSES:
             # Its own name first: a gateway may use an alternate of the pod that the plan names.

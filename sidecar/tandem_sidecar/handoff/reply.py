@@ -1,6 +1,5 @@
 """Responses of the sidecar: the headers that it adds to answers, and its own errors."""
 
-import asyncio
 import time
 from functools import lru_cache
 from http import HTTPStatus
@@ -17,7 +16,7 @@ from tandem_http1.messages import Request, response_bytes
 
 from ..bodies.kinds import kind_of
 from ..observability.record import MAX_TEXT, Record
-from .context import RecordObserver
+from .context import RecordObserver, SidecarContext
 from .outbound import INTERNAL, REQUEST_ID, client_request_id
 
 ANSWER_DROPPED: Final = INTERNAL | {
@@ -77,9 +76,9 @@ def not_sent(request: Request) -> bytes:
     return _NOT_SENT if _ALTERNATE in request.values else b""
 
 
-def new_record(request: Request, request_id: str, kind: str) -> Record:
+def new_record(context: SidecarContext, request: Request, request_id: str, kind: str) -> Record:
     """The record of a request that was just read."""
-    record = Record(request_id, kind, asyncio.get_running_loop().time(), time.time())
+    record = Record(request_id, kind, context.loop.time(), time.time())
     if request.method != b"POST":
         record.method = request.method.decode("latin-1")
     record.target = request.target.partition(b"?")[0][:MAX_TEXT].decode("latin-1")

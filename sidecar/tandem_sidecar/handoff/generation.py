@@ -11,7 +11,7 @@ from tandem_http1.messages import Request
 from ..bodies.kinds import single_engine_reason
 from ..bodies.parse import Body, clean_passthrough
 from ..observability.record import Record
-from ..security.route import Route
+from ..security.route import SPLIT, Route
 from .context import Failover, GenerationRequest, SidecarContext
 from .driver import HandoffDriver
 from .forward import SingleEngineGeneration
@@ -31,7 +31,7 @@ def start_generation(
     record.path, record.reason, record.ignored = chosen.path, chosen.reason, chosen.ignored
     if chosen.error is not None:
         record.errors = (ErrorPhase.ORCHESTRATION,)
-    if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
+    if chosen.path is not SPLIT:
         forward = SingleEngineGeneration(
             context,
             client,
@@ -74,7 +74,7 @@ def start_passthrough(
 
 def apply_single_engine_rules(chosen: Route, kind: RequestKind, body: Body) -> Route:
     """The route, without a split if one engine must serve the request alone. Raises BadBody."""
-    if chosen.path is not RoutingPath.PREFILL_THEN_DECODE:
+    if chosen.path is not SPLIT:
         return chosen
     reason = single_engine_reason(kind, body)
     if reason is None:

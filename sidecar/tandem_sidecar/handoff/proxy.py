@@ -120,6 +120,7 @@ class Proxy:
         self, kind: RequestKind, request: Request, client: ClientConnection, engine: HostPort
     ) -> ActiveRequest | None:
         request_id = client_request_id(request)
+        is_stored = kind is RequestKind.RESPONSES
         if self._context.lifecycle.draining:
             lines = self.refuse(request) + not_sent(request)
             send_error(client, request, 503, DRAINING_MESSAGE, lines, close=True)
@@ -132,7 +133,7 @@ class Proxy:
             # The rules overrule the route: another EPP than Tandem's, or none, may have chosen it.
             asked_for = self._route(request, request_id, client, engine)
             chosen = apply_single_engine_rules(asked_for, kind, body)
-            if kind is RequestKind.RESPONSES:
+            if is_stored:
                 engine = self._engine_storing(previous_response(kind, body), engine)
         except BadBody as err:
             send_error(client, request, 400, str(err), self.refuse(request), close=False)
@@ -140,7 +141,7 @@ class Proxy:
         # A refused request gets no record: it never reached an engine.
         record = new_record(self._context, request, request_id, kind)
         settings = self._context.settings
-        if kind is RequestKind.RESPONSES:
+        if is_stored:
             # Its own name first: a gateway may use an alternate of the pod that the plan names.
             name = chosen.decode_name if not settings.pod_name else ""
             body = with_response_id(kind, body, name or settings.backend_name(engine))

@@ -24,6 +24,17 @@ _BATCH_SECONDS: Final = 0.02
 """Seconds for which ended requests are collected before they are processed together. Longer: a
 batch grows so large that its processing delays running requests noticeably."""
 
+# Members that each request is compared with. Python 3.11 looks a member up in its class as slowly
+# as it does a function call.
+_UNIFIED: Final = RoutingPath.UNIFIED
+_FALLBACK: Final = RoutingPath.FALLBACK
+_ABANDONED: Final = Outcome.ABANDONED
+_FAILED: Final = Outcome.FAILED
+_RELEASE: Final = Phase.RELEASE
+_PREFILL: Final = Phase.PREFILL
+_ANSWERED: Final = Result.ANSWERED
+_KV_TRANSFER: Final = ErrorPhase.KV_TRANSFER
+
 
 class Tracer(Protocol):
     """Sends the spans of requests to a collector."""
@@ -118,7 +129,7 @@ class RequestObserver:
     def on_release_end(self, record: Record, leg: Leg) -> None:
         """Call when a release leg ended, before or after its request did."""
         if leg.result is not None:
-            self._metrics.legs[Phase.RELEASE][leg.result].inc()
+            self._metrics.legs[_RELEASE][leg.result].inc()
         # A request that still waits for `catch_up` sends this span together with its others.
         if self._tracer is not None and record not in self._ended:
             self._tracer.on_release_end(record, leg)
@@ -144,7 +155,7 @@ class RequestObserver:
         metrics.outcomes.child(record.outcome).inc()
         for phase in record.errors:
             metrics.errors[phase].inc()
-        if record.outcome == Outcome.ABANDONED:
+        if record.outcome == _ABANDONED:
             metrics.client_left.child(left_at(record)).inc()
         if record.ignored:
             metrics.ignored_candidates.inc(record.ignored)
@@ -160,11 +171,11 @@ class RequestObserver:
     def _count_generation(self, record: Record, path: RoutingPath) -> None:
         metrics = self._metrics
         metrics.requests[path].inc()
-        if record.outcome == Outcome.FAILED:
+        if record.outcome == _FAILED:
             metrics.unserved[path].inc()
-        if path is RoutingPath.UNIFIED:
+        if path is _UNIFIED:
             metrics.count_unified(record.reason)
-        elif path is RoutingPath.FALLBACK:
+        elif path is _FALLBACK:
             metrics.fallbacks.inc()
         if record.first_byte is not None:
             metrics.first_byte[path].observe(record.first_byte - record.received)
@@ -172,13 +183,13 @@ class RequestObserver:
             metrics.count_prompt(record.timing)
         previous: Leg | None = None
         for leg in record.legs:
-            if leg.phase is Phase.RELEASE:  # counted by `on_release_end`
+            if leg.phase is _RELEASE:  # counted by `on_release_end`
                 continue
             self._count_leg(leg)
             if previous is not None and previous.result is not None and is_retry(previous, leg):
                 metrics.retried[previous.result].inc()
             previous = leg
-        if ErrorPhase.KV_TRANSFER in record.errors:
+        if _KV_TRANSFER in record.errors:
             metrics.failed_loads.inc(count_failed_loads(record))
 
     def _count_leg(self, leg: Leg) -> None:
@@ -186,10 +197,10 @@ class RequestObserver:
             return
         metrics = self._metrics
         metrics.legs[leg.phase][leg.result].inc()
-        if leg.result is not Result.ANSWERED:
+        if leg.result is not _ANSWERED:
             return
         seconds = leg.ended - leg.started
-        if leg.phase is Phase.PREFILL:
+        if leg.phase is _PREFILL:
             metrics.prefill.child(leg.backend).observe(seconds)
             return
         metrics.decode.child(leg.backend).observe(seconds)
@@ -206,7 +217,7 @@ class RequestObserver:
 def is_retry(previous: Leg, leg: Leg) -> bool:
     """Whether `leg` repeats what `previous` failed at: a prefill on another pod, or a decode that
     computes the prompt instead of loading its KV."""
-    return previous.result is not Result.ANSWERED and previous.phase is leg.phase
+    return previous.result is not _ANSWERED and previous.phase is leg.phase
 
 
 def count_failed_loads(record: Record) -> int:
@@ -215,7 +226,7 @@ def count_failed_loads(record: Record) -> int:
     The decode engine counts these failures, too.
     """
     # The legs of an attempt share its id. Concurrent ones: a load can fail before the prefill ends.
-    handed_off = {leg.attempt_id for leg in record.legs if leg.phase is Phase.PREFILL}
+    handed_off = {leg.attempt_id for leg in record.legs if leg.phase is _PREFILL}
     return sum(
         leg.phase is Phase.DECODE and leg.result is Result.ERROR and leg.attempt_id in handed_off
         for leg in record.legs
@@ -230,12 +241,12 @@ def left_at(record: Record) -> str:
     """
     if record.first_byte is not None:
         return "answer"
-    legs = [leg for leg in record.legs if leg.phase is not Phase.RELEASE]
-    is_prefill = not legs or legs[-1].phase is Phase.PREFILL
-    if is_prefill and (not legs or legs[-1].result is not Result.ANSWERED):
+    legs = [leg for leg in record.legs if leg.phase is not _RELEASE]
+    is_prefill = not legs or legs[-1].phase is _PREFILL
+    if is_prefill and (not legs or legs[-1].result is not _ANSWERED):
         return "prefill"
     is_admitted = not is_prefill and legs[-1].status is not None
-    has_prefill = any(leg.phase is Phase.PREFILL for leg in legs)
+    has_prefill = any(leg.phase is _PREFILL for leg in legs)
     return "handover" if has_prefill and not is_admitted else "decode"
 
 

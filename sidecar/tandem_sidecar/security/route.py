@@ -39,6 +39,8 @@ UNROUTED: Final = "unrouted"
 """Reason when no header names a prefill pod."""
 NOT_TRUSTED: Final = "not_trusted"
 """Reason when a header names a prefill pod and cannot be trusted."""
+SPLIT: Final = RoutingPath.PREFILL_THEN_DECODE
+"""Looked up once: see `observability.observer`."""
 
 _PLAN: Final = headers.PLAN.encode()
 _PROOF: Final = headers.PREFILL_PROOF.encode()
@@ -56,6 +58,7 @@ _LATEST: Final = 2**32 - 2
 _BUCKET: Final = Struct("<" + "12xI" * 4)
 """The ends of its four records."""
 _BUCKET_BYTES: Final = _BUCKET.size
+_RECORD_BYTES: Final = _RECORD.size
 _TABLE_BYTES: Final = _BUCKETS * _BUCKET_BYTES
 _MAC_CHARACTERS: Final = 12
 """Of the MAC's 22: 72 bits, which two plans never share."""
@@ -161,12 +164,12 @@ class UsedPlans:
         memory, start = self._memory, crc32(mac) % _BUCKETS * _BUCKET_BYTES
         ends = _BUCKET.unpack_from(memory, start)
         at = memory.find(mac, start, start + _BUCKET_BYTES)
-        if at >= 0 and ends[(at - start) // _RECORD.size] >= now:
+        if at >= 0 and ends[(at - start) // _RECORD_BYTES] >= now:
             return False
         # The end of an empty place is 0.
         place = ends.index(min(ends))
         may_go = int(min(expires, _LATEST)) + 1
-        _RECORD.pack_into(memory, start + place * _RECORD.size, mac, may_go)
+        _RECORD.pack_into(memory, start + place * _RECORD_BYTES, mac, may_go)
         return True
 
 
@@ -272,7 +275,7 @@ def _own_target(plan: Plan, is_own: Callable[[Target], bool]) -> Target:
 
 
 def _route_of_plan(plan: Plan, own: Target) -> Route:
-    split = plan.path is RoutingPath.PREFILL_THEN_DECODE
+    split = plan.path is SPLIT
     return Route(
         plan.path,
         plan.reason,
@@ -303,5 +306,4 @@ def _route_of_header(value: str, allow: AllowList) -> Route:
     if not allowed:
         reason = NOT_TRUSTED if ignored else UNROUTED
         return Route(RoutingPath.UNIFIED, reason, ignored=ignored, error=error)
-    path = RoutingPath.PREFILL_THEN_DECODE
-    return Route(path, "named", allowed, routed=True, ignored=ignored, error=error)
+    return Route(SPLIT, "named", allowed, routed=True, ignored=ignored, error=error)

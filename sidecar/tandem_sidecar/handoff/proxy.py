@@ -166,7 +166,9 @@ class Proxy:
         keys = self._keys
         try:
             return proven_leg(
-                *(request, keys.current, time.time()),
+                request,
+                keys.current,
+                time.time(),
                 is_own=lambda target: self._is_own(target, client, engine),
                 used=self._used_plans,
             )
@@ -199,7 +201,11 @@ class Proxy:
     ) -> Route:
         settings, keys = self._context.settings, self._keys
         chosen = route(
-            *(request, request_id, keys.current, settings.allow, time.time()),
+            request,
+            request_id,
+            keys.current,
+            settings.allow,
+            time.time(),
             is_own=lambda target: self._is_own(target, client, engine),
             used=self._used_plans,
         )

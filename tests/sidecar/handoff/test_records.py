@@ -24,7 +24,7 @@ from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
 
 from ..conftest import LOOPBACK
-from ..peers import FakeDecode, FakePrefill, Script, Turn
+from ..peers import FakeDecode, FakePrefill, Script, Turn, hangs, healthy
 
 BODY = b'{"model": "m", "prompt": "Hi"}'
 
@@ -89,11 +89,16 @@ async def serving(
 
 
 async def record_of(
-    scripts: list[Script | None], decode: Script | None = None, **changes: Any
+    scripts: list[Script | None],
+    decode: Script | None = None,
+    health: Script = healthy,
+    **changes: Any,
 ) -> tuple[Record, Notes]:
-    """The record of one request to prefill engines with these scripts."""
+    """The record of one request to prefill engines with these scripts; `decode` and `health` are
+    those of the decode engine."""
     notes = Notes()
     async with FakeDecode(decode) as engine:
+        engine.health = health
         prefills = [FakePrefill(script) for script in scripts]
         for prefill in prefills:
             await prefill.__aenter__()
@@ -122,6 +127,13 @@ def results(record: Record) -> list[tuple[Phase, Result | None]]:
 
 async def fails(turn: Turn) -> None:
     turn.answer(500, b"{}")
+
+
+async def test_the_leg_of_a_hung_decode_engine_is_silent() -> None:
+    record, _ = await record_of([None], hangs, health=hangs, silence_timeout=0.1)
+    (leg,) = [leg for leg in record.legs if leg.phase is Phase.DECODE]
+    assert leg.result is Result.SILENT
+    assert "no sign of life" in leg.detail
 
 
 async def test_a_hand_off_records_two_legs_with_one_engine_id() -> None:

@@ -4,6 +4,7 @@ Written from the published architecture, apart from the engine's code: it reads 
 their names and keeps every head and every matrix separate.
 """
 
+import functools
 import json
 import math
 from pathlib import Path
@@ -71,14 +72,19 @@ class DenseLlama:
 
     def _rotated(self, x: Tensor) -> Tensor:
         """Each pair (i, i + half) turned by position × frequency."""
-        half = x.shape[1] // 2
-        turned = x.clone()
-        for i in range(half):
-            angle = torch.arange(len(x), dtype=torch.float64) * self._frequency(i / half)
-            a, b = x[:, i], x[:, i + half]
-            turned[:, i] = a * angle.cos() - b * angle.sin()
-            turned[:, i + half] = b * angle.cos() + a * angle.sin()
-        return turned
+        a, b = x.chunk(2, -1)
+        cosine, sine = self._turns(len(x), a.shape[1])
+        return torch.cat((a * cosine - b * sine, b * cosine + a * sine), -1)
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019 - few instances, and few lengths of each
+    def _turns(self, tokens: int, half: int) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each position (row) and pair (column)."""
+        frequencies = [self._frequency(i / half) for i in range(half)]
+        angles = torch.outer(
+            torch.arange(tokens, dtype=torch.float64),
+            torch.tensor(frequencies, dtype=torch.float64),
+        )
+        return angles.cos(), angles.sin()
 
     def _frequency(self, share: float) -> float:
         frequency = float(self.config["rope_theta"] ** -share)

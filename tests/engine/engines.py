@@ -40,7 +40,12 @@ def tiny_model() -> Path:
 @functools.cache
 def expected(prompt: tuple[int, ...], count: int) -> list[int]:
     """The greedy answer of the dense reference implementation."""
-    return DenseLlama(tiny_model()).greedy(prompt, count)
+    return _dense().greedy(prompt, count)
+
+
+@functools.cache
+def _dense() -> DenseLlama:
+    return DenseLlama(tiny_model())
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:

@@ -83,6 +83,11 @@ class PoolResource:
         return status if isinstance(status, Mapping) else {}
 
     @property
+    def without_status(self) -> Body:
+        """What others than the operator write."""
+        return {name: value for name, value in self.body.items() if name != "status"}
+
+    @property
     def deleting(self) -> bool:
         """Whether the object is being deleted. The garbage collector then deletes its pods, and the
         operator creates none."""

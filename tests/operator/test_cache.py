@@ -99,6 +99,13 @@ def test_a_prefill_pool_affects_the_endpoints_of_decode_pools_that_inherit_from_
     assert cache.remove("PrefillPool-p") == {SET, ENDPOINT}
 
 
+def test_a_pools_status_affects_its_set_alone(cache: ClusterCache) -> None:
+    written = {**decode(2), "status": {"readyReplicas": 1}}
+    assert cache.upsert_pool(written) == {SET}
+    edited = {**decode(3, model={"name": "m"}), "status": {"readyReplicas": 2}}
+    assert cache.upsert_pool(edited) == {SET, ENDPOINT}
+
+
 @pytest.mark.parametrize("spec", [None, [], "x", {"prefillRef": 3}, {"routing": {"endpoint": []}}])
 def test_an_invalid_pool_has_a_set_of_its_own(spec: object) -> None:
     cache = ClusterCache(nodes=False)

@@ -215,7 +215,12 @@ class ClusterCache:
         # The version is read from `body`, since `trimmed` has removed it.
         uid, version, scope = resource.uid, version_of(body), scope_of(body)
         changed = self.pools.put(uid, version, keys, resource, scope=scope, listed_at=listed_at)
-        return self._work(changed, is_new_spec=is_new_spec)
+        work = self._work(changed, is_new_spec=is_new_spec)
+        # An endpoint reads no status. The operator's own write of one often comes by the watch
+        # before its answer.
+        if any(pool.without_status == resource.without_status for pool in known):
+            work = {key for key in work if not isinstance(key, EndpointKey)}
+        return work
 
     def upsert_pod(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
         # PodState has only fields that planning reads: other updates of the pod enqueue nothing.

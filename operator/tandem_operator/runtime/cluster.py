@@ -26,7 +26,7 @@ from tandem_kube.resources import (
     resource_of,
 )
 
-from ..observed import Body, EndpointKey, Failure, Observed, PoolKey, PoolResource, SetKey
+from ..observed import Body, EndpointKey, Failure, Observed, PoolKey, SetKey
 from ..planning.actions import Adopt, ApplyReplicas, Create, SetPlan
 from ..planning.api_objects import FIELD_MANAGER
 from ..planning.key_rotation import SECRET_BYTES
@@ -209,7 +209,7 @@ class Cluster:
             return set()  # The pool was deleted. A new one of its name is a different object.
         changed = self.cache.upsert_pool(body)
         after = self.cache.pools.by_key(key)
-        is_edited = not after or _without_status(after[0]) != _without_status(pool)
+        is_edited = not after or after[0].without_status != pool.without_status
         for event in status_events(before, status):
             await send_event(
                 self.api,
@@ -359,7 +359,3 @@ class Cluster:
         if resource == JOBS:
             return self.cache.upsert_pull_job(body)
         return self.cache.upsert_revision(body)
-
-
-def _without_status(pool: PoolResource) -> Body:
-    return {name: value for name, value in pool.body.items() if name != "status"}

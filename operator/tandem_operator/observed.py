@@ -88,6 +88,15 @@ class PoolResource:
         return {name: value for name, value in self.body.items() if name != "status"}
 
     @property
+    def routed(self) -> Body:
+        """What an endpoint may read: no status, and not how many pods there are."""
+        body = self.without_status
+        spec, metadata = body.get("spec"), {**body.get("metadata", {}), "generation": None}
+        if isinstance(spec, Mapping):
+            spec = {name: value for name, value in spec.items() if name != "replicas"}
+        return {**body, "spec": spec, "metadata": metadata}
+
+    @property
     def deleting(self) -> bool:
         """Whether the object is being deleted. The garbage collector then deletes its pods, and the
         operator creates none."""

@@ -92,17 +92,19 @@ def test_a_prefill_pool_affects_the_endpoints_of_decode_pools_that_inherit_from_
     cache = ClusterCache(nodes=False)
     cache.upsert_pool(decode())
     assert cache.upsert_pool(prefill()) == {SET, ENDPOINT}
-    assert cache.upsert_pool(prefill(2, status={"readyReplicas": 1})) == {SET}
+    assert cache.upsert_pool({**prefill(2), "status": {"readyReplicas": 1}}) == {SET}
     edited = {**prefill(3, model={"name": "m"})}
     edited["metadata"]["generation"] = 2
     assert cache.upsert_pool(edited) == {SET, ENDPOINT}
     assert cache.remove("PrefillPool-p") == {SET, ENDPOINT}
 
 
-def test_a_pools_status_affects_its_set_alone(cache: ClusterCache) -> None:
-    written = {**decode(2), "status": {"readyReplicas": 1}}
-    assert cache.upsert_pool(written) == {SET}
-    edited = {**decode(3, model={"name": "m"}), "status": {"readyReplicas": 2}}
+def test_a_pools_status_and_size_affect_its_set_alone(cache: ClusterCache) -> None:
+    assert cache.upsert_pool({**decode(2), "status": {"readyReplicas": 1}}) == {SET}
+    scaled = decode(3, replicas=4)
+    scaled["metadata"]["generation"] = 2
+    assert cache.upsert_pool(scaled) == {SET}
+    edited = {**decode(4, model={"name": "m"}), "status": {"readyReplicas": 2}}
     assert cache.upsert_pool(edited) == {SET, ENDPOINT}
 
 

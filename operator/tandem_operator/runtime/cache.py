@@ -210,17 +210,13 @@ class ClusterCache:
         if resource.key.kind == DECODE_POOL:
             keys += (endpoint_of(resource),)
         known = self.pools.by_key(resource.key)
-        is_new_spec = [pool.generation for pool in known] != [resource.generation]
+        # The operator's own write of a status often comes by the watch before its answer.
+        is_routed_anew = all(pool.routed != resource.routed for pool in known)
         # When the pool moved to another set or endpoint, the old keys are among those returned.
         # The version is read from `body`, since `trimmed` has removed it.
         uid, version, scope = resource.uid, version_of(body), scope_of(body)
         changed = self.pools.put(uid, version, keys, resource, scope=scope, listed_at=listed_at)
-        work = self._work(changed, is_new_spec=is_new_spec)
-        # An endpoint reads no status. The operator's own write of one often comes by the watch
-        # before its answer.
-        if any(pool.without_status == resource.without_status for pool in known):
-            work = {key for key in work if not isinstance(key, EndpointKey)}
-        return work
+        return self._work(changed, is_routed_anew=is_routed_anew)
 
     def upsert_pod(self, body: Body, listed_at: int | None = None) -> set[WorkKey]:
         # PodState has only fields that planning reads: other updates of the pod enqueue nothing.
@@ -313,7 +309,7 @@ class ClusterCache:
                 self.failures.pop(key, None)
                 self.kv_bytes_moved.pop(key, None)
                 self.storage.pop(key, None)
-        work_keys = self._work(keys, is_new_spec=True)
+        work_keys = self._work(keys, is_routed_anew=True)
         work_keys |= self.pull_jobs.remove(uid, version) | self.pull_pods.remove(uid, version)
         return work_keys | self.children.remove(uid, version) | self._sets(pool_keys)
 
@@ -327,11 +323,12 @@ class ClusterCache:
         uid, version, scope = body["metadata"]["uid"], version_of(body), scope_of(body)
         return store.put(uid, version, (key,), value, scope=scope, listed_at=at)
 
-    def _work(self, keys: set[PoolKey | WorkKey], *, is_new_spec: bool) -> set[WorkKey]:
+    def _work(self, keys: set[PoolKey | WorkKey], *, is_routed_anew: bool) -> set[WorkKey]:
         """What a change of a pool, indexed under `keys`, affects."""
         work = {key for key in keys if not isinstance(key, PoolKey)}
-        is_prefill = any(isinstance(key, PoolKey) and key.kind == PREFILL_POOL for key in keys)
-        if not (is_new_spec and is_prefill):
+        if not is_routed_anew:
+            return {key for key in work if isinstance(key, SetKey)}
+        if not any(isinstance(key, PoolKey) and key.kind == PREFILL_POOL for key in keys):
             return work
         # DecodePools inherit from the PrefillPool, and cannot be read without it.
         members = (pool for key in work for pool in self.pools.by_key(key))

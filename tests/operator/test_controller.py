@@ -153,6 +153,35 @@ async def test_pods_that_mount_plan_keys_are_created_after_them_also_of_a_pool_t
             await until(lambda: count(api, namespace, 0), operator)
 
 
+async def test_pods_whose_plan_keys_are_refused_are_tried_again_like_a_refused_write(
+    api: Api, operator: operating.Operator, namespace: str
+) -> None:
+    """So each attempt waits longer than the one before."""
+    keys = {"metadata": {"name": "p-transfer-keys", "namespace": namespace}}
+    await api.create(
+        SECRETS, {"apiVersion": "v1", "kind": "Secret", **keys, "stringData": {"k": "x" * 32}}
+    )
+    quota = {"metadata": {"name": "q", "namespace": namespace}, "spec": {"hard": {"secrets": "1"}}}
+    await api.create(QUOTAS, {"apiVersion": "v1", "kind": "ResourceQuota", **quota})
+
+    async def counted() -> bool:
+        return "hard" in (await api.get(QUOTAS, "q", namespace)).get("status", {})
+
+    await until(counted)
+    await api.create(PREFILL_POOLS, prefill("p", namespace, replicas=0))
+    await api.create(DECODE_POOLS, decode("d", namespace, prefillRef={"name": "p"}, replicas=1))
+
+    async def is_refused() -> bool:
+        sets = await operator.figure(OPERATOR_RECONCILES, 'loop="set",result="refused"')
+        pool = await api.get(DECODE_POOLS, "d", namespace)
+        return sets >= 3 and condition(pool, "RouterReady").get("reason") == "QuotaExceeded"
+
+    await until(is_refused, operator)
+    assert await count(api, namespace, 0)
+    await api.delete(QUOTAS, "q", namespace)
+    await until(lambda: count(api, namespace, 1), operator)
+
+
 async def test_failed_and_lost_pods_are_replaced_and_orphans_adopted(
     api: Api, operator: operating.Operator, namespace: str
 ) -> None:

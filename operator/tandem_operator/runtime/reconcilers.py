@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from ..observed import EndpointKey, SetKey
 from ..planning.key_rotation import pools_with_transfer_keys
@@ -15,12 +14,10 @@ from .cache import WorkKey
 from .cluster import Cluster
 from .reads import TransferKeySecrets
 
-_UNTIL_KEYS: Final = 0.5
-"""Seconds until pods are created again that wait for their endpoint's Secret of plan keys."""
-
 
 class WritesRefused(Exception):
-    """The API server refused a write; the status has its message. Retry with backoff."""
+    """The API server refused a write, or pods wait for a Secret that is not there yet. The status
+    has the API server's message. Retry with backoff."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +79,9 @@ class Reconcilers:
         # its watch event is then no news to the cache.
         if plan.label_pods or plan.adopt:
             self.enqueue({key})
-        if not done:
+        if lacking or not done:
             raise WritesRefused
-        due = (plan.requeue_after, keys_due, _UNTIL_KEYS if lacking else None)
-        return min((t for t in due if t is not None), default=None)
+        return min((t for t in (plan.requeue_after, keys_due) if t is not None), default=None)
 
     async def reconcile_endpoint(self, key: EndpointKey) -> float | None:
         """Bring an endpoint's Service, Envoy, EPP and keys to what its pools require.

@@ -77,7 +77,7 @@ class CostScheduler:
         """What `partner_fabrics` returns, as of `_version`."""
         self._version: object = None
         self._alternates = 0
-        """How many were chosen: in turn, so that the requests of a pod that fails spread."""
+        """Counts on with each pod that is considered: the requests of a pod that fails spread."""
 
     def schedule(
         self,

@@ -16,10 +16,10 @@ GUIDELLM := .venv-guidellm/.installed
 AIPERF := .venv-aiperf/.installed
 FUZZ := .venv-fuzz/.installed
 DOCS := .venv-docs/.installed
-# WORKERS processes run tests; each file and each xdist_group stays on one of them, so that its tests
-# share the processes that their fixtures start.
+# WORKERS processes run tests; each file stays on one of them, so that its tests share the processes that
+# their fixtures start (tests/workers.py).
 PYTEST := $(BIN)/python -m pytest
-PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PARALLEL = --workers $(WORKERS)
 # With bytecode of our sources, a process of a test starts a third of a second sooner. Containers often
 # switch it off.
 export PYTHONDONTWRITEBYTECODE :=
@@ -99,7 +99,7 @@ run-tests: setup
 bare: setup ## run the tests that start other programs, as the last `make test` noted, with these programs hidden
 	$(BIN)/python -m tests.bare -q $(ARGS)
 
-# These tests compute: more workers than cores would only import more often.
+# These tests compute, so that more workers than cores gain nothing.
 unit test-compiled: WORKERS = 2
 
 unit: setup ## unit tests only, without those that compute for seconds

@@ -4,13 +4,11 @@ import gc
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadGroupScheduling
 
-from . import preloaded, rewriting
+from . import preloaded, rewriting, workers
 from .bare.recorder import record
 from .cluster.fixtures import (
     chromium_program,
@@ -69,18 +67,30 @@ settings.register_profile("tandem", deadline=None, suppress_health_check=[Health
 settings.load_profile("tandem")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run the tests on N processes, forks of this one; 0: on this one",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     record(config)
     preloaded.install()
-    rewriting.write_share(config)
+    rewriting.rewrite_all(config)
     # Collection makes millions of objects that stay, which the collector would visit many times.
     gc.disable()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop() -> None:
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    # A collection would write to the pages that all workers share.
     gc.freeze()
     gc.enable()
+    return workers.run(session)
 
 
 @pytest.fixture
@@ -104,16 +114,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         rank = next((rank for rank, name in enumerate(_LONG) if item.get_closest_marker(name)), 9)
         ranks[item.path] = min(rank, ranks.get(item.path, rank))
     items.sort(key=lambda item: ranks[item.path])
-
-
-class FileScheduling(LoadGroupScheduling):
-    """Gives each worker whole groups (`xdist_group`) and whole files, for shared fixtures."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        group: str = super()._split_scope(nodeid)  # the whole node id when it has no group
-        return group.partition("::")[0]
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
-    """Schedule by file under `--dist loadgroup`."""
-    return FileScheduling(config, log) if config.getoption("dist") == "loadgroup" else None

@@ -1,13 +1,13 @@
-"""Lets the workers of a parallel run share what pytest makes of the tests' assertions.
+"""Makes of the tests' assertions what pytest makes of them, on all cores.
 
-pytest rewrites each file when it is first imported and keeps the result beside the bytecode.
-Workers import the same files at the same time, so that each would rewrite all of them, which takes
-longer than to import them. `write_share` lets each worker write a part of the files first.
+pytest rewrites each file when it is first imported and keeps the result beside the bytecode. In a
+fresh checkout this takes longer than to import the files, and the process that collects the tests
+would do it alone.
 """
 
-import os
 import sys
 from importlib.util import cache_from_source
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -16,17 +16,34 @@ from _pytest.assertion import rewrite
 TESTS = Path(__file__).parent
 
 
-def write_share(config: pytest.Config) -> None:
-    """Rewrite this worker's part of the files whose result is missing or stale; outside a worker of
-    pytest-xdist, and where no bytecode is written, do nothing."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
-    if not worker or sys.dont_write_bytecode:
+def rewrite_all(config: pytest.Config) -> None:
+    """Rewrite the files whose result is missing or stale, on as many processes as the run has
+    workers; without workers, and where no bytecode is written, do nothing."""
+    count = config.getoption("--workers")
+    if count < 1 or sys.platform != "linux" or sys.dont_write_bytecode:
         return
-    files = sorted(TESTS.rglob("test_*.py"))
-    for file in files[int(worker) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
-        folder = Path(cache_from_source(file)).parent
-        cache = folder / (file.stem + rewrite.PYC_TAIL)
-        if rewrite._read_pyc(file, cache) is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            source_hash, code = rewrite._rewrite_test(file, config)
-            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source_hash, cache)
+    stale = [file for file in sorted(TESTS.rglob("test_*.py")) if _is_stale(file)]
+    processes = [
+        get_context("fork").Process(target=_rewrite, args=(config, stale[number::count]))
+        for number in range(min(count, len(stale)))
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+def _is_stale(file: Path) -> bool:
+    return rewrite._read_pyc(file, _cache(file)) is None
+
+
+def _cache(file: Path) -> Path:
+    return Path(cache_from_source(file)).parent / (file.stem + rewrite.PYC_TAIL)
+
+
+def _rewrite(config: pytest.Config, files: list[Path]) -> None:
+    for file in files:
+        cache = _cache(file)
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        source_hash, code = rewrite._rewrite_test(file, config)
+        rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source_hash, cache)

@@ -78,7 +78,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 class Recorder:
-    """The plugin: collects what the hook notes, from all workers of pytest-xdist."""
+    """The plugin: collects what the hook notes, from all workers."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -90,7 +90,7 @@ class Recorder:
         try:
             return (yield)
         finally:
-            # It reaches the controller with the report of the teardown.
+            # It reaches a worker's parent with the report of the teardown.
             item.user_properties.append((_PROPERTY, sorted(_started)))
             _started.clear()
 
@@ -101,8 +101,7 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         """Replace what was known of the tests that ran."""
-        is_worker = hasattr(self._config, "workerinput")
-        if is_worker or not self._config.pluginmanager.has_plugin("cacheprovider"):
+        if not self._config.pluginmanager.has_plugin("cacheprovider"):
             return
         known = set(self._config.cache.get(CACHE_KEY, []))
         known -= self._users.keys()

@@ -43,12 +43,12 @@ _PROGRAMS = {
 
 
 def group_control_plane_users(items: list[pytest.Item]) -> None:
-    """Keep the users of the control plane on few pytest workers, so that few are started."""
+    """Keep the users of the control plane on few workers, so that few are started."""
     users = [item for item in items if "control_plane" in _fixtures(item)]
     files = sorted({item.path for item in users})
     for item in users:
         group = files.index(item.path) % _CONTROL_PLANES
-        item.add_marker(pytest.mark.xdist_group(f"control-plane-{group}"))
+        item.add_marker(pytest.mark.group(f"control-plane-{group}"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -70,7 +70,7 @@ def _how_to_get(missing: Sequence[str]) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say in capitals which tests were left out; with pytest-xdist this runs in the controller."""
+    """Say in capitals which tests were left out."""
     counts: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2].removeprefix("Skipped: ")

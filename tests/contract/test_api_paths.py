@@ -51,7 +51,6 @@ def test_a_star_is_one_segment() -> None:
         assert target not in DEFAULT
 
 
-@pytest.mark.parametrize("path", ADMINISTRATIVE)
 @pytest.mark.parametrize(
     "spelling",
     [
@@ -60,10 +59,10 @@ def test_a_star_is_one_segment() -> None:
         *("/v1/responses/..%2f..{}", "/v1/models/../..{}", "/v1/models\\..{}", "/./{}", "/%2f{}"),
     ],
 )
-def test_no_spelling_of_an_administrative_path_is_served(path: str, spelling: str) -> None:
-    assert spelling.format(path) not in DEFAULT
-    escaped = f"/%{ord(path[1]):02x}{path[2:]}"
-    assert spelling.format(escaped) not in DEFAULT
+def test_no_spelling_of_an_administrative_path_is_served(spelling: str) -> None:
+    escaped = [f"/%{ord(path[1]):02x}{path[2:]}" for path in ADMINISTRATIVE]
+    paths = [spelling.format(path) for path in (*ADMINISTRATIVE, *escaped)]
+    assert [path for path in paths if path in DEFAULT] == []
 
 
 @pytest.mark.parametrize("path", ["/V1/models", "/v1/Models", "/v1/models/", " /v1/models", ""])

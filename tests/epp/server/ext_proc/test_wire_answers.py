@@ -45,11 +45,11 @@ def test_the_bytes_mean_what_protobuf_would_write(answer: Answer) -> None:
     assert decoded(encode_answer(answer)) == write_answer(answer)
 
 
-@pytest.mark.parametrize("size", [*range(140), *range(16_200, 16_400, 7), CHUNK - 1, CHUNK])
 @pytest.mark.parametrize("end", [False, True])
-def test_chunks_of_every_length_of_length(size: int, end: bool) -> None:
-    answer = StreamedChunk(Part.RESPONSE_BODY, b"x" * size, end)
-    assert decoded(encode_answer(answer)) == write_answer(answer)
+def test_chunks_of_every_length_of_length(end: bool) -> None:
+    for size in (*range(140), *range(16_200, 16_400, 7), CHUNK - 1, CHUNK):
+        answer = StreamedChunk(Part.RESPONSE_BODY, b"x" * size, end)
+        assert decoded(encode_answer(answer)) == write_answer(answer), size
 
 
 @given(st.sampled_from([Part.REQUEST_BODY, Part.RESPONSE_BODY]), st.none() | MUTATIONS, BODIES)

@@ -5,11 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from tandem_operator.observed import Body, EndpointKey
-from tandem_operator.resources.pool_files import parse_pools
 from tandem_operator.resources.pools import DecodePool
 from tandem_operator.routing.endpoint.observed import EndpointPool, ObjectRef, ObservedEndpoint
 
-from .pool_yaml import decode_pool, documents, prefill_pool
+from .pool_yaml import decode_pool, parsed_pools, prefill_pool
 
 KEY = EndpointKey("default", "chat")
 NOW = 1_800_000_000.0
@@ -21,7 +20,7 @@ def decode(name: str = "d", **spec: Any) -> DecodePool:
     spec["routing"] = {"endpoint": KEY.name, **spec.get("routing", {})}
     body = decode_pool(**spec)
     body["metadata"]["name"] = name
-    (pool_set,) = parse_pools(documents(prefill_pool(), body))
+    (pool_set,) = parsed_pools(prefill_pool(), body)
     return pool_set.decodes[0]
 
 
@@ -31,7 +30,7 @@ def unified(name: str = "u", **spec: Any) -> DecodePool:
     body = decode_pool(role="unified", model={"name": "org/model"}, **spec)
     del body["spec"]["prefillRef"]
     body["metadata"]["name"] = name
-    (pool_set,) = parse_pools(documents(body))
+    (pool_set,) = parsed_pools(body)
     return pool_set.decodes[0]
 
 

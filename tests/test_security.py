@@ -104,7 +104,7 @@ LIMITS = {
     ),
     "`tandem store`": (
         *(f"{STORE.max_connections:,}", f"{STORE.idle_timeout:.0f} s"),
-        *(f"{STORE.max_object >> 30} GiB", f"{STORE.body_timeout:.0f} s"),
+        *(f"{STORE.max_object_bytes >> 30} GiB", f"{STORE.body_timeout:.0f} s"),
     ),
     "metrics, health and admin pages": (f"{CONNECTIONS}", f"{IDLE_SECONDS:.0f} s"),
     "EPP's peers": (

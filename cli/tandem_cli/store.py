@@ -8,12 +8,9 @@ from typing import Any, Final
 
 import click
 
-from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, fail
+from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, fail, settings_of
 from tandem_contract.durations import format_duration
-from tandem_kvstore.server.app import (
-    Conditions,
-    StoreSettings,
-)
+from tandem_kvstore.server.app import Conditions, StoreSettings
 from tandem_kvstore.server.listener import StoreListener
 
 from .options import command
@@ -25,7 +22,7 @@ _DEFAULTS: Final = StoreSettings(Path())
 @click.option(
     "--listen",
     type=HOST_PORT,
-    default="0.0.0.0:8080",
+    default=str(_DEFAULTS.listen),
     show_default=True,
     help="Address to listen on.",
 )
@@ -39,14 +36,14 @@ _DEFAULTS: Final = StoreSettings(Path())
 @click.option(
     "--capacity-bytes",
     type=click.IntRange(min=1),
-    default=_DEFAULTS.capacity,
+    default=_DEFAULTS.capacity_bytes,
     show_default=True,
     help="Most bytes of all objects together; above it the least recently used chunks are removed.",
 )
 @click.option(
     "--max-object-bytes",
     type=click.IntRange(min=1),
-    default=_DEFAULTS.max_object,
+    default=_DEFAULTS.max_object_bytes,
     show_default=True,
     help="Bytes of one object; a larger one is answered with 413.",
 )
@@ -89,16 +86,7 @@ _DEFAULTS: Final = StoreSettings(Path())
     help="For tests: treat If-None-Match and If-Match as a store without conditional writes does,"
     " with 501 or by writing in any case.  [default: check them]",
 )
-def store(
-    listen: HostPort,
-    directory: Path,
-    *,
-    capacity_bytes: int,
-    max_object_bytes: int,
-    max_age: float | None,
-    no_conditional: str | None,
-    **limits: Any,
-) -> None:
+def store(**flags: Any) -> None:
     """Serve a directory as an HTTP store for KV tensors.
 
     Engines use it with the endpoint http://HOST:PORT. It has no access control: run it in a network
@@ -106,31 +94,25 @@ def store(
     --drain-timeout to end.
     """
     logging.basicConfig(level=logging.WARNING)
-    if max_age == 0:
+    if flags["max_age"] == 0:
         fail("--max-age must be above 0: every chunk is older than that")
-    settings = StoreSettings(
-        directory,
-        max_object_bytes,
-        capacity_bytes,
-        max_age,
-        conditions=Conditions(no_conditional or "check"),
-        **limits,
-    )
+    conditions = Conditions(flags["no_conditional"] or "check")
+    settings = settings_of(StoreSettings, flags, conditions=conditions)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        asyncio.run(_serve(settings, listen))
+        settings.directory.mkdir(parents=True, exist_ok=True)
+        asyncio.run(_serve(settings))
     except OSError as err:
-        fail(f"cannot serve {directory} on {listen}: {err.strerror or err}")
+        fail(f"cannot serve {settings.directory} on {settings.listen}: {err.strerror or err}")
 
 
-async def _serve(settings: StoreSettings, listen: HostPort) -> None:
+async def _serve(settings: StoreSettings) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     listener = StoreListener(settings)
     try:
         # The port may have been 0.
-        address = HostPort(*await listener.start(listen.host, listen.port))
+        address = HostPort(*await listener.start(*settings.listen))
         click.echo(f"listening on http://{address}")
         await stopped.wait()
     finally:

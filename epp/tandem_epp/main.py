@@ -20,7 +20,7 @@ from tandem_contract.plan import load_keys
 from tandem_kube.errors import NotConfigured
 
 from .backends.selection import checked_subdomain, selected_pods
-from .llmd.options import LlmdCommand, given, llmd_options, log_treatments
+from .llmd.options import EppCommand, given, llmd_options, log_treatments
 from .llmd.plugins.explain import explain
 from .llmd.values import selects_pods, with_values
 from .process import logs
@@ -53,7 +53,7 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     context.exit()
 
 
-@command("tandem-epp", flags_file=False, cls=LlmdCommand)
+@command("tandem-epp", flags_file=False, cls=EppCommand)
 @click.option(
     "--listen",
     type=HOST_PORT,
@@ -229,7 +229,7 @@ def main(context: click.Context, /, **flags: Any) -> None:
     llmd = given(context)
     settings = _as_llmd(context, settings_from(flags), llmd)
     logs.configure(settings.log_level, as_json=settings.log_json)
-    log_treatments(llmd)
+    log_treatments(context)
     for word in context.args:
         _log.warning("%r is ignored, as llm-d's EPP does: write --flag=value", word)
     _serve(settings)

@@ -46,7 +46,7 @@ class Given:
     """The flags of llm-d that have a value."""
 
     values: Mapping[str, Any]
-    """By name. Lists are tuples of tuples, as click passes flags that may be repeated."""
+    """By name; a list is one tuple."""
     explicit: frozenset[str]
     """Names of those on the command line or in a file, and not in an environment variable."""
     typed: frozenset[str]
@@ -60,7 +60,7 @@ class Given:
 
     def stages(self, name: str) -> frozenset[str]:
         """The stages that a list names. Raises Refused."""
-        stages = frozenset(stage for part in self.get(name, ()) for stage in part)
+        stages = frozenset(self.get(name, ()))
         if not stages <= _STAGES:
             raise Refused(f"--{name}: stages are {', '.join(sorted(_STAGES))}")
         return stages
@@ -156,7 +156,7 @@ def _tls_for_clients(given: Given) -> Flags:
         raise Refused("--tls-min-version: write VersionTLS12 or VersionTLS13") from err
     if minimum < ssl.TLSVersion.TLSv1_2:
         raise Refused("--tls-min-version: write VersionTLS12 or VersionTLS13: older are unsafe")
-    names = [name for part in given.get("tls-cipher-suites", ()) for name in part]
+    names = given.get("tls-cipher-suites", ())
     try:
         ciphers = go_tls.openssl_ciphers(names, go_tls.WITH_CBC)
     except ValueError as err:

@@ -107,7 +107,7 @@ def settings_from(flags: Flags) -> Settings:
     )
 
 
-@command("tandem-sidecar", cls=llmd_command.LlmdCommand)
+@command("tandem-sidecar", cls=llmd_command.SidecarCommand)
 @click.option(
     "--listen",
     type=HOST_PORT,

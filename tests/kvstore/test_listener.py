@@ -162,7 +162,7 @@ async def test_a_compressed_object_is_refused_and_never_inflated(
     """Content-Length and the capacity count the bytes that come, not what they inflate to."""
     body = gzip.compress(bytes(64 << 20))
     async with (
-        store_in_this_process(tmp_path, capacity=1 << 20) as server,
+        store_in_this_process(tmp_path, capacity_bytes=1 << 20) as server,
         aiohttp.ClientSession(auto_decompress=False) as http,
     ):
         url = f"{server.location.endpoint}/ns/a"

@@ -24,7 +24,7 @@ Client = TestClient[web.Request, web.Application]
 
 @pytest.fixture
 async def http(tmp_path: Path) -> AsyncIterator[Client]:
-    settings = StoreSettings(tmp_path / "objects", max_object=600, capacity=1000)
+    settings = StoreSettings(tmp_path / "objects", max_object_bytes=600, capacity_bytes=1000)
     async with TestClient(TestServer(StoreServer(settings).app())) as client:
         yield client
 
@@ -123,7 +123,7 @@ async def test_uploads_that_run_count_against_the_capacity(http: Client) -> None
 
 
 async def test_a_client_that_sends_a_little_at_a_time_is_cut_off(tmp_path: Path) -> None:
-    settings = StoreSettings(tmp_path / "objects", capacity=1000, body_timeout=0.2)
+    settings = StoreSettings(tmp_path / "objects", capacity_bytes=1000, body_timeout=0.2)
 
     async def trickle() -> AsyncIterator[bytes]:
         for _ in range(600):
@@ -187,7 +187,7 @@ async def test_limits_hold_for_what_a_server_before_has_stored(
     for age, key in enumerate(reversed(keys), 1):
         for file in (tmp_path / "objects/ns").glob(f"{key}*"):
             os.utime(file, (1e9 - age, 1e9 - age))
-    store, second = await server(capacity=1300, max_age=10.0)
+    store, second = await server(capacity_bytes=1300, max_age=10.0)
     # The oldest chunk leaves as a whole for a new object.
     assert await put(second, "/ns/new", bytes(200)) == 201
     assert {file.name[:64] for file in (tmp_path / "objects/ns").iterdir()} == {*keys[1:], "new"}

@@ -191,7 +191,7 @@ def test_a_flag_without_effect_says_so_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--ec-connector=ec-nixl",), "--ec-connector: .*leave it out"),
+        (("--ec-connector=ec-nixl",), "--ec-connector': refused: .*leave it out"),
         (("--kv-connector=sglang",), "SGLang .*use one of nixl"),
         (("--connector=shared-storage",), "shared storage.*use one of nixl"),
         (("--moriio-write-mode",), "--kv-connector=nixlv2"),
@@ -208,7 +208,10 @@ def test_a_flag_without_effect_says_so_in_one_line() -> None:
         (("--tls-min-version=1.2",), "--tls-min-version: write VersionTLS12 or VersionTLS13"),
         (("--tls-min-version=VersionTLS11",), "VersionTLS12 or VersionTLS13"),
         (("--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA",), "RC4_128_SHA is not allowed: use"),
-        (("--metrics-cert-dir=/certs",), "--metrics-cert-dir: the admin port.*NetworkPolicy"),
+        (
+            ("--metrics-cert-dir=/certs",),
+            "--metrics-cert-dir': refused: the admin port.*NetworkPolicy",
+        ),
         (("--zap-encoder=xml",), "json or console"),
         (("--zap-log-level=loud",), "--zap-log-level"),
         (("--configuration={porte: 1}",), "porte: no such flag"),

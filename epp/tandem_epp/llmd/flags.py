@@ -11,7 +11,6 @@ from typing import Final
 from tandem_contract.go_flags import GO_BOOL, GO_DURATION, GO_INT, GO_INTS, GO_STRINGS
 from tandem_contract.llmd_flags import LlmdFlag, Treatment
 
-SHORTHANDS: Final[Mapping[str, str]] = {"v": "v"}
 FEATURE_GATES: Final = "feature-gates"
 
 _WORKS, _NOT_NEEDED = Treatment.WORKS, Treatment.NOT_NEEDED

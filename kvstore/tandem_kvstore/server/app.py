@@ -29,6 +29,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from tandem_contract.body_coding import ACCEPTED, CONTENT_ENCODING, REFUSED_MESSAGE, is_coded
+from tandem_contract.commandline import HostPort
 from tandem_contract.web_connections import read_piece
 
 from ..errors import ObjectExists, ObjectMissing, StoreDenied, StoreError, StoreFull
@@ -38,6 +39,7 @@ from .capacity import Capacity
 
 _SEGMENT: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}", re.ASCII)
 _MAX_SEGMENTS: Final = 16
+_LISTEN: Final = HostPort("0.0.0.0", 8080)
 _RESET: Final = struct.pack("ii", 1, 0)
 """SO_LINGER on, with no time: closing the socket resets the connection."""
 
@@ -57,9 +59,11 @@ class StoreSettings:
     """Settings of `tandem store`."""
 
     directory: Path
-    max_object: int = 1 << 30
+    listen: HostPort = _LISTEN
+    """Address to listen on."""
+    max_object_bytes: int = 1 << 30
     """Bytes of one object. Too low: chunks of large models are refused with 413."""
-    capacity: int = 100 << 30
+    capacity_bytes: int = 100 << 30
     """Bytes of all objects. Above it the least recently used chunks are removed."""
     max_age: float | None = None
     """Seconds after which an unused chunk is removed; None: chunks are only removed for space."""
@@ -87,7 +91,7 @@ class StoreServer:
 
     def __init__(self, settings: StoreSettings) -> None:
         self._settings = settings
-        self.capacity = Capacity(settings.directory, settings.capacity, settings.max_age)
+        self.capacity = Capacity(settings.directory, settings.capacity_bytes, settings.max_age)
         self._uploads = asyncio.Semaphore(settings.max_uploads)
 
     def app(self) -> web.Application:
@@ -129,9 +133,9 @@ class StoreServer:
         size = request.content_length
         if size is None:
             raise web.HTTPLengthRequired
-        if size > min(self._settings.max_object, self.capacity.limit):
+        if size > min(self._settings.max_object_bytes, self.capacity.limit):
             raise web.HTTPRequestEntityTooLarge(
-                min(self._settings.max_object, self.capacity.limit), size
+                min(self._settings.max_object_bytes, self.capacity.limit), size
             )
         if not await self.capacity.make_room(size):
             raise _InsufficientStorage

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tandem_contract.commandline import HostPort
 from tandem_epp.backends.inference_pool import PoolReference
 from tandem_epp.backends.pod_backend import PodSelection
-from tandem_epp.llmd.options import LlmdCommand, given, llmd_options, log_treatments
+from tandem_epp.llmd.options import EppCommand, given, llmd_options, log_gates
 from tandem_epp.llmd.values import with_values
 from tandem_epp.server.http2.tls import TlsSettings
 from tandem_epp.settings import Settings
@@ -33,7 +33,7 @@ def settings(*arguments: str, **environ: str) -> Settings:
     """The settings that a command line stands for. Raises ValueError."""
     values: dict[str, Any] = {}
 
-    @click.command(cls=LlmdCommand)
+    @click.command(cls=EppCommand)
     @llmd_options
     @click.pass_context
     def command(context: click.Context) -> None:
@@ -61,9 +61,9 @@ def test_gates_without_an_effect_are_warned_of(caplog: pytest.LogCaptureFixture)
     both = settings(*POOL, *gates, "--feature-gates=flowControl=false")
     assert both == replace(AS_LLMD, feature_gates=both.feature_gates)
     assert both.feature_gates == named
-    log_treatments({"feature-gates": ("flowControl=1", "flowControl=0")})
+    log_gates(("flowControl=1", "flowControl=0"))
     assert not caplog.records
-    log_treatments({"feature-gates": ("dataLayer", "flowControl=0", "flowControl=1")})
+    log_gates(("dataLayer", "flowControl=0", "flowControl=1"))
     [record] = caplog.records
     assert record.message.startswith("--feature-gates: flowControl has no effect: the EPP has no")
 

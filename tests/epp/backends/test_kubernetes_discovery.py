@@ -262,9 +262,7 @@ async def failing(picker: Epp) -> bool:
 def test_the_documented_example_is_accepted_by_the_api_server(
     control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "understand" / "picker.md").read_text()
-    section = page.partition("## vLLM pods without the operator")[2]
-    example = section.split("```yaml\n")[1].split("```")[0]
+    example = (Path(__file__).parents[3] / "examples" / "epp" / "vllm.yaml").read_text()
     flags = ("--validate=strict", f"--namespace={namespace}", "--dry-run=server", "-f", "-")
     applied = control_plane.kubectl("apply", *flags, input=example)
     assert len(applied.splitlines()) == 7

@@ -20,7 +20,7 @@ WITH_EFFECT = [
     for plugin in PLUGINS
     if plugin.kind not in (Kind.NOT_NEEDED, Kind.NO_EFFECT, Kind.SOURCE)
 ]
-EPP_PAGE = Path(__file__).parents[4] / "docs" / "understand" / "picker.md"
+EPP_PAGE = Path(__file__).parents[4] / "docs" / "run" / "picker.md"
 REQUIRED: dict[str, dict[str, Any]] = {
     "by-label": {"label": "tier", "validValues": ["a"]},
     "header-label-affinity-scorer": {"headerName": "x-tier", "labelKey": "tier"},
@@ -101,7 +101,7 @@ def test_a_decider_named_without_being_listed_has_its_default_parameters() -> No
 
 @pytest.mark.interpreted
 def test_the_example_in_the_documentation_loads() -> None:
-    section = EPP_PAGE.read_text(encoding="utf-8").partition("### Configuration")[2]
+    section = EPP_PAGE.read_text(encoding="utf-8").partition("## Configuration")[2]
     example = section.split("```yaml\n")[1].split("```")[0]
     document = parse_documents(example, "router.yaml")[0]
     config = router_config(document, {})

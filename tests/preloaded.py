@@ -184,8 +184,12 @@ def serve(requests: socket.socket, modules: Sequence[str]) -> None:
             os.close(write_end)
             for generator in generators:
                 generator.seed()
-            _become(json.loads(data), files)
-            return
+            code: Any = None
+            try:
+                _become(json.loads(data), files)
+            except SystemExit as end:
+                code = end.code
+            _end(code)
         os.close(write_end)
         for file in files:
             os.close(file)
@@ -217,6 +221,23 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
     sys.modules.pop(request["module"], None)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+def _end(code: str | int | None) -> None:
+    """End this process, without taking apart the modules that it shares with the first process.
+
+    To take them apart costs half a second, since the system copies each page that it touches. What
+    the program has left behind is told as at any end: by its threads, its exit functions and the
+    collector.
+    """
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":

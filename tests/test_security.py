@@ -118,3 +118,25 @@ LIMITS = {
 def test_the_table_of_bounds_has_the_limits_of_the_code(server: str) -> None:
     (row,) = (x for x in PAGE.read_text().splitlines() if x.startswith(f"| {server} |"))
     assert [text for text in LIMITS[server] if text not in row] == []
+
+
+HTTP2_LIMITS = {
+    "connections, streams on each": (f"{HTTP2.connections}, {HTTP2.streams}",),
+    "header section": (f"{HTTP2.header_block >> 10} KiB; {HTTP2.continuations + 1} |",),
+    "frame |": (f"{HTTP2.frame >> 10} KiB",),
+    "sent and not yet read": (mib(HTTP2.stream_window), mib(HTTP2.connection_window)),
+    "answers that wait": (f"{HTTP2.stream_unsent >> 10} KiB", mib(HTTP2.connection_unsent)),
+    "frames with little": (
+        *(f"{HTTP2.frames_burst:.0f} at once", f"{HTTP2.frames_per_second:.0f} per second"),
+    ),
+    "streams that the client resets": (
+        *(f"{HTTP2.resets_burst:.0f} at once", f"{HTTP2.resets_per_second:.0f} per second"),
+    ),
+}
+
+
+@pytest.mark.parametrize("bound", HTTP2_LIMITS)
+def test_the_bounds_of_the_ext_proc_server_are_those_of_the_code(bound: str) -> None:
+    page = PAGE.with_name("picker.md").read_text()
+    (row,) = (x for x in page.splitlines() if x.startswith(f"| {bound}"))
+    assert [text for text in HTTP2_LIMITS[bound] if text not in row] == []

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem_operator.observed import PullReport
 from tandem_operator.planning.api_objects import (
     node_state,
     pod_state,
     pool_resource,
+    pull_pod,
     revision_state,
     rfc3339,
     timestamp,
@@ -101,6 +103,16 @@ def test_the_end_of_a_pod() -> None:
     )
     assert pod_state(pod(phase="Failed")).ended == NOON
     assert pod_state(pod(phase="Running", containerStatuses=[ended])).ended is None
+
+
+def test_a_download_reports_once_its_container_has_succeeded() -> None:
+    def reports(code: int) -> object:
+        ended = {"exitCode": code, "message": '{"bytes": 5, "files": 2, "commit": "c"}'}
+        container = {"name": "resolve", "state": {"terminated": ended}}
+        return pull_pod(pod(initContainerStatuses=[container])).reports
+
+    assert reports(0) == {"resolve": PullReport(bytes=5, files=2, commit="c")}
+    assert reports(1) == {}
 
 
 def test_a_revision() -> None:

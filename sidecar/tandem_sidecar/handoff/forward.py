@@ -237,8 +237,6 @@ class Forward(ABC):
 
     def _is_failure(self) -> bool:
         """Whether the answer that begins is an engine's failure, which another engine may mend."""
-        if self._failover is None:
-            return False
         return self._head.status >= 500 or (self._start.is_error and self._start.error[0] >= 500)
 
     def _try_take_over(self, result: Result) -> bool:

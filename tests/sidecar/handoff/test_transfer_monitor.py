@@ -6,10 +6,11 @@ import pytest
 
 from tandem_contract import metrics
 from tandem_contract.commandline import HostPort
+from tandem_contract.headers import READS_STREAMS
 from tandem_sidecar.handoff.transfer_monitor import TransferMonitor
 
 from ..conftest import Harness
-from ..peers import Turn
+from ..peers import PARAMS, Turn
 
 ENGINE = HostPort("10.0.0.1", 8200)
 BODY = b'{"model": "m", "prompt": "Hi"}'
@@ -152,3 +153,31 @@ async def test_kv_that_does_not_arrive_in_time_is_computed(harness: Harness) -> 
     assert await harness.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1
     legs = 'tandem_sidecar_legs_total{phase="decode",result="deadline"}'
     assert await harness.metric(legs) == 1
+
+
+async def test_streamed_kv_has_its_time_from_the_prefills_answer_on(harness: Harness) -> None:
+    async def metrics_page(turn: Turn) -> None:
+        turn.answer(200, page(1))
+
+    async def prefills(turn: Turn) -> None:
+        params = PARAMS[:-1] + b', "tandem_serves_streams": true}'
+        turn.answer(200, b'{"id": "c", "choices": [], "kv_transfer_params": ' + params + b"}")
+
+    async def reads_streams(turn: Turn) -> None:
+        params = turn.request.json.get("kv_transfer_params", {})
+        if "tandem_stream" in params:
+            await turn.gone.wait()
+        else:
+            turn.answer(200, b'{"choices": []}', f"{READS_STREAMS}: 1")
+
+    await harness.prefill(prefills)
+    await harness.start(reads_streams, kv_transfer_timeout=0.1)
+    harness.decode.metrics = metrics_page
+    paths = []
+    for _ in range(2):
+        async with harness.http.post(harness.url(), data=BODY, headers=harness.candidates) as reply:
+            assert (reply.status, await reply.read()) == (200, b'{"choices": []}')
+            paths.append(reply.headers["X-Continuum-Routing-Path"])
+    # The first hand-off tells the sidecar that both engines stream.
+    assert paths == ["prefill_then_decode", "fallback"]
+    assert await harness.metric('disaggregated_errors_total{phase="kv_transfer"}') == 1

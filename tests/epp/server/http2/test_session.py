@@ -1,11 +1,13 @@
 """gRPC calls on streams: their messages, their end, and what is no call."""
 
 import pytest
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes
 from hpack import Decoder
 
 from tandem_epp.server.http2 import frames, grpc
 from tandem_epp.server.http2.errors import ErrorCode
-from tandem_epp.server.http2.frames import FrameType
+from tandem_epp.server.http2.frames import FrameType, Setting
 
 from .calls import Calls
 from .client import BLOCK, GET, Frame, block, data, headers, message, ping
@@ -176,3 +178,11 @@ def test_a_page_is_answered_at_the_end_of_the_request() -> None:
 def test_what_is_no_call_and_no_page(fields_: dict[str, str], code: str) -> None:
     calls = Calls().start()
     assert fields(calls.answers(headers(1, block(fields_), end=True))[0])[":status"] == code
+
+
+def test_codes_are_those_of_the_protocol() -> None:
+    assert {code.name: int(code) for code in ErrorCode} == {c.name: int(c) for c in ErrorCodes}
+    known = {code.name: int(code) for code in SettingCodes}
+    assert {setting.name: known[setting.name] for setting in Setting} == {
+        setting.name: int(setting) for setting in Setting
+    }

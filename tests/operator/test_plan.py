@@ -13,6 +13,7 @@ def test_a_new_set_gets_its_revisions_budget_and_pods_in_one_pass() -> None:
     cluster = SimulatedCluster()
     plan = cluster.reconcile()
     assert {create.name for create in plan.create_pods} == set(cluster.pods)
+    assert {key.name for key in plan.owners} == {"p", "d"}
     (p,) = cluster.of("p")
     d0, d1 = cluster.of("d")
     assert p.name == f"p-{p.revision}-0"
@@ -32,6 +33,7 @@ def test_a_set_that_matches_its_spec_needs_no_write() -> None:
     plan = cluster.reconcile()
     assert (plan.writes, plan.requeue_after, cluster.status_writes) == (0, None, before)
     assert not plan.touches_pods
+    assert plan.owners == ()
 
 
 def test_pods_are_created_from_the_pinned_template_not_a_newly_rendered_one() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tandem_contract import labels
 from tandem_operator.conditions import ConditionType, Reason
 from tandem_operator.observed import Failure, NodeState, PoolKey, RouterState
-from tandem_operator.planning.status import statuses
+from tandem_operator.planning.status import status_events, statuses
 from tandem_operator.resources.resolve import own_version
 from tandem_operator.resources.schema import problems
 from tandem_operator.routing.endpoint.plan import RouterReason
@@ -322,6 +322,17 @@ def test_events_are_sent_for_changed_conditions_only() -> None:
     cluster.settle()
     # One event of each pool: Stalled and Ready have the same reason and message.
     assert [(event.type, event.reason) for event in cluster.events] == [("Warning", "Mismatch")] * 2
+
+
+def test_a_refused_write_is_told_once() -> None:
+    def reconciling(reason: str) -> dict[str, list[dict[str, str]]]:
+        entry = {"type": "Reconciling", "status": "True", "reason": reason, "message": "no"}
+        return {"conditions": [entry]}
+
+    refused = reconciling("QuotaExceeded")
+    assert status_events(refused, refused) == ()
+    [event] = status_events(reconciling("Starting"), refused)
+    assert (event.type, event.reason) == ("Warning", "QuotaExceeded")
 
 
 def test_pods_that_a_larger_pool_waits_for_are_no_warning_and_lost_ones_are() -> None:

@@ -28,14 +28,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+_WITHOUT_TORCH: Final = (
+    *("tandem_epp.main", "tandem_operator.main", "tandem_router.main", "tandem_router.run"),
+    *("tandem_sidecar.main", "tandem_sidecar.process.run"),
+)
 PROGRAMS: Final = {
     "tandem_engine.main": ("tandem_engine.main", "tandem_engine.process"),
-    "tandem_epp": ("tandem_epp.main",),
-    "tandem_operator.main": ("tandem_operator.main",),
-    "tandem_router.main": ("tandem_router.main", "tandem_router.run"),
-    "tandem_sidecar.main": ("tandem_sidecar.main", "tandem_sidecar.process.run"),
+    "tandem_epp": _WITHOUT_TORCH,
+    "tandem_operator.main": _WITHOUT_TORCH,
+    "tandem_router.main": _WITHOUT_TORCH,
+    "tandem_sidecar.main": _WITHOUT_TORCH,
 }
-"""What `python -m` names, and the modules that it imports."""
+"""What `python -m` names, and the modules of its first process, which programs with most of their
+imports in common share."""
 _READ_AT_IMPORT: Final = ("PYTHON", "HF_", "LC_", "LD_", "LANG")
 """Beginnings of names of variables that an import or Python's start reads."""
 _UNBUFFERED: Final = "PYTHONUNBUFFERED"
@@ -46,7 +51,7 @@ _LARGEST: Final = 1 << 18
 
 
 class _First:
-    """The process that has imported a program, and starts it."""
+    """The process that has imported programs, and starts them."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -97,7 +102,7 @@ def install() -> None:
     if sys.platform != "linux":
         return
     environment, executes = dict(os.environ), subprocess.Popen._execute_child  # type: ignore[attr-defined]
-    firsts: dict[str, _First] = {}
+    firsts: dict[Sequence[str], _First] = {}
     lock = threading.RLock()  # The first process is started by `subprocess`, too.
 
     def execute(self: Any, args: Any, *rest: Any) -> None:
@@ -105,9 +110,10 @@ def install() -> None:
         with lock:
             given = dict(zip(names, rest, strict=True))
             if (module := _program(args, given, environment)) is not None:
-                if module not in firsts:
-                    firsts[module] = _First(PROGRAMS[module], environment)
-                self.pid = firsts[module].start(*_request(module, args, given))
+                modules = PROGRAMS[module]
+                if modules not in firsts:
+                    firsts[modules] = _First(modules, environment)
+                self.pid = firsts[modules].start(*_request(module, args, given))
         if module is None or not self.pid:
             executes(self, args, *rest)
             return

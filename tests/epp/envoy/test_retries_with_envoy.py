@@ -2,8 +2,9 @@
 Envoy."""
 
 import asyncio
+import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -22,7 +23,11 @@ pytestmark = pytest.mark.component
 REQUESTS = 12
 
 
-def configuration(sidecars: Iterable[Sidecar]) -> str:
+SCORES = {"plugins": [{"type": "queue-scorer"}]}
+"""llm-d's scorers choose, instead of the cost."""
+
+
+def configuration(sidecars: Iterable[Sidecar], choice: Mapping[str, object]) -> str:
     backends = [
         {"name": f"d{i}", "role": "decode", "url": f"http://{each.listen}", "models": [SERVED]}
         for i, each in enumerate(sidecars)
@@ -30,15 +35,20 @@ def configuration(sidecars: Iterable[Sidecar]) -> str:
     # However slow the test is: only a request can take a dead pod out of choice.
     checks = {"unhealthy_threshold": 1_000_000}
     serving = {"enabled": False}
-    return json.dumps(
-        {"disaggregated_serving": serving, "health_checks": checks, "backends": backends}
-    )
+    return json.dumps({
+        "disaggregated_serving": serving, "health_checks": checks, "backends": backends, **choice
+    })  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
-@pytest.mark.parametrize("dies", ["engine", "sidecar"])
+@pytest.mark.parametrize(
+    ("mode", "dies", "choice"),
+    [
+        *itertools.product(["BUFFERED", "FULL_DUPLEX_STREAMED"], ["engine", "sidecar"], [{}]),
+        ("BUFFERED", "engine", SCORES),
+    ],
+)
 async def test_requests_right_after_a_kill_are_served_elsewhere(
-    tmp_path: Path, mode: BodyMode, dies: str
+    tmp_path: Path, mode: BodyMode, dies: str, choice: Mapping[str, object]
 ) -> None:
     pair = engines(tmp_path, d0={"role": "kv_both"}, d1={"role": "kv_both"})
     async with AsyncExitStack() as stack:
@@ -58,7 +68,7 @@ async def test_requests_right_after_a_kill_are_served_elsewhere(
             for i, engine in enumerate(pair)
         ]
         config = tmp_path / "router.yaml"
-        config.write_text(configuration(sidecars))
+        config.write_text(configuration(sidecars, choice))
         picker = await stack.enter_async_context(epp(config, *flags))
         await until(lambda: picker.serves("d0", "d1"))
         settings = envoy_settings(picker.grpc, [str(each.listen) for each in sidecars], mode)

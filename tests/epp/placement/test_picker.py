@@ -43,6 +43,8 @@ schedulingProfiles:
   - {pluginRef: queue-scorer}
 """
 """Scorers choose instead of the cost."""
+CHOICES = ("{}", "plugins: [{type: queue-scorer}]")
+"""By cost, and by llm-d's scores."""
 NOW = 1000.0
 ROLES = ("decode", "prefill")
 
@@ -472,8 +474,9 @@ def test_alternates_are_named_if_configured() -> None:
     )
 
 
-def test_tandems_envoy_gets_another_pod_for_what_the_chosen_one_does_not_take() -> None:
-    setup = PickerSetup(d1="decode", d2="decode", d3="decode", p1="prefill")
+@pytest.mark.parametrize("text", CHOICES)
+def test_tandems_envoy_gets_another_pod_for_what_the_chosen_one_does_not_take(text: str) -> None:
+    setup = PickerSetup(text, d1="decode", d2="decode", d3="decode", p1="prefill")
     named = set()
     for _ in range(8):
         placement, plan = setup.place("hi")
@@ -485,16 +488,18 @@ def test_tandems_envoy_gets_another_pod_for_what_the_chosen_one_does_not_take() 
     assert named == {f"10.0.0.{n}:8000" for n in (1, 2, 3)}
 
 
-def test_a_single_decode_pod_has_no_alternate() -> None:
-    setup = PickerSetup(d1="decode", p1="prefill")
+@pytest.mark.parametrize("text", CHOICES)
+def test_a_single_decode_pod_has_no_alternate(text: str) -> None:
+    setup = PickerSetup(text, d1="decode", p1="prefill")
     placement, plan = setup.place("hi")
     assert wire.ALTERNATE_ENDPOINT not in dict(placement.mutation.set)
     assert wire.ALTERNATE_ENDPOINT in placement.mutation.remove
     assert plan.alternates == ()
 
 
-def test_the_alternate_of_a_pair_reads_the_kv_of_its_prefill_pods() -> None:
-    setup = PickerSetup()
+@pytest.mark.parametrize("text", CHOICES)
+def test_the_alternate_of_a_pair_reads_the_kv_of_its_prefill_pods(text: str) -> None:
+    setup = PickerSetup(text)
     pods = [
         backend(f"{role}-{n}{hash_}", role, hash_) for hash_ in "12" for role in ROLES for n in "ab"
     ]

@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from random import Random
 
 from tandem_contract.config import DisaggregatedServing
@@ -16,7 +17,7 @@ from ...backends.pairing import can_hand_off
 from ...backends.pods import Pod
 from ...choice.context import ChoiceContext
 from ...choice.fallback import unified_pods
-from ...choice.result import NoBackend, SchedulingResult
+from ...choice.result import NoBackend, PathDecision, SchedulingResult
 from ...choice.scheduler import in_subset
 from ...choice.stored_prompts import load_of
 from .decider import DeciderInputs, DeciderSettings, decide_path, is_split, without_prefill
@@ -122,8 +123,8 @@ class _OneChoice:
         return result
 
     def _choose_decode(self, pods: Sequence[Pod]) -> Sequence[Pod]:
-        profile = self.settings.decode
-        return profile.run(pods, self.context, profile.max_endpoints, self.random)
+        """All that the filters keep, best first."""
+        return self.settings.decode.run(pods, self.context, len(pods), self.random)
 
     def _inputs(self, decode: Pod) -> tuple[tuple[Pod, ...], DeciderInputs]:
         """The prefill pods for this decode pod, and what the decider needs to know."""
@@ -160,14 +161,10 @@ class _OneChoice:
             if not ranking:
                 # The filters of the prefill profile ruled all out.
                 decision = without_prefill(decider)
-            # An alternate of the decode pod must be able to read the same KV.
-            decode = [pod for pod in decode if all(can_hand_off(p, pod) for p in ranking)]
         load = inputs.load
         if ranking:
             load = load_of(context, ranking[0], context.placed_tokens(ranking[0]))
-        return SchedulingResult(
-            decision, decode, ranking, inputs.cached_tokens, loaded_tokens=load.tokens
-        )
+        return self._result(decision, decode, ranking, inputs.cached_tokens, load.tokens)
 
     def _prefer_unified(self, result: SchedulingResult, ready: Sequence[Pod]) -> SchedulingResult:
         """Let a unified pod serve the fallback `result`, if one is ready."""
@@ -176,4 +173,33 @@ class _OneChoice:
             return result
         request, cached = self.context.request, self.context.cached_tokens(decode[0])
         tokens = min(request.prompt_tokens, cached) if request else 0
-        return SchedulingResult(result.decision, decode, cached_tokens=tokens)
+        return self._result(result.decision, decode, (), tokens, 0)
+
+    def _result(
+        self,
+        decision: PathDecision,
+        decode: Sequence[Pod],
+        prefill: Sequence[Pod],
+        cached: int,
+        loaded: int,
+    ) -> SchedulingResult:
+        """`decode`: the choice, and after it the pods that may take its place, best first."""
+        chosen = decode[0]
+        # Another pod must be able to read the same KV, and no pod prefills for itself.
+        others = (
+            pod
+            for pod in islice(decode, 1, None)
+            if pod not in prefill and all(can_hand_off(p, pod) for p in prefill)
+        )
+        named, alternate = self.settings.decode.max_endpoints, None
+        if named == 1:
+            # Ranks of one backend share its address.
+            alternate = next((pod for pod in others if pod.address != chosen.address), None)
+        return SchedulingResult(
+            decision,
+            [chosen, *islice(others, named - 1)],
+            prefill,
+            cached,
+            loaded_tokens=loaded,
+            alternate=alternate,
+        )

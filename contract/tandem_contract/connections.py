@@ -31,11 +31,11 @@ _SHARE: Final = 64
 
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 15),
+    (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 10),
     (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
     (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
 )
-"""Peers may be silent for hours: gateways, and the API server of a watch. TCP notices within 30
+"""Peers may be silent for hours: gateways, and the API server of a watch. TCP notices within 25
 seconds that their machine is gone, or that a load balancer or connection tracking has forgotten the
 connection. Options that a system lacks are left out."""
 

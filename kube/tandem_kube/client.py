@@ -24,7 +24,15 @@ from yaml import YAMLError
 
 from .errors import Conflict, Invalid, NotConfigured
 from .resources import PODS, Object, Resource
-from .transport import JSON, Observer, Transport, decode, events, network, probe_peer
+from .transport import (
+    JSON,
+    Observer,
+    ProbingClient,
+    Transport,
+    decode,
+    events,
+    network,
+)
 
 CALL_TIMEOUT: Final = 30.0
 """Seconds for one call, including the connection. An admission webhook may take 10 by default and
@@ -78,7 +86,9 @@ async def connect(
     except _CONFIG_ERRORS as err:
         reason = " ".join(str(err).split())
         raise NotConfigured(f"cannot load the cluster's configuration: {reason}") from err
-    return Api(ApiClient(configuration), observer, namespace=namespace or "default")
+    client = ApiClient(configuration)
+    client.rest_client = ProbingClient(configuration)
+    return Api(client, observer, namespace=namespace or "default")
 
 
 @contextlib.contextmanager
@@ -304,8 +314,8 @@ class Api:
 
         Ends after about `seconds`; to continue, watch again from the last version. Both entering
         and iterating raise Expired when the version is too old, and Unreachable when the connection
-        broke, when the server's host has not answered probes for 30 seconds, or when nothing, not
-        even a bookmark, arrived for `quiet` seconds.
+        broke, when the server's host is silent (`open_socket`), or when nothing, not even a
+        bookmark, arrived for `quiet` seconds.
         """
         query = {
             "watch": "true",
@@ -320,7 +330,6 @@ class Api:
         timeout = aiohttp.ClientTimeout(sock_connect=CALL_TIMEOUT, sock_read=quiet)
         path = resource.path(namespace)
         async with self._transport.request("watch", path, query=query, timeout=timeout) as response:
-            probe_peer(response)
             yield events(response)
 
     async def _call(

@@ -1,6 +1,7 @@
 """One authenticated HTTP request to the API server; failures become the errors of `errors`."""
 
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Final
@@ -8,7 +9,9 @@ from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
+from aiohttp import AddrInfoType
 from kubernetes.aio.client.api_client import ApiClient
+from kubernetes.aio.client.rest import RESTClientObject
 
 from tandem_contract.connections import keep_alive
 
@@ -16,6 +19,10 @@ from .errors import Fenced, Unreachable, error_of
 from .resources import Object
 
 JSON: Final = "application/json"
+SILENT_SECONDS: Final = 20.0
+"""Seconds without an acknowledgement of what was sent to the API server's host, or of the kernel's
+probes, after which a connection ends. Longer: changes go unnoticed for as long; shorter: a brief
+interruption of the network ends all watches."""
 
 Observer = Callable[[str, int, float], None]
 """Called when an API call ends, with verb (get, list, create, …), HTTP status (0: no response) and
@@ -105,15 +112,30 @@ _METHODS: Final[Mapping[str, str]] = {
 }
 
 
-def probe_peer(response: aiohttp.ClientResponse) -> None:
-    """Let the kernel probe the peer of a response that may be silent for long (TCP keepalive).
+def open_socket(address: AddrInfoType) -> socket.socket:
+    """aiohttp's `socket_factory` of connections to the API server: the kernel ends those on which
+    the server's host has been silent for SILENT_SECONDS, although it was probed or sent to.
 
     A load balancer that fails over, or a node whose connection tracking is cleared, forgets open
-    connections and tells neither end. Then reading the response raises Unreachable.
+    connections and tells neither end. A watch, on which nothing is sent, would wait for ever.
     """
-    transport = response.connection.transport if response.connection else None
-    if transport is not None:  # Else the response is complete.
-        keep_alive(transport.get_extra_info("socket"))
+    family, kind, protocol, *_ = address
+    opened = socket.socket(family, kind, protocol)
+    keep_alive(opened)
+    # It counts instead of the number of unanswered probes. Only Linux has it.
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        milliseconds = int(SILENT_SECONDS * 1000)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    return opened
+
+
+class ProbingClient(RESTClientObject):
+    """The HTTP client of an ApiClient, with `open_socket`."""
+
+    def _create_connector(self) -> aiohttp.TCPConnector:
+        return aiohttp.TCPConnector(
+            limit=self.maxsize, ssl=self.ssl_context, socket_factory=open_socket
+        )
 
 
 @contextlib.contextmanager

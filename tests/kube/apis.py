@@ -15,6 +15,7 @@ from aiohttp import web
 from tandem_kube.client import Api, connect
 
 DEADLINE = 20.0
+LOOPBACK = "127.0.0.1"
 PODS_PATH = "/api/v1/namespaces/{namespace}/pods"
 
 
@@ -182,7 +183,8 @@ class _Side(asyncio.Protocol):
 class Proxy:
     """Forwards bytes to `target` ("host:port"); can drop, refuse and silence connections."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, address: str = LOOPBACK) -> None:
+        self._address = address
         self._host, _, port = target.rpartition(":")
         self._target_port = int(port)
         self._sides: set[_Side] = set()
@@ -203,7 +205,7 @@ class Proxy:
     async def accept(self) -> None:
         """Accept connections, on the same port as before."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Side(self), "127.0.0.1", self.port)
+        self._server = await loop.create_server(lambda: _Side(self), self._address, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
@@ -239,11 +241,15 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxied(kubeconfig: Path, folder: Path) -> AsyncIterator[tuple[Proxy, Path]]:
-    """A proxy before the cluster of `kubeconfig`, and a kubeconfig that goes through it."""
-    text = kubeconfig.read_text()
-    host = text.split("https://", 1)[1].split('"')[0].split()[0].strip("'\",")
-    async with Proxy(host).running() as proxy:
+async def proxied(
+    kubeconfig: Path, folder: Path, address: str = LOOPBACK
+) -> AsyncIterator[tuple[Proxy, Path]]:
+    """A proxy at `address` before the cluster of `kubeconfig`, and a kubeconfig that goes through
+    it."""
+    document = json.loads(kubeconfig.read_text())
+    cluster = document["clusters"][0]["cluster"]
+    async with Proxy(cluster["server"].removeprefix("https://"), address).running() as proxy:
+        cluster |= {"server": f"https://{address}:{proxy.port}", "tls-server-name": LOOPBACK}
         through = folder / "proxied.kubeconfig"
-        through.write_text(text.replace(host, f"127.0.0.1:{proxy.port}"))
+        through.write_text(json.dumps(document))
         yield proxy, through

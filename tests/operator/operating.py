@@ -20,6 +20,8 @@ from tandem_kube.errors import NotFound
 from tandem_kube.resources import PODS, Object, Resource
 from tandem_local.ports import free_port
 
+from ..namespaces import enter
+
 DEADLINE = 60.0
 PREFILL_POOLS = Resource(labels.API_VERSION, PLURALS[PREFILL_POOL])
 DECODE_POOLS = Resource(labels.API_VERSION, PLURALS[DECODE_POOL])
@@ -28,7 +30,9 @@ _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload([f"{__package__}.warmed"])
 
 
-def _main(flags: list[str], log: Path) -> None:
+def _main(flags: list[str], log: Path, network: str | None) -> None:
+    if network is not None:
+        enter(network)
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -38,13 +42,15 @@ def _main(flags: list[str], log: Path) -> None:
 
 
 class Operator:
-    """One operator process with `flags` on its command line."""
+    """One operator process with `flags` on its command line, in a network namespace if given."""
 
-    def __init__(self, log: Path, *flags: str) -> None:
+    def __init__(self, log: Path, *flags: str, network: str | None = None) -> None:
         self._log = log
         self._health, self._metrics = free_port("127.0.0.1"), free_port("127.0.0.1")
         all_flags = [*flags, *self._ports()]
-        self._process = _processes.Process(target=_main, args=(all_flags, log), daemon=True)
+        self._process = _processes.Process(
+            target=_main, args=(all_flags, log, network), daemon=True
+        )
         self._process.start()
 
     def _ports(self) -> tuple[str, str]:
@@ -101,9 +107,9 @@ class Operator:
 
 
 @contextmanager
-def operating(log: Path, *flags: str) -> Iterator[Operator]:
+def operating(log: Path, *flags: str, network: str | None = None) -> Iterator[Operator]:
     """Run an operator until the block ends."""
-    operator = Operator(log, *flags)
+    operator = Operator(log, *flags, network=network)
     try:
         yield operator
     finally:

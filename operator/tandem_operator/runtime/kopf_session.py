@@ -30,7 +30,7 @@ from tandem_contract import labels
 from tandem_kube.client import PAGE, Api
 from tandem_kube.reflector import QUIET_SECONDS, WATCH_SECONDS
 from tandem_kube.resources import Object
-from tandem_kube.transport import probe_peer
+from tandem_kube.transport import open_socket
 
 from .watches import Feed, next_pause
 
@@ -277,7 +277,9 @@ class Session:
             private_key_path=configuration.key_file,
         )
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=connection.as_ssl_context()),
+            connector=aiohttp.TCPConnector(
+                limit=0, ssl=connection.as_ssl_context(), socket_factory=open_socket
+            ),
             proxy=configuration.proxy,
             trust_env=True,
             middlewares=(self._observe,),
@@ -332,7 +334,6 @@ class Session:
             why = f"{status} {(await response.text())[:300]}"
             self._tell(partial(feed.failed, why, is_outage=status >= 500))
         elif is_watch:
-            probe_peer(response)
             self._tell(feed.watching)
         else:
             self._list(feed, await response.json(), "continue" in request.url.query)

@@ -14,8 +14,8 @@ from tandem_kvstore import client
 from ...cluster.fixtures import LEFT_OUT
 from ...engine.tiers.conftest import PatientGuard
 from ...kvstore.servers import store_in_this_process
+from ...namespaces import NotPermitted, enter, namespaces
 from .engine import Engine, engines
-from .namespaces import NotPermitted, enter, namespaces
 from .pair import FALLBACK, SPLIT, call, expected_tokens, start_pair
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]

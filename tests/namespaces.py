@@ -1,4 +1,4 @@
-"""Network namespaces whose processes reach a store, and none of each other.
+"""Network namespaces whose processes reach a server of this process, and none of each other.
 
 this process ──veth── namespace of each name      its routes: this link, and STORE
 """
@@ -43,6 +43,16 @@ class Namespaces:
         command = ("ip", "netns", "exec", self.names[name], "python3", "-c", code)
         return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
+    def forget_connections(self, name: str) -> None:
+        """Drop all that arrives on the connections that a namespace has now, as a node does whose
+        connection tracking lost them. Neither end is told, and new connections work."""
+        namespace = self.names[name]
+        listed = ("ip", "netns", "exec", namespace, "ss", "-Htn", "state", "established")
+        for line in subprocess.check_output(listed, text=True).splitlines():
+            port = line.split()[2].rpartition(":")[2]
+            drop = ("ipproto", "tcp", "dport", port, "blackhole")
+            _ip("-n", namespace, "rule", "add", "pref", "10", *drop)
+
 
 def enter(namespace: str) -> None:
     """Move the calling thread, and all that it starts, into a namespace. Raises OSError."""
@@ -81,6 +91,9 @@ def _connect(made: Namespaces, link: str, name: str, gateway: str) -> None:
     _ip(*inside, "addr", "add", f"{made.address(name)}/30", "dev", "eth0")
     _ip(*inside, "link", "set", "eth0", "up")
     _ip(*inside, "link", "set", "lo", "up")
+    # Behind the rules of `forget_connections`.
+    _ip(*inside, "rule", "add", "pref", "100", "lookup", "local")
+    _ip(*inside, "rule", "del", "pref", "0")
     # No default route: this process might forward packets from one link to the other.
     _ip(*inside, "route", "add", made.store, "via", gateway)
 

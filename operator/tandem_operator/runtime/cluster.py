@@ -253,6 +253,8 @@ class Cluster:
                 raise
             except ApiError as err:
                 failures[ref] = failure_from_error(err)
+                if ref.kind == "Service":
+                    self.cache.address_refused(key)
         for ref in plan.delete:
             resource = resource_of({"apiVersion": ref.api_version, "kind": ref.kind})
             await self._delete(resource, key.namespace, ref.name)

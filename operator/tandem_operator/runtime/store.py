@@ -56,6 +56,10 @@ class Store(Generic[K, V]):
         """The values that have `key`, in no particular order."""
         return [self._entries[uid].value for uid in self._uids_by_key.get(key, ())]
 
+    def get(self, uid: str) -> V | None:
+        entry = self._entries.get(uid)
+        return None if entry is None else entry.value
+
     def all_keys(self) -> list[K]:
         return list(self._uids_by_key)
 

@@ -90,6 +90,9 @@ class ObservedEndpoint:
     """The `OPTIONAL_KINDS` that the cluster serves."""
     secret: bytes = field(default=b"", repr=False)
     """32 random bytes, new in each reconciliation: the plan key to add if one is due."""
+    address: str = ""
+    """ClusterIP of the Service for clients, or the one that it had until it was deleted; empty:
+    none."""
     failures: Mapping[ObjectRef, Failure] = field(default_factory=dict)
     """Writes that the API server refused in the last apply."""
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tandem_contract.headers import PREFILL_PROOF
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, Target, Timeouts, sign
+from tandem_contract.plan import Plan, Target, Timeouts, prove_prefill, sign
 from tandem_contract.plan_keys import PlanKeys
 from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Settings
@@ -271,3 +272,21 @@ async def test_an_unusable_request_id_is_replaced(harness: Harness) -> None:
         harness.url(), data=BODY, headers={"x-request-id": "x" * 200}
     ) as answer:
         assert len(answer.headers["x-request-id"]) == 32
+
+
+async def test_a_proven_prefill_leg_ends_with_the_sidecar_that_sent_it(
+    harness: Harness, keys: PlanKeys
+) -> None:
+    gone = asyncio.Event()
+
+    async def computes(turn: Turn) -> None:
+        await turn.gone.wait()
+        gone.set()
+
+    await harness.start(computes, keys=keys)
+    target = Target("decode-0", str(harness.sidecar.listen))
+    proof = prove_prefill(target, "r-1", keys.current, now=time.time(), seconds=60.0)
+    async with wire(harness.sidecar.listen) as client:
+        client.post(BODY, "x-request-id: r-1", f"{PREFILL_PROOF}: {proof}")
+        await harness.decode.received(1)
+    await asyncio.wait_for(gone.wait(), 10)

@@ -34,8 +34,8 @@ from .runner import Runner
 from .scheduler import Scheduler, Step
 from .step import Chunk, Phase, SampledToken, Sequence, new_sequence
 from .step_runner import StepRunner
-from .tiers.build import open_tiers
-from .tiers.no_tiers import NO_TIERS, Tiers
+from .tiers.build import Tiers, open_tiers
+from .tiers.no_tiers import NO_TIERS
 from .transfer.puller import Puller
 from .transfer.trust import Trust
 from .types import Delta, PullResult, RemoteDecode, Request, RequestRejected

@@ -12,7 +12,7 @@ from .scheduler import Step
 from .step import SampledToken
 from .step import Sequence as EngineSequence
 from .tiers.arriving import ArrivingKv, LayersCut
-from .tiers.no_tiers import Tiers
+from .tiers.build import Tiers
 
 
 class StepRunner:

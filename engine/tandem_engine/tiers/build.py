@@ -20,8 +20,10 @@ from .chunk_memory import LAYOUT, ChunkMemory
 from .device_chunks import DeviceChunks
 from .kv_tiers import KvTiers
 from .loads import OnLoadEnd
-from .no_tiers import NO_TIERS, Tiers
+from .no_tiers import NO_TIERS, NoTiers
 from .settings import KvStorageConfig
+
+Tiers = KvTiers | NoTiers
 
 
 def storage_identity(config: EngineConfig, runner: Runner, storage: KvStorageConfig) -> KvIdentity:

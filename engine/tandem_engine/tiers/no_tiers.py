@@ -1,8 +1,8 @@
-"""An engine without tiers, and what the engine's loop needs of tiers."""
+"""An engine without tiers: `KvTiers` as the engine's loop uses it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final, Protocol
+from typing import Final
 
 from tandem_contract.kv_reference import StoreAnswer
 
@@ -16,25 +16,7 @@ from .handoff import NOT_CONFIGURED, Put, is_store_answer, with_answer
 _NOTHING: Final = StoreAnswer(tandem_kv_not_stored=NOT_CONFIGURED)
 
 
-class Tiers(Protocol):
-    """`KvTiers`, as the engine's loop uses it."""
-
-    def deliver(self, seq: EngineSequence, delta: Delta, put: Put) -> None: ...
-    def may_load(self, seq: EngineSequence) -> bool: ...
-    def apply(self, step: Step) -> None: ...
-    def load(self, seq: EngineSequence) -> bool: ...
-    def arriving(self, request_id: str) -> ArrivingKv: ...
-    def is_loading(self, request_id: str) -> bool: ...
-    def cancel(self, request_id: str) -> None: ...
-    def observe_step(self, chunks: Sequence[Chunk], seconds: float) -> None: ...
-    def save(self, seq: EngineSequence) -> None: ...
-    def saving(
-        self, chunks: Sequence[Chunk]
-    ) -> AbstractContextManager[Callable[[int], None] | None]: ...
-    async def close(self) -> None: ...
-
-
-class _NoTiers:
+class NoTiers:
     """KV lies on the device only."""
 
     def deliver(self, seq: EngineSequence, delta: Delta, put: Put) -> None:
@@ -67,4 +49,4 @@ class _NoTiers:
     async def close(self) -> None: ...
 
 
-NO_TIERS: Final = _NoTiers()
+NO_TIERS: Final = NoTiers()

@@ -6,7 +6,7 @@ results = await converse(client.send, script)
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
@@ -25,44 +25,29 @@ class Timed:
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of a run."""
-
-    total: int
-    sent: int = 0
-    finished: int = 0
-    """Calls that have ended, failed ones included."""
-    failed: int = 0
-
-
 async def run_open_loop(
     send: Send,
     calls: Sequence[Timed],
     *,
     max_in_flight: int = 1000,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_result: Callable[[Result], None] = lambda _: None,
 ) -> list[Result]:
     """Send every call at its time, without waiting for answers; results in the order of `calls`.
 
     A call whose time comes while `max_in_flight` answers are awaited is not sent later, as that
     would hide the overload: its result is a failure. Cancelling the run closes all its
-    connections. `on_progress` is called for each call that is sent and each that ends.
+    connections.
     """
     # A result for each call from the start: cancelled and unsent calls have one, too.
     results = [Result(timed.call, error="not sent", outcome=Outcome.UNSENT) for timed in calls]
-    progress = Progress(len(calls))
     clock = asyncio.get_running_loop().time
+    in_flight = 0
 
     async def send_call(index: int) -> None:
+        nonlocal in_flight
         results[index] = await send(calls[index].call)
-        end(index)
-
-    def end(index: int) -> None:
-        nonlocal progress
-        failed = progress.failed + (not results[index].ok)
-        progress = replace(progress, finished=progress.finished + 1, failed=failed)
-        on_progress(progress)
+        in_flight -= 1
+        on_result(results[index])
 
     start = clock()
     async with asyncio.TaskGroup() as group:
@@ -70,14 +55,12 @@ async def run_open_loop(
         for index in sorted(range(len(calls)), key=lambda i: calls[i].at):
             # From the start, not from the call before: delays do not add up.
             await asyncio.sleep(max(0.0, start + calls[index].at - clock()))
-            in_flight = progress.sent - progress.finished
-            progress = replace(progress, sent=progress.sent + 1)
-            on_progress(progress)
             if in_flight >= max_in_flight:
                 reason = f"not sent: {in_flight} requests were in flight already"
                 results[index] = msgspec.structs.replace(results[index], error=reason)
-                end(index)
+                on_result(results[index])
             else:
+                in_flight += 1
                 # Not awaited: in an open loop, a slow answer never delays the next request.
                 group.create_task(send_call(index))
     return results

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from tandem_loadtest.calls import Call, Result
 from tandem_loadtest.client import Client, ClientSettings
-from tandem_loadtest.drivers import Progress, Timed, converse, run_open_loop
+from tandem_loadtest.drivers import Timed, converse, run_open_loop
 from tandem_loadtest.workload.conversations import Script, Step
 
 from .servers import Gate, answering, serving
@@ -20,18 +20,17 @@ def timed(*times: float) -> list[Timed]:
 
 async def test_open_loop_does_not_wait_for_answers() -> None:
     gate = Gate()
-    progresses: list[Progress] = []
+    reported: list[Result] = []
     async with serving(gate.handle) as url, Client(ClientSettings(url=url, model="tiny")) as client:
         run = asyncio.create_task(
-            run_open_loop(client.send, timed(0.02, 0, 0.01), on_progress=progresses.append)
+            run_open_loop(client.send, timed(0.02, 0, 0.01), on_result=reported.append)
         )
         await gate.holds(3)
         gate.open.set()
         results = await run
     assert [r.call.max_tokens for r in results] == [1, 2, 3]
     assert all(r.ok for r in results)
-    assert progresses[2] == Progress(total=3, sent=3)
-    assert progresses[-1] == Progress(total=3, sent=3, finished=3)
+    assert sorted(r.call.max_tokens for r in reported) == [1, 2, 3]
 
 
 async def test_requests_go_out_in_order_of_time() -> None:
@@ -47,20 +46,18 @@ async def test_requests_go_out_in_order_of_time() -> None:
 
 async def test_beyond_max_in_flight_a_request_fails_and_is_not_delayed() -> None:
     gate = Gate()
-    progresses: list[Progress] = []
+    reported: list[Result] = []
     async with serving(gate.handle) as url, Client(ClientSettings(url=url, model="tiny")) as client:
 
-        def watch(progress: Progress) -> None:
-            progresses.append(progress)
-            if progress.sent == 3:
-                gate.open.set()
+        def watch(result: Result) -> None:
+            reported.append(result)
+            # The first report is that of the request that was not sent.
+            gate.open.set()
 
-        results = await run_open_loop(
-            client.send, timed(0, 0, 0), max_in_flight=2, on_progress=watch
-        )
+        results = await run_open_loop(client.send, timed(0, 0, 0), max_in_flight=2, on_result=watch)
     assert [r.ok for r in results] == [True, True, False]
     assert results[2].error == "not sent: 2 requests were in flight already"
-    assert progresses[-1] == Progress(total=3, sent=3, finished=3, failed=1)
+    assert [r.ok for r in reported] == [False, True, True]
 
 
 async def test_cancelling_a_run_closes_its_connections() -> None:

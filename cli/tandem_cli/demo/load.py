@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tandem_contract.request_kinds import RequestKind
 from tandem_loadtest.calls import Answer, Call, Result
-from tandem_loadtest.drivers import Send, Timed, converse, run_open_loop
+from tandem_loadtest.drivers import Send, Timed, converse
 from tandem_loadtest.workload.conversations import Script, Shape, workload
 from tandem_loadtest.workload.prompts import PromptWriter
 from tandem_loadtest.workload.settings import Prompts
@@ -60,17 +60,6 @@ def trace_calls(file: Path, limit: int | None, model: Model, seed: int) -> list[
     )
     writer = PromptWriter(Prompts(style="token-ids"), kind=RequestKind.COMPLETIONS, seed=seed)
     return [Timed(a.at, writer.call(to_session(a, a.at), 0, ())) for a in arrivals]
-
-
-async def run_trace(send: Send, calls: Sequence[Timed], on_result: OnResult) -> list[Result]:
-    """Send every call at its time, without waiting for earlier answers (open loop)."""
-
-    async def send_and_report(call: Call) -> Result:
-        result = await send(call)
-        on_result(result)
-        return result
-
-    return await run_open_loop(send_and_report, calls)
 
 
 def unstreamed(call: Call) -> Call:

@@ -19,7 +19,7 @@ from tandem_contract import metrics, ports
 from tandem_engine.chat import ChatTemplate
 from tandem_loadtest.calls import Answer, Result
 from tandem_loadtest.client import Client, ClientSettings
-from tandem_loadtest.drivers import Timed
+from tandem_loadtest.drivers import Timed, run_open_loop
 from tandem_loadtest.scrape import Counters, scrape
 from tandem_loadtest.workload.conversations import Script, Shape
 from tandem_local.errors import SetupError
@@ -146,7 +146,7 @@ async def _send_workload(
 
         async def send_all(on_result: load.OnResult) -> list[Result]:
             if calls is not None:
-                return await load.run_trace(client.send, calls, on_result)
+                return await run_open_loop(client.send, calls, on_result=on_result)
             return await load.run_scripts(client.send, scripts, on_result)
 
         total = len(calls) if calls is not None else sum(len(s.steps) for s in scripts)

@@ -6,10 +6,9 @@ prompts; `turns` sends the turns of a session and makes records; `timers` is an 
 `worker` is the process. What a worker is told is a `spec`, and `protocol` has the messages.
 
 In the parent: `options` is what a benchmark is asked for, `workers` starts the processes
-(`worker_link` is one of them) and merges their records, `unreported` accounts for those of a worker
-that died, `verification` holds those that await a reference's verdict. `readiness`, `warm_up`,
-`search`, `events`, `server_metrics` and `metadata` are parts of a benchmark, and `bench` is the
-whole.
+(`worker_link` is one of them, and accounts for the requests of one that died) and merges their
+records, `verification` holds those that await a reference's verdict. `readiness`, `warm_up`,
+`search`, `events` and `server_metrics` are parts of a benchmark, and `bench` is the whole.
 
 Errors: `errors`. Read `spec`, then `sender`, then `bench`.
 """

@@ -5,10 +5,13 @@ asked, then the repeats. Errors: `errors` (all are `BenchError`).
 """
 
 import asyncio
+import os
+import platform
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
 
 import msgspec
@@ -22,12 +25,11 @@ from ..workload.settings import WorkloadError
 from .errors import BenchError, OptionsError, WorkloadFailed
 from .events import Commands
 from .load import client_of, due_sessions, reference_client, sessions_of, writer_of
-from .metadata import machine, parameters, tandem_version
 from .options import BenchOptions, BenchProgress, check_options
 from .readiness import check_ready
 from .search import highest_rate, lowest_rate, next_rate, search_warnings, step_of
 from .server_metrics import MetricsWatch
-from .spec import RunSpec, Target
+from .spec import Load, RunSpec, Target
 from .warm_up import warm_up
 from .workers import Measured, Totals, Workers
 
@@ -70,16 +72,8 @@ class _Bench:
         self._warnings: list[str] = []
         """Of the whole benchmark; every repeat has them."""
         self._steps: list[SearchStep] = []
-        self._spec = RunSpec(
-            target=options.target,
-            arrivals=options.arrivals,
-            workload=options.workload,
-            prompts=options.prompts,
-            seed=options.seed,
-            limit=options.limit,
-            duration=options.duration,
-            max_in_flight=options.max_in_flight,
-        )
+        load = {name: getattr(options, name) for name in Load.__struct_fields__}
+        self._spec = RunSpec(**load)
 
     async def run(self) -> Report:
         options = self._options
@@ -286,3 +280,46 @@ class _Bench:
                 outcomes={outcome.value: count for outcome, count in totals.outcomes.items()},
             )
         )
+
+
+def parameters(spec: RunSpec) -> dict[str, str | int | float | bool | None]:
+    """What determines the load; None: not set, or without effect."""
+    workload, arrivals = spec.workload, spec.arrivals
+    return {
+        "workload": workload.preset,
+        # Without its directory, which says more of the machine than of the run.
+        "file": os.path.basename(workload.file) if workload.file else None,
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": workload.output_tokens,
+        "shared": workload.shared,
+        "long": workload.long,
+        "turns": workload.turns,
+        "think": workload.think,
+        "models": ", ".join(f"{name}={weight:g}" for name, weight in workload.models.items()),
+        "prompts": spec.prompts.style,
+        "arrivals": arrivals.process,
+        "rate": arrivals.rate,
+        "rate_end": arrivals.rate_end,
+        "burstiness": arrivals.burstiness if arrivals.process == "gamma" else None,
+        "concurrency": arrivals.concurrency,
+        "time_factor": arrivals.time_factor if arrivals.process == "trace" else None,
+        "limit": spec.limit,
+        "duration": spec.duration,
+        "max_in_flight": spec.max_in_flight,
+        "stream": spec.target.stream,
+        "ignore_eos": spec.target.ignore_eos,
+        "seed": spec.seed,
+    }
+
+
+def tandem_version() -> str:
+    """Version of the installed package; `unknown` for a checkout that is not installed."""
+    try:
+        return version("tandem-llm")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def machine() -> str:
+    """System, architecture and CPUs of this machine."""
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"

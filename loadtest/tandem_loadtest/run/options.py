@@ -4,9 +4,8 @@ import msgspec
 
 from ..figures.model import Slo
 from ..workload.schedule import FILES
-from ..workload.settings import Arrivals, Prompts, Workload
 from .errors import OptionsError
-from .spec import Target
+from .spec import Load
 
 
 class TimedCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,24 +44,12 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     """Runs at most: doubling from 1 to 64 times the first rate, then bisection to 5 %."""
 
 
-class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
+class BenchOptions(Load, frozen=True, kw_only=True):
     """What to send, how often, and what to watch meanwhile.
 
     `check_options` raises `OptionsError` for values that do not fit together.
     """
 
-    target: Target
-    arrivals: Arrivals
-    workload: Workload
-    prompts: Prompts
-    seed: int = 0
-    limit: int | None = None
-    """Sessions in all; None: as many as start within `duration`, or as a file has."""
-    duration: float | None = None
-    """Seconds after which no further session starts."""
-    max_in_flight: int = 1000
-    """Of all processes together, each of which has an equal share: a request whose time comes while
-    its process has that many in flight is never sent. Closed loop has `concurrency` instead."""
     repeats: int = 1
     """Runs of the whole schedule, one after the other. Each has its own seed: `seed`, `seed` + 1,
     …, so that prompts of an earlier repeat are not in the server's prefix cache."""

@@ -29,8 +29,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Generate exactly the scheduled number of tokens (vLLM's field)."""
 
 
-class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of one worker process, which sends every `parts`-th session from `part` on."""
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What is sent, and when."""
 
     target: Target
     arrivals: Arrivals
@@ -38,10 +38,16 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     prompts: Prompts
     seed: int = 0
     limit: int | None = None
-    """Sessions in all; None: as many as start within `duration`."""
+    """Sessions in all; None: as many as start within `duration`, or as a file has."""
     duration: float | None = None
     """Seconds after which no further session starts; None: until `limit`."""
     max_in_flight: int = 1000
-    """Of all processes together."""
+    """Of all processes together, each of which has an equal share: a request whose time comes while
+    its process has that many in flight is never sent. Closed loop has `concurrency` instead."""
+
+
+class RunSpec(Load, frozen=True, kw_only=True):
+    """One run of one worker process, which sends every `parts`-th session from `part` on."""
+
     part: int = 0
     parts: int = 1

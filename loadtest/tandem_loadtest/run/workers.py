@@ -21,9 +21,8 @@ from .errors import WorkloadFailed
 from .options import BenchProgress, Reference
 from .protocol import Batch, Check, Checked, Ended, Job, Ready, Refused, Start, Stop, Verdict
 from .spec import RunSpec
-from .unreported import unreported
 from .verification import Verification
-from .worker_link import WorkerLink
+from .worker_link import WorkerLink, unreported
 
 LEAD: Final = 0.1
 """Seconds between the order to start and the start: enough for all workers to get it."""

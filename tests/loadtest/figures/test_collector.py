@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 from tandem_loadtest.figures.collector import MOST_FAILURES, Collector
+from tandem_loadtest.figures.compare import within_run
 from tandem_loadtest.figures.histogram import Histogram
 from tandem_loadtest.figures.intervals import summary_values
 from tandem_loadtest.figures.model import Distribution, Figures, Repeat, Slo, Stall
-from tandem_loadtest.figures.noise import within_run
 from tandem_loadtest.records import Outcome, Record
 
 from .records import answer, records

@@ -5,8 +5,7 @@ from math import inf
 
 import pytest
 
-from tandem_loadtest.figures.distributions import of_values
-from tandem_loadtest.figures.noise import (
+from tandem_loadtest.figures.compare import (
     Interval,
     difference,
     mean_interval,
@@ -16,6 +15,7 @@ from tandem_loadtest.figures.noise import (
     welch,
     within_run,
 )
+from tandem_loadtest.figures.distributions import of_values
 
 from .samples import sample_repeat
 

@@ -6,7 +6,7 @@ from msgspec import structs
 from tandem_loadtest.figures.distributions import of_values
 from tandem_loadtest.figures.model import Event
 from tandem_loadtest.html.charts import latency_cdf, layout, log_times, plain
-from tandem_loadtest.html.pooled import pool
+from tandem_loadtest.html.page import pool
 from tandem_loadtest.html.timeline import timeline_charts
 
 from ..figures.samples import sample_repeat

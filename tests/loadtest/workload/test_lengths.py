@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem_loadtest.workload.lengths import Bimodal, Lengths, LogNormal
+from tandem_loadtest.workload.presets import Bimodal, Lengths, LogNormal
 
 MANY = 20_000
 

@@ -93,7 +93,7 @@ def doctor(
 
 def _storage(stores: Sequence[StoreLocation]) -> tuple[Finding, ...]:
     # Imported here, because the S3 library takes a tenth of a second.
-    from tandem_doctor.storage import storage_finding  # noqa: PLC0415
+    from tandem_doctor.storage_use import storage_finding  # noqa: PLC0415
 
     async def probe() -> list[Finding]:
         return await asyncio.gather(*map(storage_finding, stores))

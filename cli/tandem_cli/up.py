@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -11,16 +12,20 @@ import click
 from rich.console import Console
 
 from tandem_contract.commandline import DURATION, fail, format_duration
-from tandem_contract.documents import DocumentError
+from tandem_contract.config import DisaggregatedServing
+from tandem_contract.documents import Document, DocumentError
+from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.process.configuration import FileWatch
 from tandem_local.errors import SetupError, StartFailed
 from tandem_local.pool_files import read_documents, read_pool_sets
 from tandem_local.stack import START_TIMEOUT, Stack
 from tandem_operator.resources.pools import Pools
 
-from .epp_configs import check_epp_configs
 from .options import command, files_option, port_option, run_dir_option
 
+_PATH: Final = "spec.routing.epp.config"
+_RENDERED: Final = ("backends", "disaggregated_serving")
+"""Sections of the EPP's file that follow from the pools, whatever the configuration says."""
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 """SIGHUP keeps its disposition. Closing the terminal ends this process, and the init processes then
 kill the pods; under nohup the stack keeps running."""
@@ -132,3 +137,17 @@ async def _serve(stack: Stack, paths: tuple[Path, ...]) -> None:
                     tasks.create_task(watch.run())
     except asyncio.CancelledError:
         click.echo("Stopped.")
+
+
+def check_epp_configs(documents: Iterable[Document]) -> None:
+    """Raises DocumentError, with the line in the pool's file, for the first configuration that the
+    EPP would refuse. `documents` are valid pools.
+
+    The pools' schema lets any object pass as `spec.routing.epp.config`. An EPP that runs logs one
+    that it cannot use and keeps its last one; a new EPP does not start.
+    """
+    for document in documents:
+        config = document.part(_PATH)
+        if config.data is not None:
+            fields = {key: value for key, value in config.data.items() if key not in _RENDERED}
+            load_scheduling(config, fields, DisaggregatedServing())

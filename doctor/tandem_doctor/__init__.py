@@ -5,7 +5,7 @@
     gather                     asks engines and sidecars; the answers become `facts`
     checks                     facts → findings (pure); `compatibility` compares pairs of engines
     lmcache                    what both sides must agree on with LMCache, and what it finds
-    storage_use                how engines get on with their external store; `storage` tests a store
+    storage_use                how engines get on with their external store; the test of a store
     keys                       whether the pods of a set prove themselves to each other
     data_ports                 the ports at which UCX takes connections
     estimates                  what the EPPs estimate of their pods, and how old that is

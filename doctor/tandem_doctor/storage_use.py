@@ -1,9 +1,8 @@
-"""Whether an engine uses its external store for KV, by its own metrics. Pure.
+"""Whether an engine uses its external store for KV, by its metrics, and whether the store works.
 
-    read_storage_use(page)       metrics page → the fact
-    check_storage_use(engine)    the fact → findings
-
-The store itself is not asked: `storage` does that.
+read_storage_use(page)       metrics page → the fact
+check_storage_use(engine)    the fact → findings
+storage_finding(location)    reads and writes an object in a store → its finding
 """
 
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from typing import Final
 from tandem_contract import metrics, vllm_storage
 from tandem_contract.metrics_page import MetricsPage
 from tandem_kvstore.errors import Reason
+from tandem_kvstore.location import StoreLocation
+from tandem_kvstore.probe import probe_store
 
 from .facts import Engine, StorageUse
 from .findings import Finding, Severity
@@ -69,3 +70,13 @@ def check_storage_use(engine: Engine) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, _CHECK, engine.pod, detail, fix)
         return
     yield Finding(Severity.OK, _CHECK, engine.pod, "the engine uses its external store")
+
+
+async def storage_finding(location: StoreLocation) -> Finding:
+    """The result of the probe. Its texts have no key."""
+    result = await probe_store(location)
+    severity = Severity.BROKEN
+    if result.works:
+        severity = Severity.WARNING if result.is_limited else Severity.OK
+    subject = f"{location.endpoint}/{location.namespace}"
+    return Finding(severity, _CHECK, subject, result.detail, result.fix)

@@ -3,9 +3,8 @@
     stack           pods, EPP and Envoy together, with a progress display
     runner          pods: addresses, volumes, readiness, shutdown
     pod             one pod: start order, stop order, replacement
-    container       one container: its process, probes and restarts
+    container       one container: its process, probes, handlers and restarts
     process         a command that cannot outlive this process; `init` is its parent
-    handlers        probe and lifecycle handlers: httpGet, tcpSocket, exec, sleep
     pod_fields      the Pod fields that the runner honours, ignores or refuses
     pod_parser      Pod JSON → the types of `pod_spec`; addresses, variables and mounts resolved
     host            what this machine gives a container: command, environment, GPUs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem_cli.epp_configs import check_epp_configs
+from tandem_cli.up import check_epp_configs
 from tandem_contract.documents import DocumentError, parse_documents
 
 POOLS = """\

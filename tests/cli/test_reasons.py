@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tandem_cli.reasons import REASONS
+from tandem_cli.timeline import REASONS
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tandem_cli.reasons import REASONS
 from tandem_cli.timeline import (
+    REASONS,
     EppRecord,
     NoReply,
     Records,

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from tandem_contract.commandline import HostPort
 from tandem_doctor.findings import Severity
-from tandem_doctor.storage import storage_finding
+from tandem_doctor.storage_use import storage_finding
 from tandem_kvstore import probe
 from tandem_kvstore.errors import StoreFull, StoreUnavailable, message_of
 from tandem_kvstore.location import store_location

@@ -24,7 +24,6 @@ SUPPORT = {
     "figures",
     "floods",
     "gpu_model",
-    "gpu_requests",
     "gpu_transfer",
     "h2load",
     "live_stack",
@@ -39,10 +38,8 @@ SUPPORT = {
     "process_tree",
     "programs",
     "proxies",
-    "rawcopy",
     "relay",
     "router_stacks",
-    "stall_probe",
     "storage_engines",
     "storage_trace",
 }

@@ -1,8 +1,19 @@
-"""An ext_proc client on a blocking socket, whose bytes do not share an event loop with others."""
+"""An ext_proc client on a blocking socket, whose bytes do not share an event loop with others.
+
+As a program it measures how long others wait for an EPP: it sends a response chunk each millisecond
+and awaits its answer. For each line on stdin it prints the longest wait since the last one, in
+seconds.
+
+    python -m benchmarks.blocking_client PORT
+"""
 
 import select
 import socket
+import sys
+from time import perf_counter
 from typing import Final
+
+import click
 
 from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
 from tandem_epp.server.ext_proc.interface import SERVICE
@@ -155,3 +166,27 @@ class Client:
                 if int.from_bytes(payload[at : at + 2], "big") == Setting.INITIAL_WINDOW_SIZE:
                     self._initial = int.from_bytes(payload[at + 2 : at + 6], "big")
             self._socket.sendall(frames.SETTINGS_ACK)
+
+
+@click.command()
+@click.argument("port", type=int)
+def main(port: int) -> None:
+    """Measure until stdin ends."""
+    client, message = Client(port), chunk_message(b"x" * 250)
+    stream = client.open(head_message("/v1/responses/x/cancel", end=True))
+    client.answer(stream)
+    longest = 0.0
+    while True:
+        if select.select([sys.stdin], [], [], 0.001)[0]:
+            if not sys.stdin.readline():
+                break
+            print(longest, flush=True)
+            longest = 0.0
+        before = perf_counter()
+        client.send(stream, message)
+        client.answer(stream)
+        longest = max(longest, perf_counter() - before)
+
+
+if __name__ == "__main__":
+    main()

@@ -29,8 +29,7 @@ from tandem_engine.types import RemoteDecode
 from tandem_kvstore.format.tensors import content_hash
 
 from .figures import Figure, progress, report, without_target
-from .gpu_model import SHAPES, Models
-from .gpu_requests import ask, forget, large_directory, store_server, tokens_of
+from .gpu_model import SHAPES, Models, ask, forget, large_directory, store_server, tokens_of
 from .gpu_transfer import caches, layout, socket_rate, transfer_rates
 from .storage_ttft import _LoadsFirst
 

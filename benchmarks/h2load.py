@@ -1,4 +1,4 @@
-"""Runs h2load (nghttp2) and parses its output.
+"""Runs h2load (nghttp2) and parses its output; sends what h2load cannot (`drive_distinct`).
 
 Errors: `NotInstalled`: h2load is missing; `Unreadable`: its output has an unexpected format.
 """
@@ -6,9 +6,12 @@ Errors: `NotInstalled`: h2load is missing; `Unreadable`: its output has an unexp
 import asyncio
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import aiohttp
 
 _HOW: Final = (
     "h2load is not installed: apt-get install nghttp2-client (Debian, Ubuntu), "
@@ -17,6 +20,8 @@ _HOW: Final = (
 _FINISHED: Final = re.compile(r"finished in .*?, ([\d.]+) req/s")
 _STATUS: Final = re.compile(r"status codes: (\d+) 2xx")
 _DATA: Final = re.compile(r"\((\d+)\) data")
+_SKIPPED: Final = ("accept", "accept-encoding", "user-agent")
+"""Headers that aiohttp would add, and h2load does not."""
 
 
 class NotInstalled(RuntimeError):
@@ -88,3 +93,36 @@ def _read(printed: str, log: Path) -> Outcome:
     # Columns: start time, HTTP status, time to the end of the answer in microseconds.
     latencies = sorted(int(row[2]) / 1000 for row in rows if row[1] == "200")
     return Outcome(int(status[1]), int(data[1]), float(finished[1]), tuple(latencies))
+
+
+async def drive_distinct(
+    url: str,
+    body: bytes,
+    requests: Sequence[Mapping[str, str]],
+    clients: int,
+    rate: float | None = None,
+) -> Outcome:
+    """Send `body` with the headers of each of `requests` over HTTP/1.1, and wait for all answers.
+    Signed plans need that; h2load cannot. `rate`: as in `Load`."""
+    loop = asyncio.get_running_loop()
+    queue, latencies, data = iter(enumerate(requests)), [], 0
+
+    async def client() -> None:
+        nonlocal data
+        for number, headers in queue:
+            if rate is not None:
+                # A late client catches up: the rate is that of all requests.
+                await asyncio.sleep(started + number / rate - loop.time())
+            sent = loop.time()
+            async with http.post(url, data=body, headers=headers) as answer:
+                size = len(await answer.read())
+            if 200 <= answer.status < 300:
+                latencies.append((loop.time() - sent) * 1000)
+                data += size
+
+    connector = aiohttp.TCPConnector(limit=clients)
+    async with aiohttp.ClientSession(connector=connector, skip_auto_headers=_SKIPPED) as http:
+        started = loop.time()
+        await asyncio.gather(*[client() for _ in range(clients)])
+        seconds = loop.time() - started
+    return Outcome(len(latencies), data, len(requests) / seconds, tuple(sorted(latencies)))

@@ -80,10 +80,10 @@ def _form(file: bytes) -> bytes:
 
 
 class Probe:
-    """`benchmarks.stall_probe` in a process of its own, which measures all the time."""
+    """`benchmarks.blocking_client` in a process of its own, which measures all the time."""
 
     def __init__(self, port: int) -> None:
-        command = (sys.executable, "-m", "benchmarks.stall_probe", str(port))
+        command = (sys.executable, "-m", "benchmarks.blocking_client", str(port))
         self._process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True)
         self._line()
 

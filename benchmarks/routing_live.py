@@ -51,7 +51,19 @@ from .live_summary import (
     noise,
     prediction_errors,
 )
-from .trace_times import ROUNDED_MS, spread
+
+ROUNDED_MS: Final = 3000
+"""Milliseconds to which Mooncake's traces round their times: 10 requests share one on average."""
+
+
+def spread(lines: bytes, rounded: float, random: Random) -> bytes:
+    """The trace `lines` (JSON lines) with each request up to `rounded` milliseconds later, drawn
+    from `random` with equal probability."""
+    requests = [msgspec.json.decode(line) for line in lines.splitlines() if line.strip()]
+    for request in requests:
+        request["timestamp"] += random.uniform(0, rounded)
+    return b"\n".join(map(msgspec.json.encode, requests))
+
 
 TARGET: Final = 0.2
 """Largest median error of the predicted TTFT, as a share of the measured one."""

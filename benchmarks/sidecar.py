@@ -26,7 +26,7 @@ from tandem_contract import headers, plan
 from tandem_contract.paths import RoutingPath
 from tandem_local.router import find_envoy
 
-from . import distinct_load, programs, proxy_load
+from . import h2load, programs, proxy_load
 from .figures import Figure, at_most, progress, report, without_target
 from .proxies import Server, Servers, running
 from .proxy_load import CHUNKS
@@ -100,7 +100,7 @@ class Bench:
         counts_before, cpu_before = await self._counts(), server.cpu()
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
         body, clients, rate = case.body(), case.clients, case.rate
-        outcome = await distinct_load.drive(url, body, requests, clients, rate)
+        outcome = await h2load.drive_distinct(url, body, requests, clients, rate)
         # CPU first: the request for the counts must not be part of it.
         cpu, counts = server.cpu() - cpu_before, await self._counts()
         handed_off = case.requests * (case.split and server is self.servers.sidecar)

@@ -3,7 +3,7 @@
 from random import Random
 
 import msgspec
-from benchmarks.trace_times import spread
+from benchmarks.routing_live import spread
 
 _LINES = b"""{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [7]}
 {"timestamp": 3000, "input_length": 6, "output_length": 2, "hash_ids": []}

@@ -99,31 +99,18 @@ class Oracle(Policy):
     """Minimises the picker's cost, but for the term `congestion`, with perfect knowledge of speeds,
     queues, caches and lengths of answers, over unified pods."""
 
-    def __init__(self, engines: Sequence[Engine], seed: int, *, discount: float = 0.0) -> None:
-        """`discount`: share by which a token that the first pod computes seems to take less than it
-        does. So that pod gets more work than is good for the requests, and does as little harm by
-        it as any choice by cost."""
-        super().__init__(engines, seed)
-        self._discount = discount
-
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """The cheapest pod; ties at random."""
         request = RequestFigures(work.prompt_tokens, float(work.output_tokens), now)
         everything = range(len(self.engines))
         cached = [engine.tokens_in_turn(work) for engine in self.engines]
         candidates = Candidates(
-            pods=FigureTable(self._all_figures()),
+            pods=FigureTable([_figures(engine) for engine in self.engines]),
             cached=cached,
             cached_if_computing=cached,
             decodes=everything if work.only is None else [work.only],
         )
         return Choice(choose(request, candidates, self.random).decodes[0])
-
-    def _all_figures(self) -> list[PodFigures]:
-        first, *others = [_figures(engine) for engine in self.engines]
-        factor = 1.0 - self._discount
-        first = first._replace(per_token=first.per_token * factor, per_pair=first.per_pair * factor)
-        return [first, *others]
 
 
 def _figures(engine: Engine) -> PodFigures:

@@ -9,7 +9,7 @@ from tandem_contract.paths import Role
 
 from .block_pool import BLOCK
 from .engine import Engine
-from .policies import Oracle, Router
+from .policies import Router
 from .real_picker import PickerSettings, RealPicker
 from .run import CACHE_TOKENS, Served, Simulation, engines, simulate
 from .speed import Speed
@@ -162,43 +162,6 @@ def half_speed(
         waiting[0] / waiting[1],
         waiting[0] / waiting[2],
     )
-
-
-@dataclass(frozen=True, slots=True)
-class DrawnWork:
-    """What it costs the requests that a pod of half of its speed gets more work."""
-
-    work: float
-    """As in `HalfSpeed`."""
-    waiting: float
-    """p99 waiting over that of the oracle that draws nothing there."""
-    mean_waiting: float
-    ttft: float
-    """Mean time to the first token over that of the same."""
-
-
-def drawn_work(
-    requests: Sequence[Request], seed: int, discounts: Sequence[float]
-) -> list[DrawnWork]:
-    """One of ten pods at half of its speed, to which an oracle draws work by each of `discounts`;
-    the first one must be 0, to which the others are compared."""
-    full = engines(PODS, seed)
-    simulate(requests, full, Oracle(full, seed))
-    results = []
-    for discount in discounts:
-        pods = engines(PODS, seed)
-        pods[0].speed = pods[0].speed.times(0.5)
-        results.append((pods, simulate(requests, pods, Oracle(pods, seed, discount=discount))))
-    _, plain = results[0]
-    return [
-        DrawnWork(
-            pods[0].counters.computed_tokens / full[0].counters.computed_tokens,
-            result.waiting_percentile(99) / plain.waiting_percentile(99),
-            fmean(result.waiting()) / fmean(plain.waiting()),
-            fmean(each.ttft for each in result.served) / fmean(each.ttft for each in plain.served),
-        )
-        for pods, result in results
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,16 @@
     length = engine_length(models)                                  by an engine's /v1/models
     problem = length_problem(kind, members, len(body), length)      the error, or None
 
-No text is tokenized: two bounds say how many tokens it has at least. The first is vLLM's own rule
+No text is tokenized: three bounds say how many tokens it has at least. The first is vLLM's own rule
 (`TokenizeParams._text_len_check`): no token has more characters than the longest. But the longest
 tokens are runs, such as 128 spaces. So the second counts the varied bytes of a text: ASCII without
 white space and control characters, and of these each that differs from the twelfth before it. A run
 of up to four characters, or of six, repeats itself after twelve, so it has none after its start.
-Every other token is short. No normalizer of a tokenizer removes such bytes, so other characters,
-of which some do, are counted by the first rule alone.
+Every other token is short. The third counts varied letters of Chinese, Japanese, Korean and
+Cyrillic in the same way, of which a token has fewer than ASCII. No normalizer of a tokenizer
+removes such bytes and letters, or makes one of two: Unicode composes them with marks only, which
+are not counted. Other scripts, in many of which letters are marks that normalizers do remove, are
+counted by the first rule alone.
 
 The EPP, the router and the sidecar apply the rule before an engine gets the request. Who has the
 vocabulary knows its `token_sizes`; others assume `ANY_VOCABULARY`. Images and other media are no
@@ -32,13 +35,16 @@ class TokenSizes(NamedTuple):
     """Characters."""
     varied: int
     """Varied bytes, with the first twelve counted."""
+    letters: int = 24
+    """Varied letters, with the first twelve counted."""
 
 
 ANY_VOCABULARY: Final = TokenSizes(longest=256, varied=64)
 """Of any model. The vocabularies of Llama 3, Qwen, DeepSeek, Gemma, Mistral and gpt-oss end at
-128 characters, which are runs of spaces or of one sign, and at 39 varied bytes. Too low: prompts
-that fit are refused. Too high: more prompts that cannot fit reach an engine, which refuses them
-itself."""
+128 characters, which are runs of spaces or of one sign, and at 39 varied bytes; those of GPT-4o,
+Qwen 3, DeepSeek V3, Llama 3.1 and Gemma 3 at 16 varied letters, as does what SentencePiece makes by
+default. Too low: prompts that fit are refused. Too high: more prompts that cannot fit reach an
+engine, which refuses them itself."""
 
 
 EXHAUSTING: Final = 1024 * 1024
@@ -63,10 +69,16 @@ class PromptText(NamedTuple):
     the ends. Templates may leave out what models said before, such as their thoughts."""
     varied: int = 0
     """Varied bytes of the certain ones."""
+    letters: int = 0
+    """Varied letters of the certain ones."""
 
     def least_tokens(self, sizes: TokenSizes = ANY_VOCABULARY) -> int:
         """Tokens that the certain text has at least."""
-        return max(-(-self.certain // sizes.longest), -(-self.varied // sizes.varied))
+        return max(
+            -(-self.certain // sizes.longest),
+            -(-self.varied // sizes.varied),
+            -(-self.letters // sizes.letters),
+        )
 
 
 NO_TEXT: Final = PromptText()
@@ -114,6 +126,22 @@ _PIECE: Final = 64 * 1024
 """Characters that are compared at once: few enough for the processor's cache."""
 _UNCOUNTED: Final = bytes(range(0x21)) + b"\x7f"
 """White space and control characters."""
+_IS_LETTER: Final = bytes(255 * (0x4E <= n <= 0x9F or 0xAC <= n <= 0xD6) for n in range(256))
+"""By the high byte of a code point: whether it is an ideograph or a syllable of Korean."""
+_BLOCKS: Final = tuple(
+    (bytes(255 * (n == block) for n in range(256)), bytes(255 * (n in low) for n in range(256)))
+    for block, low in (
+        (0x30, {*range(0x41, 0x97), *range(0xA1, 0xFB)}),
+        (0x04, {*range(0x83), *range(0x8A, 0x100)}),
+    )
+)
+"""Blocks of kana and Cyrillic, in which marks and punctuation are no letters: by the high byte of
+a code point, whether it is in the block, and by the low one, whether it is a letter then."""
+_AS_THEY_ARE: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_SPELLED: Final = {n: n for n in _AS_THEY_ARE} | {
+    256 + at: n for at, n in enumerate(n for n in range(256) if n not in _AS_THEY_ARE)
+}
+"""Characters by which byte-level vocabularies spell bytes (GPT-2's `bytes_to_unicode`)."""
 
 
 def prompt_text(kind: RequestKind, members: Mapping[str, Raw]) -> PromptText:
@@ -132,19 +160,20 @@ def _text(kind: RequestKind, members: Mapping[str, Raw]) -> PromptText:
             # Its prompt is token ids, which no tokenizer reads.
             return PromptText()
         case _:
-            total = certain = varied = 0
+            total = certain = varied = letters = 0
             for name in _TURNS_IN[kind]:
                 for role, text in _texts(name, members.get(name)):
                     total += len(text)
                     if role in _RENDERED:
                         certain += len(text.strip())
                         varied += _varied(text)
-            return PromptText(total, certain, varied)
+                        letters += _varied_letters(text)
+            return PromptText(total, certain, varied, letters)
 
 
 def plain_text(text: str) -> PromptText:
     """A text that is tokenized as it is."""
-    return PromptText(len(text), len(text), _varied(text))
+    return PromptText(len(text), len(text), _varied(text), _varied_letters(text))
 
 
 def _varied(text: str) -> int:
@@ -163,15 +192,56 @@ def _varied(text: str) -> int:
     return count
 
 
+def _varied_letters(text: str) -> int:
+    """Varied letters of a text, without its first twelve. A letter counts if the twelfth character
+    before it is a letter, too, and differs in its low byte."""
+    count, before = 0, b""
+    for at in range(0, len(text), _PIECE):
+        piece = text[at : at + _PIECE]
+        if piece.isascii():
+            before = b""
+            continue
+        units = before + piece.encode("utf-16-le", "surrogatepass")
+        before = units[-2 * _PERIOD :]
+        low, high = units[::2], units[1::2]
+        # All are compared in one step, as in `_varied`.
+        letters = _number(high.translate(_IS_LETTER))
+        for is_in_block, is_letter in _BLOCKS:
+            letters |= _number(high.translate(is_in_block)) & _number(low.translate(is_letter))
+        number, shift = _number(low), 8 * _PERIOD
+        differences = (number ^ number >> shift) & letters & letters >> shift
+        count += len(low) - differences.to_bytes(len(low), "little").count(0)
+    return count
+
+
+def _number(data: bytes) -> int:
+    return int.from_bytes(data, "little")
+
+
 def token_sizes(vocabulary: Iterable[str]) -> TokenSizes:
     """What no token of `vocabulary` exceeds, as `tokenizer.json` spells them."""
-    longest = varied = 1
+    longest = varied = letters = 1
     for token in vocabulary:
         longest = max(longest, len(token))
+        if len(token) > letters and not token.isascii():
+            letters = max(letters, *map(_most_letters, (token, _as_bytes(token))))
         if len(token) > varied:
             ascii_bytes = token.encode("ascii", "ignore").translate(None, _UNCOUNTED)
             varied = max(varied, min(_PERIOD, len(ascii_bytes)) + _varied(token))
-    return TokenSizes(longest, varied)
+    return TokenSizes(longest, varied, letters)
+
+
+def _most_letters(token: str) -> int:
+    """Varied letters of a token, with its first twelve characters, and one that it may cut."""
+    return min(_PERIOD, len(token)) + _varied_letters(token) + 1
+
+
+def _as_bytes(token: str) -> str:
+    """What a token of a byte-level vocabulary says; one of another kind is left as it is."""
+    spelled = token.translate(_SPELLED)
+    if max(spelled) > "\xff":
+        return token
+    return spelled.encode("latin-1").decode("utf-8", "ignore")
 
 
 def certain_text(kind: RequestKind, members: Mapping[str, Raw], size: int) -> PromptText:

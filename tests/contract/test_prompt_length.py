@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
+from tokenizers.pre_tokenizers import ByteLevel
 
 from tandem_contract.prompt_length import (
     ANY_VOCABULARY,
@@ -82,6 +83,7 @@ def test_a_text_of_more_than_the_longest_tokens_cannot_fit() -> None:
 
 
 ALPHABET = string.ascii_letters + string.digits
+HAN = "".join(chr(ord("\N{CJK UNIFIED IDEOGRAPH-4E00}") + n) for n in range(100))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,7 @@ LONG_TOKENS = (
 
 def test_the_longest_tokens_of_well_known_vocabularies_are_short_or_runs() -> None:
     sizes = token_sizes(LONG_TOKENS)
-    assert sizes == TokenSizes(longest=128, varied=39)
+    assert sizes == TokenSizes(longest=128, varied=39, letters=sizes.letters)
     assert sizes.longest <= ANY_VOCABULARY.longest
     assert sizes.varied <= ANY_VOCABULARY.varied
 
@@ -121,8 +123,11 @@ def test_the_longest_tokens_of_well_known_vocabularies_are_short_or_runs() -> No
 UNITS = st.one_of(
     st.text(ALPHABET + " ", min_size=1, max_size=4), st.text(ALPHABET, min_size=6, max_size=6)
 )
+# The letters that are counted most strictly are all of these categories.
+SHORT = st.text(min_size=1, max_size=ANY_VOCABULARY.letters)
+OTHERS = st.text(st.characters(exclude_categories=["Lo", "Lu", "Ll"]), min_size=1, max_size=64)
 RUNS = st.builds(lambda unit, size: (unit * size)[:size], UNITS, st.integers(1, 256))
-TOKENS = st.one_of(st.sampled_from(LONG_TOKENS), st.text(min_size=1, max_size=64), RUNS)
+TOKENS = st.one_of(st.sampled_from(LONG_TOKENS), SHORT, OTHERS, RUNS)
 
 
 @given(st.lists(TOKENS, min_size=1, max_size=12), st.randoms(use_true_random=False))
@@ -144,6 +149,61 @@ def test_ordinary_text_of_14_mb_cannot_fit_131072_tokens() -> None:
     length = 131_072
     assert length_problem(CHAT, _members.decode(body), len(body), length) is not None
     assert length_problem(CHAT, _members.decode(body), len(body), 262_144) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        pytest.param("\N{CJK UNIFIED IDEOGRAPH-4E00}", "\N{CJK UNIFIED IDEOGRAPH-9FA5}", id="zh"),
+        pytest.param("\N{HIRAGANA LETTER SMALL A}", "\N{HIRAGANA LETTER N}", id="ja"),
+        pytest.param("\N{KATAKANA LETTER SMALL A}", "\N{KATAKANA LETTER N}", id="katakana"),
+        pytest.param("\N{HANGUL SYLLABLE GA}", "\N{HANGUL SYLLABLE HI}", id="ko"),
+        pytest.param("\N{CYRILLIC SMALL LETTER A}", "\N{CYRILLIC SMALL LETTER YA}", id="ru"),
+    ],
+)
+def test_text_of_14_mb_in_other_scripts_cannot_fit_131072_tokens(first: str, last: str) -> None:
+    draw, signs = random.Random(1), "\N{IDEOGRAPHIC COMMA}\N{IDEOGRAPHIC FULL STOP}"
+    letters = [chr(n) for n in range(ord(first), ord(last) + 1)]
+    size = len(10 * first.encode() + signs[0].encode())
+    sentences = [
+        "".join(draw.choices(letters, k=10)) + draw.choice(signs)
+        for _ in range(14_190_000 // 100 // size)
+    ]
+    text = "".join(sentences * 100)
+    body = json.dumps({"messages": [user(text)]}, ensure_ascii=False).encode()
+    assert 14_000_000 < len(body) < 14_300_000
+    members = _members.decode(body)
+    assert length_problem(CHAT, members, len(body), 131_072) is not None
+    assert length_problem(CHAT, members, len(body), 262_144) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        (HAN, 100 - 12),
+        (HAN * 2000, 200_000 - 12),
+        *((HAN[:period] * 50_000, 0) for period in (1, 2, 3, 4, 6, 12)),
+        # Marks, signs and white space are no letters, and neither is one twelve after them.
+        ("\N{IDEOGRAPHIC SPACE}" * 24 + HAN[:24], 12),
+        ("\N{COMBINING KATAKANA-HIRAGANA VOICED SOUND MARK}" * 100, 0),
+        ("\N{COMBINING CYRILLIC TITLO}\N{COMBINING CYRILLIC PSILI PNEUMATA}" * 13, 0),
+        # Pairs of surrogates around the end of a piece count nothing twice.
+        ("\N{CJK UNIFIED IDEOGRAPH-20000}" * 65_530 + HAN[:12], 0),
+        ("x" * 100_000 + HAN, 100 - 12),
+        (ALPHABET * 3000, 0),
+    ],
+)
+def test_varied_letters_of_a_text(text: str, letters: int) -> None:
+    assert plain_text(text).letters == letters
+
+
+def test_letters_of_a_byte_level_vocabulary() -> None:
+    # Twenty ideographs and a part of the next, as GPT-2 spells their bytes.
+    spell = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    spelling = spell(HAN[:21])[0][0]
+    assert len(spelling) == 63
+    assert token_sizes([spelling[:-1]]).letters == 21
+    assert token_sizes([HAN[:20]]).letters == 21
 
 
 LENGTH = 8192

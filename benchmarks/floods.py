@@ -25,6 +25,8 @@ NAMES: Final = 20_000
 _TOGETHER: Final = 100
 """Requests that are sent before their answers are awaited."""
 _STARTED: Final = 1
+_BODIES: Final = 2000
+"""Twice the bodies that a client sends on a connection."""
 
 
 def frame(kind: FrameType, payload: bytes, stream: int = _STARTED) -> bytes:
@@ -49,6 +51,17 @@ def floods() -> Iterator[tuple[str, bytes, list[bytes]]]:
     yield "messages of a byte", opened + request, [frame(FrameType.DATA, chunk)]
     many = frame(FrameType.DATA, chunk * (16_000 // len(chunk)))
     yield "messages of a byte, many in a frame", opened + request, [many]
+    # None has so many that it is refused by itself.
+    yield (
+        "many bodies of 3,200 messages of a byte",
+        b"",
+        [
+            frames.frame(FrameType.HEADERS, END_HEADERS, stream, BLOCK)
+            + frame(FrameType.DATA, head_message("/v1/completions", end=False), stream)
+            + frame(FrameType.DATA, chunk * 1600, stream) * 2
+            for stream in range(1, _BODIES, 2)
+        ],
+    )
     placed = frame(FrameType.DATA, head_message("/v1/responses/x/cancel", end=True))
     answered = [frame(FrameType.DATA, chunk_message(b"x"))]
     yield "messages of a byte, each answered", opened + placed, answered

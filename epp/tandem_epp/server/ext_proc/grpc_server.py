@@ -21,7 +21,7 @@ from .body_deadlines import BODY_SECONDS, BodyDeadlines
 from .codec import read_message, write_answer
 from .interface import ENVELOPE, SERVICE, ListenError, Preparer
 from .messages import Answer, Input, RequestHeaders
-from .stream import ExtProcStream, RequestPicker
+from .stream import ExtProcStream, RequestPicker, shared_parts
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +61,7 @@ class GrpcServer:
         the time."""
         self._picker, self._listen, self._body_limit = picker, listen, body_limit
         self.held = held or HeldBytes()
+        self._shared_parts = shared_parts()
         self.deadlines = BodyDeadlines(body_seconds)
         self.prepare: Preparer | None = None
         """Called with each request that has a body; None: picks wait for nothing."""
@@ -118,7 +119,7 @@ class GrpcServer:
         context: grpc.aio.ServicerContext[pb.ProcessingRequest, pb.ProcessingResponse],
     ) -> None:
         # Envoy opens one gRPC stream for each HTTP request.
-        stream = ExtProcStream(self._picker, self._body_limit, self.held)
+        stream = ExtProcStream(self._picker, self._body_limit, self.held, self._shared_parts)
         open_stream = _OpenStream(asyncio.current_task(), stream)
         self._open.add(open_stream)
         try:

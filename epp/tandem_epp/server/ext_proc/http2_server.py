@@ -36,7 +36,7 @@ from .body_deadlines import BODY_SECONDS, BodyDeadlines
 from .codec import read_message
 from .interface import ENVELOPE, SERVICE, ListenError, Preparer
 from .messages import Answer, Continue, Input
-from .stream import ExtProcStream, RequestPicker
+from .stream import ExtProcStream, RequestPicker, shared_parts
 from .wire_answers import encode_answer, encode_head
 from .wire_bodies import head_size, read_body, read_large_body
 from .wire_headers import read_headers
@@ -70,6 +70,7 @@ class Http2Server:
         self.prepare: Preparer | None = None
         """Called with each request that has a body; None: picks wait for nothing."""
         self.held = held or HeldBytes()
+        self.shared_parts = shared_parts()
         self.deadlines = BodyDeadlines(body_seconds)
         self.is_stopping = False
         self.open: set[_Process | _AccessLog] = set()
@@ -117,7 +118,9 @@ class _Process:
 
     def __init__(self, server: Http2Server, call: Call) -> None:
         self._server, self._call = server, call
-        self._stream = ExtProcStream(server.picker, server.body_limit, server.held)
+        self._stream = ExtProcStream(
+            server.picker, server.body_limit, server.held, server.shared_parts
+        )
         self._task: asyncio.Task[None] | None = None
         """Waits for `prepare`; None: nothing is waited for."""
         self._inbox: deque[Input | None] | None = None

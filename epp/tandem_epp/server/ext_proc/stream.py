@@ -33,6 +33,7 @@ from tandem_contract.held_bytes import HeldBytes
 
 from ...exchange import HeaderChanges, HttpRequest, NotPlaced, ResponseHeaders
 from ...request.answered_model import AnsweredModel
+from ..http2.limits import Budget
 from ..http2.pieces import Pieces
 from .messages import (
     Answer,
@@ -109,6 +110,18 @@ would keep a core busy without end. The connection has no such limit: it carries
 all clients of an Envoy, and answers, whose tokens come in small messages."""
 _PART_BYTES: Final = 64
 """Bytes of a body that allow a further part."""
+_UNSHARED_PARTS: Final = 64
+"""Small parts that each body may have. They cost the EPP about what the pick does, so a client of
+many such bodies takes at most twice what as many ordinary requests take. Ordinary bodies come in a
+few parts of kilobytes."""
+
+
+def shared_parts() -> Budget:
+    """The small parts beyond `_UNSHARED_PARTS` that all bodies of a server may have together: a
+    burst of four bodies of single bytes, and then a few hundredths of a core."""
+    return Budget(4 * _FREE_PARTS, rate=5000)
+
+
 _OPEN: Final = 0
 """No message yet. Numbers, because an enum's members are looked up at each use."""
 _COLLECT: Final = 1
@@ -123,9 +136,14 @@ class ExtProcStream:
     """One stream's state. Not thread-safe."""
 
     def __init__(
-        self, picker: RequestPicker, body_limit: int, held: HeldBytes | None = None
+        self,
+        picker: RequestPicker,
+        body_limit: int,
+        held: HeldBytes | None = None,
+        parts: Budget | None = None,
     ) -> None:
-        """`body_limit` is in bytes. `held` counts the bytes of all streams."""
+        """`body_limit` is in bytes. `held` counts the bytes of all streams, and `parts` is what
+        their small parts are taken from."""
         self._picker = picker
         self._body_limit = body_limit
         self._held = held or HeldBytes()
@@ -139,6 +157,9 @@ class ExtProcStream:
         self._placed_request: PlacedRequest | None = None
         self._chunks = Pieces()
         self._parts = 0
+        self._shared_parts = parts or shared_parts()
+        self.is_in_pieces = False
+        """Whether the body came in so many small parts that it was refused."""
         self._whole: bytes | None = None
         """The complete body, once `complete_body` has joined it."""
 
@@ -146,11 +167,6 @@ class ExtProcStream:
     def is_collecting(self) -> bool:
         """Whether the body is awaited."""
         return self._state == _COLLECT
-
-    @property
-    def is_in_pieces(self) -> bool:
-        """Whether the body came in so many small parts that it was refused."""
-        return self._state == _REPLIED and self._parts > _FREE_PARTS
 
     @property
     def is_placed(self) -> bool:
@@ -299,7 +315,7 @@ class ExtProcStream:
                 # Refused while it arrives: the EPP never holds more than the limit and one chunk.
                 raise self._picker.body_too_large(self._request, self._body_limit)
             if is_duplex and not message.end_of_stream:
-                self._collect(message.body, size)
+                self._collect(message.body, size, now)
                 return ()
         # In BUFFERED mode one message holds the whole body.
         body = self._whole if self._whole is not None else self._with(message.body)
@@ -308,11 +324,15 @@ class ExtProcStream:
             return (Continue(Part.REQUEST_BODY, mutation, changed),)
         return self._forward(body, now, end=True)
 
-    def _collect(self, body: bytes, size: int) -> None:
+    def _collect(self, body: bytes, size: int, now: float) -> None:
         """Hold a part of a body that has `size` bytes so far, until it is complete: `_body_limit`
         bounds that per stream, and `_held` over all."""
         self._parts += 1
-        if self._parts > _FREE_PARTS + size // _PART_BYTES:
+        small = self._parts - size // _PART_BYTES
+        if small > _FREE_PARTS or (
+            small > _UNSHARED_PARTS and not self._shared_parts.spend(1, now)
+        ):
+            self.is_in_pieces = True
             raise self._picker.body_in_pieces(self._request)
         if not self._held.take(len(body), of=size):
             raise self._picker.memory_full(self._request)

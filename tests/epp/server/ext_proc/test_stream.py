@@ -23,7 +23,7 @@ from tandem_epp.server.ext_proc.messages import (
     ResponseTrailers,
     StreamedChunk,
 )
-from tandem_epp.server.ext_proc.stream import CHUNK, ExtProcStream
+from tandem_epp.server.ext_proc.stream import CHUNK, ExtProcStream, shared_parts
 
 DUPLEX, BUFFERED = BodyMode.FULL_DUPLEX_STREAMED, BodyMode.BUFFERED
 POST = HttpRequest("POST", "/v1/completions", {})
@@ -190,6 +190,26 @@ def test_a_body_in_many_small_parts_is_refused(size: int, count: int | None) -> 
     while not (answers := stream.receive(part, 1.0)) and sent * size < 20 << 20:
         sent += 1
     assert (answers, sent if answers else None) == ((IN_PIECES,) if count else (), count)
+
+
+def test_bodies_in_small_parts_share_what_they_take() -> None:
+    parts, taken = shared_parts(), []
+    for _ in range(10):
+        stream, sent = ExtProcStream(Placer(), LIMIT, parts=parts), 0
+        stream.receive(RequestHeaders(POST, False, DUPLEX), 1.0)
+        while sent < 4000 and not stream.receive(RequestBody(b"x", False), 1.0):
+            sent += 1
+        taken.append(sent)
+        # A body of ordinary parts is taken meanwhile.
+        ordinary = ExtProcStream(Placer(), 32 << 20, parts=parts)
+        body = [b"x" * 1000] * 10_000 + [b"y"] * 60
+        assert IN_PIECES not in drive(ordinary, body, trailers=False)
+    assert taken[:3] == [4000] * 3
+    assert taken[6:] == [65] * 4
+    # A second allows five thousand more.
+    stream = ExtProcStream(Placer(), LIMIT, parts=parts)
+    stream.receive(RequestHeaders(POST, False, DUPLEX), 2.0)
+    assert not any(stream.receive(RequestBody(b"x", False), 2.0) for _ in range(4000))
 
 
 def test_the_client_gets_the_headers_of_the_placement() -> None:

@@ -180,6 +180,10 @@ MODULES: Final = (
     "tandem_sidecar.handoff.timing",
     "tandem_sidecar.handoff.transfer_monitor",
     "tandem_sidecar.observability.observer",
+    "tandem_sidecar.resume.continuation",
+    "tandem_sidecar.resume.kept_stream",
+    "tandem_sidecar.resume.ledger",
+    "tandem_sidecar.resume.rules",
     "tandem_sidecar.security.route",
 )
 """The modules through which each request passes (of the EPP: `python -m benchmarks.epp_parts`), and

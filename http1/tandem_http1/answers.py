@@ -103,7 +103,7 @@ class EditedAnswer:
 
     def __init__(self, head: ResponseHead, editor: PayloadEditor | None, *, chunked: bool) -> None:
         """`editor`: None leaves the payload as it is; not `chunked`: for HTTP/1.0 clients."""
-        self.head = _as_chunked(head)
+        self.head = as_chunked(head)
         """The engine's head, changed to announce a chunked body."""
         self._editor = editor
         self._chunked = chunked
@@ -124,7 +124,7 @@ class EditedAnswer:
         return out + LAST_CHUNK if last else out
 
 
-def _as_chunked(head: ResponseHead) -> ResponseHead:
+def as_chunked(head: ResponseHead) -> ResponseHead:
     lines = [b"%b: %b" % pair for pair in head.headers if pair[0] not in _FRAMING]
     block = b"\r\n".join([head.status_line, *lines, b"transfer-encoding: chunked"])
     return ResponseHead(block, b"POST")

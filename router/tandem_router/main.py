@@ -100,6 +100,13 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     " that no request waits for their handshake.",
 )
 @click.option(
+    "--resume/--no-resume",
+    default=Settings().resume,
+    help="Let a stream of completions go on at another decode backend when its own fails, with the"
+    " same tokens, where that is exact (docs/understand/resume.md). Not finished: off unless asked"
+    " for.",
+)
+@click.option(
     "--worker-sockets",
     type=WorkerSockets.parse,
     hidden=True,

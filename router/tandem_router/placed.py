@@ -22,6 +22,7 @@ from tandem_sidecar.bodies.parse import Body
 from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
 from tandem_sidecar.handoff.generation import start_generation, start_passthrough
 from tandem_sidecar.observability.record import Record
+from tandem_sidecar.resume.kept_stream import MAX_MOVES, KeptStream, keep
 from tandem_sidecar.security.route import Candidate, Route
 
 from .configuration import address_of
@@ -59,6 +60,12 @@ class PlacedRequest:
         self._request, self._client, self._http = request, client, http
         self._body, self._record = body, record
         self._failed: list[Pod] = []
+        kind = kind_of(request.method, request.target)
+        self._kept: KeptStream | None = None
+        if parts.context.settings.resume and kind is not None and body is not None:
+            self._kept = keep(client, request, kind, body)
+        if self._kept is not None:
+            self._body = self._kept.asked
         self._placement: Placement
 
     def start(self, placement: Placement) -> ActiveRequest | None:
@@ -96,6 +103,7 @@ class PlacedRequest:
             context.settings,
             {},
             self,
+            self._kept,
         )
         return start_generation(context, self._client, generation, engine, decode.name)
 
@@ -107,12 +115,16 @@ class PlacedRequest:
         failed, now = self._placement.decode, time()
         self._failed.append(failed)
         subset = self._others()
-        if len(self._failed) > FAILOVERS or not subset or self._parts.context.lifecycle.draining:
+        most = FAILOVERS if self._kept is None else MAX_MOVES
+        if len(self._failed) > most or not subset or self._parts.context.lifecycle.draining:
             return False
+        if self._kept is not None:
+            self._body = self._kept.move()
+            if self._body is None:
+                return False
+        data = self._request.body if self._body is None else self._body.data
         try:
-            placement = self._parts.picker.place(
-                replace(self._http, subset=subset), self._request.body, now
-            )
+            placement = self._parts.picker.place(replace(self._http, subset=subset), data, now)
         except NotPlaced:
             return False
         self._parts.placements.replace(self._record, placement)

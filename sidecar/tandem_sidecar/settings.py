@@ -121,6 +121,9 @@ class Settings:
     stream_kv: bool = True
     """Send both legs at once where both engines can, so that KV moves while the prefill computes.
     A decode engine keeps blocks for the prompt from then on."""
+    resume: bool = False
+    """Whether a stream whose decode engine fails goes on at another one, where that is exact (see
+    `resume.rules`). Only the router has other decode engines."""
     workers: int = 1
     """Processes that serve. With more than one, another process supervises them."""
     history: int = 2048

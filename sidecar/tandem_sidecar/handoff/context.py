@@ -22,6 +22,7 @@ from tandem_http1.upstream import Pool
 from ..bodies.parse import Body
 from ..connectors import ResolvedConnector
 from ..observability.record import Leg, Record
+from ..resume.kept_stream import KeptStream
 from ..security.route import Candidate, Route
 from ..settings import Settings
 from .breaker import Breakers
@@ -55,8 +56,8 @@ class RecordObserver(Protocol):
 
 
 class Failover(Protocol):
-    """Finds another engine for a request whose engine failed before the client got a byte. A
-    sidecar has one decode engine and no such object; the router has."""
+    """Finds another engine for a request whose engine failed: before the client got a byte, or in
+    the middle of a stream that is kept."""
 
     def try_take_over(self) -> bool:
         """Give the request and its record to another engine; returns whether one takes them. The
@@ -177,6 +178,8 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     """The plan keys of that time; empty: none."""
     failover: Failover | None = None
     """None: no other engine may serve it."""
+    kept: KeptStream | None = None
+    """The stream, if another engine can continue it; None: it ends with its engine."""
 
     def may_exhaust(self) -> bool:
         """Whether the prompt's text is so long that it may hang an engine. Reads the body."""

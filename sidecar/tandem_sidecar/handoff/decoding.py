@@ -14,6 +14,8 @@ from tandem_http1.messages import ResponseHead
 
 from ..bodies.usage import UsageCorrector
 from ..observability.record import Leg, Result
+from ..resume.kept_stream import KeptStream
+from ..resume.ledger import StreamBroken
 from .classify import AnswerStart, decode_event, result_of, result_of_failure
 from .context import SidecarContext
 from .events_actions import (
@@ -60,9 +62,11 @@ class DecodeLeg:
         *,
         http10: bool,
         rewrite_usage: bool,
+        kept: KeptStream | None,
     ) -> None:
-        """`http10`: the client cannot read chunks; `rewrite_usage`: the usage may be wrong."""
-        self.payload_only = http10 or rewrite_usage
+        """`http10`: the client cannot read chunks; `rewrite_usage`: the usage may be wrong; `kept`:
+        the stream that this engine begins or continues, which makes its own chunks."""
+        self.payload_only = http10 or rewrite_usage or kept is not None
         self.cached: int | None = None
         """The right count of cached tokens, set before `start_forwarding`; None: leave the count.
         """
@@ -85,6 +89,7 @@ class DecodeLeg:
         self._loop = context.loop
         self._http10 = http10
         self._rewrite_usage = rewrite_usage
+        self._kept = kept
         self._edited: EditedAnswer | None = None
         self._chunks: EventChunks | None = None
         self._reads_kv = False
@@ -168,7 +173,8 @@ class DecodeLeg:
             # A stream's unfinished events are held back even if its count is left.
             if answer.event_stream or cached is not None or created is not None:
                 corrector = UsageCorrector(cached, created, stream=answer.event_stream)
-            self._edited = EditedAnswer(answer, corrector, chunked=not self._http10)
+            chunked = not self._http10 and self._kept is None
+            self._edited = EditedAnswer(answer, corrector, chunked=chunked)
             return self._edited.head
         return self.answer
 
@@ -189,13 +195,10 @@ class DecodeLeg:
         streamed = self._leg.streamed
         return merge_timing(prefill, self.timing, streamed=streamed, head_start=head_start)
 
-    def flush_early_bytes(self) -> bool:
-        """Send the held bytes. Returns whether they were the whole answer."""
+    def flush_early_bytes(self) -> DecodeEvent | None:
+        """Send the held bytes. Returns the event if they end the answer."""
         early, self._early_bytes = self._early_bytes, None
-        if early is None:
-            return False
-        self._write(*early)
-        return early[1]
+        return None if early is None else self._write(*early)
 
     def cut_point(self) -> CutPoint:
         """Where the bytes end that were sent; call it once, after the leg ended."""
@@ -244,7 +247,7 @@ class DecodeLeg:
         if self._forwarding:
             # The last bytes end the leg and an editor may hold bytes back, so both go through
             # `_forward`; all other bytes go straight to the client.
-            if last or self._edited is not None:
+            if last or self._edited is not None or self._kept is not None:
                 self._forward(data, last)
             elif data and not self._aborted:
                 self._listener.write_answer(data, last=False)
@@ -330,18 +333,25 @@ class DecodeLeg:
             self.pause()
 
     def _forward(self, data: bytes, last: bool) -> None:
-        self._write(data, last)
-        if last and not self._aborted:
-            self._listener.on_decode_event(DecodeEnded())
+        event = self._write(data, last)
+        if event is not None and not self._aborted:
+            self._listener.on_decode_event(event)
 
-    def _write(self, data: bytes, last: bool) -> None:
+    def _write(self, data: bytes, last: bool) -> DecodeEvent | None:
+        """Send bytes of the answer; returns the event if they end it."""
         if self._aborted:
-            return
+            return None
+        if self._edited is not None:
+            data = self._edited.take(data, last=last)
+        if self._kept is not None:
+            try:
+                data = self._kept.read(data, last=last)
+            except StreamBroken as err:
+                self._leg.end(Result.ERROR, self._loop.time(), status=200, detail=str(err))
+                return DecodeLost(f"decode failed: {err}")
         if last:
             status = self._leg.status or 0
             self._leg.end(result_of(status), self._loop.time(), status=status)
-        if self._edited is not None:
-            data = self._edited.take(data, last=last)
-            if not data and not last:
-                return
-        self._listener.write_answer(data, last=last)
+        if data or last:
+            self._listener.write_answer(data, last=last)
+        return DecodeEnded() if last else None

@@ -62,7 +62,8 @@ class HandoffDriver:
         self._loop = context.loop
         self._state: events_actions.State
         self._client = client
-        self._relay = Relay(client, generation.request)
+        kept = generation.kept
+        self._relay = Relay(client, generation.request) if kept is None else kept
         # The relay's own method, bound once, because every piece of the answer passes through it.
         self.write_answer = self._relay.body
         self._attempts = PrefillAttempts(context, generation, self, engine)
@@ -167,8 +168,7 @@ class HandoffDriver:
             case events_actions.AbortPrefill():
                 self._attempts.abort()
             case events_actions.AbortDecode():
-                if self._decode is not None:
-                    self._decode.abort()
+                self._abort_decode()
             case events_actions.ReleaseKv(kv_hold):
                 # A release that an engine runs would register a second time under the id of a
                 # decode leg that was sent; see `connectors.nixl_push`.
@@ -178,12 +178,19 @@ class HandoffDriver:
             case events_actions.SendError() as error:
                 self._send_error(error)
             case events_actions.CutAnswer(status, message):
+                if self._generation.kept is not None and self._try_take_over():
+                    self._abort_decode()
+                    return None
                 decode = self._decode
                 at = CutPoint.WITHIN_EVENT if decode is None else decode.cut_point()
                 self._relay.cut(status, message, at)
             case events_actions.CountError(phase):
                 self._record.errors += (phase,)
         return None
+
+    def _abort_decode(self) -> None:
+        if self._decode is not None:
+            self._decode.abort()
 
     @property
     def _attempt_id(self) -> str:
@@ -217,6 +224,7 @@ class HandoffDriver:
             leg,
             http10=generation.request.http10,
             rewrite_usage=rewrite_usage,
+            kept=generation.kept,
         )
         self._decode.cached, self._decode.created = cached, created
         rank = generation.route.decode_rank
@@ -262,13 +270,20 @@ class HandoffDriver:
         if leg is None or head is None:
             return None
         timing = self._timing(leg)
-        self._record_response(head.status, head)
+        if self._relay.written:
+            if head.status != 200 or not head.event_stream:
+                # The rest of a stream can only be a stream.
+                return events_actions.DecodeLost(
+                    f"decode failed: answered with an error ({head.status})"
+                )
+        else:
+            self._record_response(head.status, head)
         lines = self._served_by(timing).encode()
         self._relay.begin(head, ANSWER_DROPPED, lines, close=self._closing)
         # The whole answer was there. Its end is returned and not handled here, because the step
         # whose action this is has not ended yet.
-        if leg.flush_early_bytes():
-            return events_actions.DecodeEnded()
+        if (ended := leg.flush_early_bytes()) is not None:
+            return ended
         # The leg paused its engine when it held back the first bytes.
         if not self._client_is_slow:
             leg.resume()
@@ -287,6 +302,9 @@ class HandoffDriver:
         # Another engine would hang as well.
         may_exhaust = error.may_exhaust or (has_hung and self._generation.may_exhaust())
         if error.decode_failed and not may_exhaust and self._try_take_over():
+            return
+        if self._relay.written:
+            self._relay.cut(error.status, error.message, CutPoint.BETWEEN_CHUNKS)
             return
         # With the times of a prefill the router knows that the decode engine failed.
         timing = self._record.timing = self._attempts.timing

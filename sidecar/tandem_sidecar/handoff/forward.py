@@ -21,6 +21,8 @@ from tandem_http1.connection import Call, Failure
 from tandem_http1.messages import Request, ResponseHead
 
 from ..observability.record import Leg, Outcome, Phase, Record, Result
+from ..resume.kept_stream import KeptStream
+from ..resume.ledger import StreamBroken
 from .classify import AnswerStart, result_of, result_of_failure
 from .context import Failover, SidecarContext
 from .liveness import EngineLiveness
@@ -62,16 +64,22 @@ class Forward(ABC):
         request: Request,
         record: Record,
         failover: Failover | None = None,
+        *,
+        kept: KeptStream | None = None,
     ) -> None:
-        """`failover`: None: no other engine may serve the request."""
+        """`failover`: None: no other engine may serve the request. `kept`: the stream that this
+        engine begins or continues; None: it ends with this engine."""
         self._failover = failover
-        self.payload_only = request.http10
+        self._kept = kept
+        self.payload_only = request.http10 or kept is not None
         self.context = context
         self.record = record
         self._loop = context.loop
         self._client = client
         self._request = request
-        self._relay = Relay(client, request)
+        self._relay = Relay(client, request) if kept is None else kept
+        self._has_begun = False
+        """Whether this engine's answer is being written."""
         self._chunks: EventChunks | None = None
         self._recent: tuple[bytes, bytes] = b"", b""
         """The two newest pieces of the answer: its end may come in three."""
@@ -166,18 +174,21 @@ class Forward(ABC):
             data = self._chunks.take(data)
         if not (data or last):
             return
-        if not self._relay.written:
+        if not self._has_begun:
             if not self._start.take(data, self._loop.time(), last=last):
                 return
             data, self._start.data = self._start.data, b""
-            if self._is_failure() and self._try_take_over(result_of(self.leg.status or 0)):
-                # An answer that is forwarded is counted as it begins.
-                self.report_loss(f"answered with an error ({self._head.status})")
+            if not self._begins(data):
                 return
-            if self._start.is_error and self.kind is not None:
-                self._report_error(data)
+        if self._kept is not None:
+            try:
+                data = self._kept.read(data, last=last)
+            except StreamBroken as err:
+                self._abort_call()
+                self._fail(Result.ERROR, str(err))
                 return
-            self._begin(data)
+            if not data and not last:
+                return
         # The end is recorded before the last bytes are written, which may start the client's next
         # request within this call (pipelining).
         if last:
@@ -192,8 +203,7 @@ class Forward(ABC):
         self._fail(result_of_failure(failure), detail)
 
     def engine_hung(self, detail: str) -> None:
-        if self._call is not None:
-            self._call.abort()
+        self._abort_call()
         self._has_exhausted = self.may_exhaust()
         self._fail(Result.SILENT, detail)
 
@@ -214,10 +224,31 @@ class Forward(ABC):
         self.context.lifecycle.remove(self)
         self.context.observer.on_request_end(self.record)
 
+    def _begins(self, data: bytes) -> bool:
+        """Whether the answer that begins with `data` is written; else another engine serves the
+        request, or it ended with an error."""
+        if self._is_failure():
+            moved = self._try_take_over(result_of(self.leg.status or 0))
+            # An answer that is forwarded is counted as it begins.
+            if moved or self._relay.written:
+                message = self.report_loss(f"answered with an error ({self._head.status})")
+                if not moved:
+                    self._abort()
+                    self._break_off(502, message)
+                return False
+        if self._start.is_error and self.kind is not None:
+            self._report_error(data)
+            return False
+        self._has_begun = True
+        self._begin(data)
+        return True
+
     def _begin(self, data: bytes) -> None:
         record, head = self.record, self._head
-        record.status, record.first_byte = head.status, self._loop.time()
-        self.leg.first_byte = record.first_byte
+        self.leg.first_byte = self._loop.time()
+        if self._relay.written:
+            return
+        record.status, record.first_byte = head.status, self.leg.first_byte
         self.inspect_first_bytes(head, data)
         self.context.observer.on_answer(record, head)
         closing = self.context.lifecycle.draining
@@ -232,11 +263,16 @@ class Forward(ABC):
     def _fail(self, result: Result, detail: str) -> None:
         self.end_leg(result, detail)
         message = self.report_loss(detail)
-        if self._relay.written or not self._try_take_over(result):
+        may_move = self._kept is not None or not self._relay.written
+        if not may_move or not self._try_take_over(result):
             self._break_off(502, message)
 
     def _is_failure(self) -> bool:
         """Whether the answer that begins is an engine's failure, which another engine may mend."""
+        if self._relay.written:
+            # The rest of a stream can only be a stream.
+            head = self._head
+            return head.status != 200 or not head.event_stream or self._start.is_error
         return self._head.status >= 500 or (self._start.is_error and self._start.error[0] >= 500)
 
     def _try_take_over(self, result: Result) -> bool:
@@ -245,8 +281,7 @@ class Forward(ABC):
         if self._failover is None or self._has_exhausted or not self._failover.try_take_over():
             return False
         self.end_leg(result if result is not Result.ANSWERED else Result.ERROR)
-        if self._call is not None:
-            self._call.abort()
+        self._abort_call()
         self.leave()
         return True
 
@@ -265,6 +300,9 @@ class Forward(ABC):
         status = self.leg.status
         # An answer with a 5xx had failed before this abort.
         self.end_leg(Result.ABORTED if status is None or status < 500 else result_of(status))
+        self._abort_call()
+
+    def _abort_call(self) -> None:
         if self._call is not None:
             self._call.abort()
 
@@ -299,13 +337,14 @@ class SingleEngineGeneration(Forward):
         record: Record,
         failover: Failover | None = None,
         *,
+        kept: KeptStream | None,
         kind: RequestKind,
         routed: bool,
         may_exhaust: Callable[[], bool],
     ) -> None:
         """`routed`: a router sent the request and reads the timing from the answer. `may_exhaust`:
         whether the prompt may itself be what hangs an engine."""
-        super().__init__(context, client, request, record, failover)
+        super().__init__(context, client, request, record, failover, kept=kept)
         self.kind = kind
         self._routed = routed
         self._may_exhaust = may_exhaust

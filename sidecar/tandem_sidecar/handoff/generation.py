@@ -38,6 +38,7 @@ def start_generation(
             generation.request,
             record,
             generation.failover,
+            kept=generation.kept,
             kind=generation.kind,
             routed=chosen.routed,
             may_exhaust=generation.may_exhaust,

@@ -1,0 +1,94 @@
+"""One stream as its client sees it, over all engines that serve it.
+
+    kept = keep(client, request, kind, body)        None: no other engine could go on
+    kept.asked                                      what the first engine is sent
+    kept.read(payload, last=…) ─► kept.body(…)      its answer
+    kept.move()                                     what the next engine is sent, after a failure
+
+It takes the place of `Relay`: the client's head is sent once, and then whole events of whichever
+engine serves the stream.
+"""
+
+from typing import Final
+
+from msgspec import Raw
+
+from tandem_contract.request_kinds import RequestKind
+from tandem_http1.answers import CutPoint, Relay, as_chunked
+from tandem_http1.client import ClientConnection
+from tandem_http1.framing import LAST_CHUNK, chunk
+from tandem_http1.messages import Request, ResponseHead
+
+from ..bodies.parse import Body
+from .continuation import Splice, asks_for_ids, continued, with_ids
+from .ledger import Ledger, StreamBroken
+from .rules import obstacle
+
+MAX_MOVES: Final = 2
+"""Engines that may fail one stream before it ends with an error. More: a request that makes engines
+crash takes as many with it."""
+
+
+class KeptStream(Relay):
+    """A stream that another engine can continue."""
+
+    def __init__(self, client: ClientConnection, request: Request, body: Body) -> None:
+        super().__init__(client, request)
+        self.asked = with_ids(body)
+        """The request as the first engine gets it."""
+        self.moves = 0
+        """Engines that failed after the client had a part of the answer."""
+        self._keeps_ids = asks_for_ids(body.members)
+        self._ledger = Ledger(keeps_ids=self._keeps_ids)
+        self._begun = False
+
+    def begin(
+        self, head: ResponseHead, drop: frozenset[bytes], extra: bytes, *, close: bool
+    ) -> None:
+        if not self._begun:
+            self._begun = True
+            super().begin(as_chunked(head), drop, extra, close=close)
+
+    def read(self, payload: bytes, *, last: bool) -> bytes:
+        """The bytes that the client may have now. Raises StreamBroken for a stream that breaks off,
+        whatever its framing says."""
+        out = self._ledger.take(payload)
+        if last and not self._ledger.is_done:
+            raise StreamBroken("the stream ended before its last event")
+        return out
+
+    def body(self, data: bytes, *, last: bool) -> None:
+        out = chunk(data) if data else b""
+        super().body(out + LAST_CHUNK if last else out, last=last)
+
+    def cut(self, status: int, message: str, at: CutPoint) -> None:
+        # Only whole events were sent, each in a chunk.
+        super().cut(status, message, CutPoint.BETWEEN_CHUNKS)
+
+    def is_complete(self) -> bool:
+        """Whether the client has all but the end of the stream, which `finish` then writes."""
+        return self._ledger.is_finished
+
+    def move(self) -> Body | None:
+        """The request with which another engine goes on; None: none can, or may any more."""
+        ledger = self._ledger
+        if not self.written:
+            self._ledger = Ledger(keeps_ids=self._keeps_ids)
+            self._begun = False
+            return self.asked
+        if self.moves >= MAX_MOVES or not ledger.prompt_ids or ledger.is_finished:
+            return None
+        self.moves += 1
+        ledger.drop_undelivered()
+        ledger.editor = Splice(ledger.first.id, ledger.first.created, ledger.delivered)
+        return continued(self.asked, ledger)
+
+
+def keep(
+    client: ClientConnection, request: Request, kind: RequestKind, body: Body
+) -> KeptStream | None:
+    """The stream that `body` asks for, if another engine can continue it exactly."""
+    members = body.members
+    if request.http10 or bytes(members.get("stream", Raw(b"false"))) != b"true":
+        return None
+    return None if obstacle(kind, members) else KeptStream(client, request, body)

@@ -1,0 +1,150 @@
+"""What one stream has delivered: its token ids, and where another engine can go on.
+
+An event is forwarded once it is complete, without the token ids unless the client asked for them.
+An event without text, whose ids end within a character, is held back until text follows: the engine
+that goes on may divide the text otherwise.
+
+The events are searched as bytes, since each token of every stream passes here. Within a string of
+JSON a quote is escaped, so a member's name is never found in a text.
+"""
+
+from array import array
+from typing import Final, Protocol
+
+import msgspec
+from msgspec import Raw
+
+_EVENT_END: Final = b"\n\n"
+_IDS: Final = b'"token_ids":['
+_PROMPT_IDS: Final = b'"prompt_token_ids":['
+_NO_TEXT: Final = b'"text":""'
+_FINISH: Final = b'"finish_reason":"'
+_FAILED: Final = (b'"finish_reason":"abort"', b'"finish_reason":"error"')
+_DATA: Final = b"data: "
+_ERROR: Final = b'data: {"error"'
+_DONE: Final = b"data: [DONE]"
+MAX_EVENT: Final = 16 * 1024 * 1024
+"""Largest event, in bytes: the first one repeats the prompt's ids."""
+
+
+class First(msgspec.Struct, frozen=True, gc=False):
+    """What all events of a stream repeat, encoded."""
+
+    id: Raw = Raw(b'""')
+    created: Raw = Raw(b"0")
+
+
+class EventEditor(Protocol):
+    """Edits events of an engine that continues a stream."""
+
+    def edit(self, event: bytes) -> bytes:
+        """Edit an event whose data is a JSON object."""
+
+
+class StreamBroken(Exception):
+    """The stream holds something after which it does not go on; the message says what."""
+
+
+class Ledger:
+    """The record of one stream of completions."""
+
+    def __init__(self, *, keeps_ids: bool) -> None:
+        """`keeps_ids`: the client asked for the ids itself."""
+        self.prompt_ids: array[int] = array("I")
+        self.ids: array[int] = array("I")
+        """Of the answer's tokens, those that were delivered, and those held back."""
+        self.delivered = 0
+        """How many of `ids` were delivered with all of their text."""
+        self.is_finished = False
+        """Whether a finish reason was delivered."""
+        self.is_done = False
+        """Whether the last event was."""
+        self.first = First()
+        """What all events of the stream repeat."""
+        self.editor: EventEditor | None = None
+        """Edits the events of an engine that continues the stream."""
+        self._keeps_ids = keeps_ids
+        self._unread = b""
+        self._held = b""
+        """Events without text, that wait for the next."""
+
+    def take(self, payload: bytes) -> bytes:
+        """The bytes that may be sent now; `payload` are the newest ones, without chunked coding.
+
+        Raises StreamBroken for an event that ends the stream early.
+        """
+        data = self._unread + payload if self._unread else payload
+        end = data.rfind(_EVENT_END) + len(_EVENT_END)
+        if end < len(_EVENT_END):
+            self._unread = data
+            if len(data) > MAX_EVENT:
+                raise StreamBroken(f"an event of more than {MAX_EVENT} bytes")
+            return b""
+        self._unread, data = data[end:], data[:end]
+        # Mostly one event.
+        if data.find(_EVENT_END) == end - len(_EVENT_END):
+            return self._event(data)
+        events = [self._event(event + _EVENT_END) for event in data.split(_EVENT_END)[:-1]]
+        return b"".join(events)
+
+    def drop_undelivered(self) -> None:
+        """Forget what the failed engine sent beyond what the client has."""
+        self._unread = self._held = b""
+        del self.ids[self.delivered :]
+
+    def _event(self, event: bytes) -> bytes:
+        """Note one event; returns it for the client, or nothing if it is held back."""
+        start = event.find(_IDS)
+        if start < 0:
+            return self._other_event(event)
+        start += len(_IDS)
+        end = event.index(b"]", start)
+        if end > start:
+            self.ids.extend(map(int, event[start:end].split(b",")))
+        if _FINISH in event:
+            if any(mark in event for mark in _FAILED):
+                raise StreamBroken("the engine ended the request")
+            self.is_finished = True
+        if not self._keeps_ids:
+            event = b"%bnull%b" % (event[: start - 1], event[end + 1 :])
+        if not self.prompt_ids:
+            event = self._first_event(event)
+        if self.editor is not None:
+            event = self.editor.edit(event)
+        if _NO_TEXT in event and not self.is_finished:
+            self._held += event
+            return b""
+        self.delivered = len(self.ids)
+        if self._held:
+            event, self._held = self._held + event, b""
+        return event
+
+    def _first_event(self, event: bytes) -> bytes:
+        """Read the prompt's ids."""
+        start = event.find(_PROMPT_IDS)
+        if start < 0:
+            return event
+        first = _first.decode(event[len(_DATA) :])
+        # Copies, because a Raw refers to the whole event.
+        self.first = First(first.id.copy(), first.created.copy())
+        start += len(_PROMPT_IDS)
+        end = event.index(b"]", start)
+        self.prompt_ids.extend(map(int, event[start:end].split(b",")))
+        if self._keeps_ids:
+            return event
+        return b"%bnull%b" % (event[: start - 1], event[end + 1 :])
+
+    def _other_event(self, event: bytes) -> bytes:
+        if event.startswith(_ERROR):
+            raise StreamBroken("the engine reported an error")
+        if event.startswith(_DONE):
+            if not self.is_finished:
+                raise StreamBroken("the stream ended without a finish reason")
+            self.is_done = True
+        elif self.editor is not None:
+            event = self.editor.edit(event)
+        held, self._held = self._held, b""
+        return held + event
+
+
+_first: Final = msgspec.json.Decoder(First)

@@ -1,0 +1,97 @@
+"""Which streams another engine can continue exactly: a table of the fields that a request may have.
+
+A continued request is a new prompt: the old one and the delivered tokens, as ids. That is exact
+where the next token depends only on the ids before it and on the field's value, or on a count that
+can be reduced (max_tokens). A field that is not in the table is not known to be so, and prevents a
+continuation: no token may be repeated, lost or wrong.
+
+A token that is sampled without a seed is drawn anew from the distribution that the first engine
+would have drawn it from, so that is exact as well.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from tandem_contract.request_kinds import RequestKind
+
+from ..bodies.parse import UNREADABLE, Members
+
+ANY: Final = object()
+"""Whatever value the field has."""
+
+_COMPLETIONS: Final[Mapping[str, tuple[Any, ...] | object]] = {
+    "add_special_tokens": ANY,
+    "allowed_token_ids": ANY,
+    "bad_words": ([],),
+    "best_of": (1,),
+    "cache_salt": ANY,
+    "echo": (False,),
+    # Counts only the tokens of the answer, of which the new engine takes the first for a prompt's.
+    "frequency_penalty": (0,),
+    "ignore_eos": ANY,
+    "include_stop_str_in_output": ANY,
+    "logit_bias": ANY,
+    # Their offsets in the text would begin anew.
+    "logprobs": (),
+    "max_tokens": ANY,
+    "min_p": ANY,
+    "min_tokens": ANY,
+    "model": ANY,
+    "n": (1,),
+    "presence_penalty": (0,),
+    "priority": ANY,
+    "prompt": ANY,
+    # Counts the tokens of prompt and answer alike.
+    "repetition_penalty": ANY,
+    "return_token_ids": ANY,
+    "return_tokens_as_token_ids": ANY,
+    # An engine may draw by the number of tokens of the answer, which begins anew.
+    "seed": (),
+    "skip_special_tokens": ANY,
+    "spaces_between_special_tokens": ANY,
+    # The text that an engine holds back for it is not known by its ids.
+    "stop": ([],),
+    "stop_token_ids": ANY,
+    "stream": (True,),
+    "stream_options": ANY,
+    "temperature": ANY,
+    "top_k": ANY,
+    "top_p": ANY,
+    "truncate_prompt_tokens": ANY,
+    "user": ANY,
+}
+"""Field → values, besides null, with which a stream can be continued."""
+FIELDS: Final[Mapping[RequestKind, Mapping[str, tuple[Any, ...] | object]]] = {
+    RequestKind.COMPLETIONS: _COMPLETIONS
+}
+
+
+def obstacle(kind: RequestKind, members: Members) -> str | None:
+    """Why another engine cannot continue the stream of a request, in words for its error; None: it
+    can."""
+    fields = FIELDS.get(kind)
+    if fields is None:
+        return f"streams of {kind} are not continued"
+    try:
+        for name, raw in members.items():
+            allowed = fields.get(name, ())
+            if allowed is ANY:
+                continue
+            value = msgspec.json.decode(raw)
+            if value is not None and value not in allowed:  # type: ignore[operator]
+                return f"{name} is not continued"
+        return _prompt_obstacle(members)
+    except UNREADABLE:
+        return "the request cannot be read"
+
+
+def _prompt_obstacle(members: Members) -> str | None:
+    """Several prompts are several choices in one stream."""
+    if "prompt" not in members:
+        return "the prompt is not known"
+    prompt = msgspec.json.decode(members["prompt"])
+    if isinstance(prompt, list) and not (prompt and all(type(i) is int for i in prompt)):
+        return "several prompts are not continued"
+    return None

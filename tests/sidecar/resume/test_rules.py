@@ -1,0 +1,53 @@
+import json
+from typing import Any
+
+import pytest
+
+from tandem_contract.request_kinds import RequestKind
+from tandem_sidecar.bodies.parse import parse_body
+from tandem_sidecar.resume.rules import obstacle
+
+
+def why_not(kind: RequestKind = RequestKind.COMPLETIONS, **body: Any) -> str | None:
+    return obstacle(
+        kind, parse_body(json.dumps({"prompt": "hi", "stream": True, **body}).encode()).members
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"prompt": [1, 2, 3]},
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "max_tokens": 9, "min_tokens": 2},
+        {"n": 1, "seed": None, "stop": [], "echo": False, "presence_penalty": 0.0},
+        {"stream_options": {"include_usage": True}, "repetition_penalty": 1.2},
+    ],
+)
+def test_what_depends_on_the_ids_alone_is_continued(body: dict[str, Any]) -> None:
+    assert why_not(**body) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"seed": 3}, "seed"),
+        ({"stop": "\n"}, "stop"),
+        ({"n": 2}, "n"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"prompt": ["a", "b"]}, "several prompts"),
+        ({"prompt": [[1], [2]]}, "several prompts"),
+        ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow"),
+        ({"stream": False}, "stream"),
+    ],
+)
+def test_what_may_differ_is_not(body: dict[str, Any], named: str) -> None:
+    assert named in (why_not(**body) or "")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in RequestKind if kind is not RequestKind.COMPLETIONS]
+)
+def test_other_apis_are_not_continued_yet(kind: RequestKind) -> None:
+    assert str(kind) in (why_not(kind) or "")

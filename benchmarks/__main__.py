@@ -44,9 +44,9 @@ SUPPORT = {
     "storage_trace",
 }
 """Modules that are no benchmark of their own."""
-OPT_IN = {"gpu", "loadtest", "routing_live", "storage_roles", "storage_vllm"}
-"""Benchmarks that need a GPU, gigabytes of other programs, or a trace: `python -m benchmarks.NAME`
-runs them."""
+OPT_IN = {"by_turns", "gpu", "loadtest", "routing_live", "storage_roles", "storage_vllm"}
+"""Benchmarks that need a second checkout, a GPU, gigabytes of other programs, or a trace:
+`python -m benchmarks.NAME` runs them."""
 
 
 class MissingPrograms(click.ClickException):

@@ -40,6 +40,8 @@ class Variant:
     in BUFFERED: the fake engine reads no chunked ones."""
     relayed: bool = False
     """Whether a `relay` stands between Envoy and EPP."""
+    start: tuple[str, ...] = ()
+    """What starts the EPP's Python, such as one with another checkout's packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class _Starter:
             config = self._scratch / f"{file}.yaml"
             config.write_text(json.dumps(router(addresses)))
             flags = _epp(variant.server, port, config, self._scratch / "keys")
-            command = (self._python, "-m", "tandem_epp", *flags, *tls)
+            command = (*(variant.start or (self._python,)), "-m", "tandem_epp", *flags, *tls)
         epp = await self._start(file, port, *command)
         relay = await self._relay(f"relay-{file}", port) if variant.relayed else None
         settings = EnvoySettings(

@@ -1,0 +1,158 @@
+"""A stream whose engine fails goes on at another one, and the client cannot tell (--resume)."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tandem_sidecar.settings import Settings
+
+from ..sidecar.peers import Script, Turn
+from ..sidecar.resume.events import DONE, event, usage_event
+from .conftest import LOOPBACK, PROMPT, Harness
+
+TOKENS = 8
+RESUMES = Settings(listen=LOOPBACK, admin=LOOPBACK, resume=True)
+End = Callable[[Turn], None]
+
+
+def dies(turn: Turn) -> None:
+    turn.die()
+
+
+def reports_an_error(turn: Turn) -> None:
+    turn.event('{"error":{"message":"the core died","code":500}}')
+    turn.chunk(DONE)
+    turn.end()
+
+
+def aborts(turn: Turn) -> None:
+    turn.chunk(event("", [], finish="abort"))
+    turn.chunk(DONE)
+    turn.end()
+
+
+def breaks_within_an_event(turn: Turn) -> None:
+    turn.chunk(event("lost", [1])[:40])
+    turn.die()
+
+
+def ends_too_early(turn: Turn) -> None:
+    turn.end()
+
+
+ENDS = [dies, reports_an_error, aborts, breaks_within_an_event, ends_too_early]
+
+
+def generates(after: int | None = None, end: End = dies, *, id: str = "cmpl-a") -> Script:
+    """An engine whose next token follows from the one before it; after so many tokens it ends as
+    `end` does. Every third token has no text: it is the beginning of the next one's character."""
+
+    async def script(turn: Turn) -> None:
+        body = turn.request.json
+        prompt, asked = body["prompt"], body.get("return_token_ids")
+        last, wanted, pending = prompt[-1], body["max_tokens"], ""
+        turn.stream()
+        for number in range(wanted):
+            if number == after:
+                await turn.writer.drain()
+                end(turn)
+                return
+            last = (last * 7 + 3) % 1000
+            pending += f"<{last}>"
+            is_last = number == wanted - 1
+            text = pending if last % 3 or is_last else ""
+            pending = "" if text else pending
+            ids, first = ([last], prompt if number == 0 else None) if asked else (None, None)
+            finish = "length" if is_last else None
+            turn.chunk(event(text, ids, first, finish=finish, id=id, created=len(id)))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            turn.chunk(usage_event(len(prompt), wanted, id=id))
+        turn.chunk(DONE)
+        turn.end()
+
+    return script
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    options = {"include_usage": True}
+    body = {"model": "m", "prompt": PROMPT, "max_tokens": TOKENS, "stream": True}
+    return {**body, "stream_options": options, **more}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("split", [False, True])
+async def test_the_client_gets_the_stream_of_one_engine(
+    harness: Harness, end: End, split: bool
+) -> None:
+    if split:
+        await harness.prefill("p")
+    first = await harness.decode("d-0", weight=1000)
+    second = await harness.decode("d-1", generates(id="cmpl-of-another"))
+    await harness.start({"enabled": split}, settings=RESUMES)
+    for body in (asked(), asked(return_token_ids=True)):
+        first.script = generates()
+        _, whole = await harness.ask(body)
+        for after in range(1, TOKENS):
+            first.script = generates(after, end)
+            response, resumed = await harness.ask(body)
+            assert response.status == 200
+            assert without_head(events(resumed)) == without_head(events(whole)), after
+    assert len(second.requests) >= TOKENS - 1
+
+
+@pytest.mark.parametrize("after", [2, 4])
+async def test_a_stream_without_another_engine_ends_with_an_error(
+    harness: Harness, after: int
+) -> None:
+    await harness.decode("d-0", generates(after))
+    await harness.start({"enabled": False}, settings=RESUMES)
+    response, body = await harness.ask(asked())
+    assert response.status == 200
+    assert "decode failed" in events(body)[-1]["error"]["message"]
+
+
+async def test_a_stream_that_fails_every_engine_ends_with_an_error(harness: Harness) -> None:
+    engines = [await harness.decode(f"d-{n}", generates(2)) for n in range(5)]
+    await harness.start({"enabled": False}, settings=RESUMES)
+    _, body = await harness.ask(asked())
+    assert "error" in events(body)[-1]
+    # Its own and two others: none is left to a request that crashes them all.
+    assert sum(bool(engine.requests) for engine in engines) == 3
+
+
+async def test_a_refused_continuation_ends_with_an_error(harness: Harness) -> None:
+    async def refuses(turn: Turn) -> None:
+        turn.answer(400, b'{"error": {"message": "no"}}')
+
+    await harness.decode("d-0", generates(3), weight=1000)
+    await harness.decode("d-1", refuses)
+    await harness.start({"enabled": False}, settings=RESUMES)
+    _, body = await harness.ask(asked())
+    got = events(body)
+    assert len(got) > 1
+    assert "400" in got[-1]["error"]["message"]
+
+
+async def test_what_cannot_be_continued_is_as_before(harness: Harness) -> None:
+    await harness.decode("d-0", generates(3), weight=1000)
+    second = await harness.decode("d-1", generates())
+    await harness.start({"enabled": False}, settings=RESUMES)
+    _, body = await harness.ask(asked(seed=4))
+    assert "error" in events(body)[-1]
+    assert not second.requests
+
+
+def without_head(stream: list[Any]) -> list[Any]:
+    """The events without id and time, which are those of the engine that sent the first."""
+    assert len({(each["id"], each["created"]) for each in stream[:-1]}) == 1
+    return [{**each, "id": "", "created": 0} for each in stream]
+
+
+def events(stream: bytes) -> list[Any]:
+    """The JSON of the events of a stream, which is complete."""
+    *whole, rest = stream.decode().split("\n\n")
+    assert not rest
+    data = [text.removeprefix("data: ") for text in whole]
+    return [json.loads(text) for text in data if text != "[DONE]"]

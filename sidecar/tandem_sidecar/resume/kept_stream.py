@@ -9,6 +9,7 @@ It takes the place of `Relay`: the client's head is sent once, and then whole ev
 engine serves the stream.
 """
 
+from http import HTTPStatus
 from typing import Final
 
 from msgspec import Raw
@@ -16,7 +17,7 @@ from msgspec import Raw
 from tandem_contract.request_kinds import RequestKind
 from tandem_http1.answers import CutPoint, Relay, as_chunked
 from tandem_http1.client import ClientConnection
-from tandem_http1.framing import LAST_CHUNK, chunk
+from tandem_http1.framing import LAST_CHUNK, Sized, chunk
 from tandem_http1.messages import Request, ResponseHead
 
 from ..bodies.parse import Body
@@ -41,33 +42,40 @@ class KeptStream(Relay):
         self._keeps_ids = asks_for_ids(body.members)
         self._ledger = Ledger(keeps_ids=self._keeps_ids)
         self._begun = False
+        self._is_stream = True
+        """Whether the answer is the stream that was asked for, and no error."""
+        self._is_chunked = True
 
     def begin(
         self, head: ResponseHead, drop: frozenset[bytes], extra: bytes, *, close: bool
     ) -> None:
-        if not self._begun:
-            self._begun = True
-            super().begin(as_chunked(head), drop, extra, close=close)
+        if self._begun:
+            return
+        self._begun = True
+        self._is_stream = head.status == HTTPStatus.OK and head.event_stream
+        self._is_chunked = self._is_stream or not isinstance(head.framing, Sized)
+        head = as_chunked(head) if self._is_chunked else head
+        super().begin(head, drop, extra, close=close)
 
     def read(self, payload: bytes, *, last: bool) -> bytes:
         """The bytes that the client may have now. Raises StreamBroken for a stream that breaks off,
         whatever its framing says."""
+        if not self._is_stream:
+            return payload
         out = self._ledger.take(payload)
         if last and not self._ledger.is_done:
             raise StreamBroken("the stream ended before its last event")
         return out
 
     def body(self, data: bytes, *, last: bool) -> None:
-        out = chunk(data) if data else b""
-        super().body(out + LAST_CHUNK if last else out, last=last)
+        if self._is_chunked:
+            data = (chunk(data) if data else b"") + (LAST_CHUNK if last else b"")
+        super().body(data, last=last)
 
     def cut(self, status: int, message: str, at: CutPoint) -> None:
-        # Only whole events were sent, each in a chunk.
-        super().cut(status, message, CutPoint.BETWEEN_CHUNKS)
-
-    def is_complete(self) -> bool:
-        """Whether the client has all but the end of the stream, which `finish` then writes."""
-        return self._ledger.is_finished
+        # Of a stream only whole events were sent, each in a chunk.
+        at = CutPoint.BETWEEN_CHUNKS if self._is_stream else CutPoint.WITHIN_EVENT
+        super().cut(status, message, at)
 
     def move(self) -> Body | None:
         """The request with which another engine goes on; None: none can, or may any more."""
@@ -76,6 +84,8 @@ class KeptStream(Relay):
             self._ledger = Ledger(keeps_ids=self._keeps_ids)
             self._begun = False
             return self.asked
+        if not self._is_stream:
+            return None
         if self.moves >= MAX_MOVES or not ledger.prompt_ids or ledger.is_finished:
             return None
         self.moves += 1

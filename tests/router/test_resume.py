@@ -88,19 +88,24 @@ async def test_the_client_gets_the_stream_of_one_engine(
 ) -> None:
     if split:
         await harness.prefill("p")
-    first = await harness.decode("d-0", weight=1000)
-    second = await harness.decode("d-1", generates(id="cmpl-of-another"))
+    engines = [await harness.decode(f"d-{number}") for number in range(2)]
     await harness.start({"enabled": split}, settings=RESUMES)
     for body in (asked(), asked(return_token_ids=True)):
-        first.script = generates()
+        for engine in engines:
+            engine.script = generates()
         _, whole = await harness.ask(body)
         for after in range(1, TOKENS):
-            first.script = generates(after, end)
+            scripts = [generates(after, end), generates(id="cmpl-of-another")]
+
+            async def fails_first(turn: Turn, scripts: list[Script] = scripts) -> None:
+                await scripts.pop(0)(turn)
+
+            for engine in engines:
+                engine.script = fails_first
             response, resumed = await harness.ask(body)
+            assert not scripts
             assert response.status == 200
             assert without_head(events(resumed)) == without_head(events(whole)), after
-    continued = [sent for sent in second.requests if len(sent.json["prompt"]) > len(PROMPT)]
-    assert continued
 
 
 @pytest.mark.parametrize("after", [2, 4])

@@ -33,8 +33,8 @@ def with_ids(body: Body) -> Body:
         return body
     if _RETURN_IDS in body.members:
         return parse_body(replace_members(body.members, {_RETURN_IDS: True}))
-    value = Raw(b"true")
-    return Body(add_member(body, _RETURN_IDS, value), {**body.members, _RETURN_IDS: value})
+    value = b"true"
+    return Body(add_member(body, _RETURN_IDS, value), {**body.members, _RETURN_IDS: Raw(value)})
 
 
 def continued(body: Body, ledger: Ledger) -> Body | None:

@@ -223,7 +223,8 @@ def token_sizes(vocabulary: Iterable[str]) -> TokenSizes:
     longest = varied = letters = 1
     for token in vocabulary:
         longest = max(longest, len(token))
-        if len(token) > letters and not token.isascii():
+        # `_most_letters` is one more than the token's length, at most.
+        if len(token) >= letters and not token.isascii():
             letters = max(letters, *map(_most_letters, (token, _as_bytes(token))))
         if len(token) > varied:
             ascii_bytes = token.encode("ascii", "ignore").translate(None, _UNCOUNTED)

@@ -204,6 +204,8 @@ def test_letters_of_a_byte_level_vocabulary() -> None:
     assert len(spelling) == 63
     assert token_sizes([spelling[:-1]]).letters == 21
     assert token_sizes([HAN[:20]]).letters == 21
+    # In whatever order a vocabulary lists its tokens.
+    assert token_sizes([HAN[:19], HAN[:20]]) == token_sizes([HAN[:20], HAN[:19]])
 
 
 LENGTH = 8192

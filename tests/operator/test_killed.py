@@ -169,8 +169,8 @@ async def run(
 async def wait_until_quiet(
     operator: Operator, between: Proxy, api: Api, namespace: str, is_done: IsDone
 ) -> None:
-    """Wait until the operator has ended, or `is_done` and it has reconciled every set and endpoint
-    twice without writing."""
+    """Wait until the operator has ended, or `is_done` and it has told the state of each pool, and
+    reconciled every set and endpoint twice without writing."""
     quiet = number = 0
     while operator.running and quiet < 2:
         number += 1
@@ -191,7 +191,22 @@ async def wait_until_quiet(
             return not operator.running or is_passed
 
         await until(passed, operator)
-        quiet = quiet + 1 if between.writes == writes and await is_done(api, namespace) else 0
+        is_quiet = between.writes == writes and await is_told(api, namespace)
+        quiet = quiet + 1 if is_quiet and await is_done(api, namespace) else 0
+
+
+async def is_told(api: Api, namespace: str) -> bool:
+    """Whether each pool's status is of its newest specification: a set that waits writes nothing
+    either, while others are reconciled."""
+    for resource in (PREFILL_POOLS, DECODE_POOLS):
+        for pool in (await api.list(resource, namespace)).items:
+            told = pool.get("status", {}).get("observedGeneration")
+            if (
+                told != pool["metadata"]["generation"]
+                and "deletionTimestamp" not in pool["metadata"]
+            ):
+                return False
+    return True
 
 
 async def reconciled(operator: Operator) -> list[float]:

@@ -22,7 +22,7 @@ from tandem_sidecar.bodies.parse import Body
 from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
 from tandem_sidecar.handoff.generation import start_generation, start_passthrough
 from tandem_sidecar.observability.record import Record
-from tandem_sidecar.resume.kept_stream import MAX_MOVES, KeptStream, keep
+from tandem_sidecar.resume.kept_stream import KeptStream, keep
 from tandem_sidecar.security.route import Candidate, Route
 
 from .configuration import address_of
@@ -31,6 +31,9 @@ from .placements import Placements
 FAILOVERS: Final = 1
 """Other backends that a request is sent to after its decode engine failed. More: a request that
 makes engines crash takes as many with it."""
+
+MOVES: Final = 2
+"""The same of a stream that another engine can continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +118,15 @@ class PlacedRequest:
         failed, now = self._placement.decode, time()
         self._failed.append(failed)
         subset = self._others()
-        most = FAILOVERS if self._kept is None else MAX_MOVES
+        most = FAILOVERS if self._kept is None else MOVES
         if len(self._failed) > most or not subset or self._parts.context.lifecycle.draining:
             return False
+        data = self._request.body
         if self._kept is not None:
-            self._body = self._kept.move()
-            if self._body is None:
+            rest = self._kept.move()
+            if rest is None:
                 return False
-        data = self._request.body if self._body is None else self._body.data
+            self._body, data = rest, rest.data
         try:
             placement = self._parts.picker.place(replace(self._http, subset=subset), data, now)
         except NotPlaced:

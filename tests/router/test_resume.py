@@ -141,6 +141,18 @@ async def test_an_answer_that_is_no_stream_passes_as_it_came(harness: Harness, s
     assert (response.status, body) == (400, b'{"error": {"message": "no"}}')
 
 
+async def test_a_compressed_stream_passes_unread(harness: Harness) -> None:
+    async def compresses(turn: Turn) -> None:
+        turn.stream("content-encoding: x-test")
+        turn.chunk(b"no event")
+        turn.end()
+
+    await harness.decode("d-0", compresses)
+    await harness.start({"enabled": False}, settings=RESUMES)
+    response, body = await harness.ask(asked())
+    assert (response.status, body) == (200, b"no event")
+
+
 async def test_a_refused_continuation_ends_with_an_error(harness: Harness) -> None:
     async def refuses_the_rest(turn: Turn) -> None:
         if len(turn.request.json["prompt"]) == len(PROMPT):

@@ -25,9 +25,7 @@ from .continuation import Splice, asks_for_ids, continued, with_ids
 from .ledger import Ledger, StreamBroken
 from .rules import obstacle
 
-MAX_MOVES: Final = 2
-"""Engines that may fail one stream before it ends with an error. More: a request that makes engines
-crash takes as many with it."""
+_UNCODED: Final = (b"", b"identity")
 
 
 class KeptStream(Relay):
@@ -37,13 +35,11 @@ class KeptStream(Relay):
         super().__init__(client, request)
         self.asked = with_ids(body)
         """The request as the first engine gets it."""
-        self.moves = 0
-        """Engines that failed after the client had a part of the answer."""
         self._keeps_ids = asks_for_ids(body.members)
         self._ledger = Ledger(keeps_ids=self._keeps_ids)
         self._begun = False
         self._is_stream = True
-        """Whether the answer is the stream that was asked for, and no error."""
+        """Whether the answer is the stream that was asked for, and can be read: no error."""
         self._is_chunked = True
 
     def begin(
@@ -52,7 +48,8 @@ class KeptStream(Relay):
         if self._begun:
             return
         self._begun = True
-        self._is_stream = head.status == HTTPStatus.OK and head.event_stream
+        is_readable = head.event_stream and head.value(b"content-encoding") in _UNCODED
+        self._is_stream = head.status == HTTPStatus.OK and is_readable
         self._is_chunked = self._is_stream or not isinstance(head.framing, Sized)
         head = as_chunked(head) if self._is_chunked else head
         super().begin(head, drop, extra, close=close)
@@ -78,17 +75,14 @@ class KeptStream(Relay):
         super().cut(status, message, at)
 
     def move(self) -> Body | None:
-        """The request with which another engine goes on; None: none can, or may any more."""
+        """The request with which another engine goes on; None: none can."""
         ledger = self._ledger
         if not self.written:
             self._ledger = Ledger(keeps_ids=self._keeps_ids)
             self._begun = False
             return self.asked
-        if not self._is_stream:
+        if not self._is_stream or not ledger.prompt_ids or ledger.is_finished:
             return None
-        if self.moves >= MAX_MOVES or not ledger.prompt_ids or ledger.is_finished:
-            return None
-        self.moves += 1
         ledger.drop_undelivered()
         ledger.editor = Splice(ledger.first.id, ledger.first.created, ledger.delivered)
         return continued(self.asked, ledger)

@@ -74,6 +74,9 @@ class Ledger:
         Raises StreamBroken for an event that ends the stream early.
         """
         data = self._unread + payload if self._unread else payload
+        if b"\r" in data:
+            # Both end a line of an event, and JSON has neither within a string.
+            data = data.replace(b"\r\n", b"\n")
         end = data.rfind(_EVENT_END) + len(_EVENT_END)
         if end < len(_EVENT_END):
             self._unread = data
@@ -94,6 +97,10 @@ class Ledger:
 
     def _event(self, event: bytes) -> bytes:
         """Note one event; returns it for the client, or nothing if it is held back."""
+        if _FINISH in event:
+            if any(mark in event for mark in _FAILED):
+                raise StreamBroken("the engine ended the request")
+            self.is_finished = True
         start = event.find(_IDS)
         if start < 0:
             return self._other_event(event)
@@ -101,10 +108,6 @@ class Ledger:
         end = event.index(b"]", start)
         if end > start:
             self.ids.extend(map(int, event[start:end].split(b",")))
-        if _FINISH in event:
-            if any(mark in event for mark in _FAILED):
-                raise StreamBroken("the engine ended the request")
-            self.is_finished = True
         if not self._keeps_ids:
             event = b"%bnull%b" % (event[: start - 1], event[end + 1 :])
         if not self.prompt_ids:

@@ -31,6 +31,20 @@ def test_ids_that_the_client_asked_for_are_kept() -> None:
     assert list(ledger.ids) == [7, 8, 9, 10, 11]
 
 
+def test_lines_may_end_as_in_http() -> None:
+    ledger, stream = Ledger(keeps_ids=False), b"".join(sent for sent, _ in STREAM)
+    coded = stream.replace(b"\n", b"\r\n")
+    pieces = [coded[at : at + 1] for at in range(len(coded))]
+    assert b"".join(map(ledger.take, pieces)) == b"".join(expected for _, expected in STREAM)
+
+
+def test_an_engine_that_gives_no_ids_is_no_broken_one() -> None:
+    ledger, stream = Ledger(keeps_ids=False), b"".join(expected for _, expected in STREAM)
+    assert ledger.take(stream) == stream
+    assert ledger.is_done
+    assert not ledger.prompt_ids
+
+
 def test_an_event_without_text_waits_for_the_next() -> None:
     ledger = Ledger(keeps_ids=False)
     ledger.take(event("a", [7], [1]))

@@ -36,10 +36,14 @@ STATE: Final = "/state"
 """On the sidecar's admin port, for people: requests in progress, as JSON."""
 
 DRAIN: Final = "/drain"
-"""On the sidecar's admin port, POST: accept no new requests. 403 to other pods and to browsers."""
+"""On the Unix socket DRAIN_SOCKET, POST: accept no new requests. On the admin port it is 403."""
 
 DRAIN_AND_WAIT: Final = f"{DRAIN}?wait=true"
 """The same for the engine container's preStop hook: answers once all requests have ended."""
+
+DRAIN_SOCKET: Final = "tandem-drain/{host}/{port}"
+"""Name of the Unix socket, in Linux's abstract namespace, of a sidecar or router whose admin port
+is `host:port`. Each container of its pod reaches it, and no other pod, also not through a mesh."""
 
 DEBUG_DECISIONS: Final = "/debug/decisions"
 """On the EPP's metrics port, for people: the latest decisions, or with `?request_id=ID` those for

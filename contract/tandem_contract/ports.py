@@ -9,7 +9,7 @@ ENVOY: Final = 8080
 SIDECAR: Final = 8000
 """The sidecar: serving port of a decode pod."""
 SIDECAR_ADMIN: Final = 8001
-"""The sidecar's `/metrics`, `/readyz`, `/drain` and `/state`."""
+"""The sidecar's `/metrics`, `/readyz` and `/state`."""
 ENGINE_PREFILL: Final = 8000
 """The engine of a prefill pod: its serving port."""
 ENGINE_DECODE: Final = 8200
@@ -29,7 +29,7 @@ LMCACHE_MP: Final = 5555
 ROUTER: Final = 8080
 """`tandem-router`: clients connect to it as they would to Envoy."""
 ROUTER_ADMIN: Final = 9090
-"""Its `/metrics`, `/readyz`, `/drain`, `/state` and `/debug`."""
+"""Its `/metrics`, `/readyz`, `/state` and `/debug`."""
 EPP_GRPC: Final = 9002
 EPP_HEALTH: Final = 9003
 EPP_PEERS: Final = 9005

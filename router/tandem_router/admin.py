@@ -1,8 +1,8 @@
 """The admin port: the sidecar's pages for the whole process, and the EPP's pages of decisions.
 
-GET /metrics, /livez, /readyz, /state, /requests/ID, /drain   as on a sidecar
-GET /health                                                   as /readyz, for load balancers
-GET /debug/decisions, /debug/pods                             as on an EPP
+GET /metrics, /livez, /readyz, /state, /requests/ID   as on a sidecar
+GET /health                                           as /readyz, for load balancers
+GET /debug/decisions, /debug/pods                     as on an EPP
 """
 
 from typing import Any

@@ -85,7 +85,7 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     "--admin",
     type=HOST_PORT,
     default=str(_ADMIN),
-    help="HOST:PORT of the admin port: /metrics, /readyz, /drain, /state, /requests/ID, /debug.",
+    help="HOST:PORT of the admin port: /metrics, /readyz, /state, /requests/ID, /debug.",
 )
 @click.option(
     "--tls-dir",

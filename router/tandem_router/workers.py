@@ -22,7 +22,7 @@ from tandem_epp.process.configuration import Configuration, FileWatch
 from tandem_http1.upstream import Pool
 from tandem_sidecar.process.admin import serve_admin
 from tandem_sidecar.process.engine_client import fetch_all_metrics
-from tandem_sidecar.process.listen import bound_address, listen, listen_for_clients
+from tandem_sidecar.process.listen import bound_address, listen_for_admin, listen_for_clients
 from tandem_sidecar.process.run import StopSignals, reload_credentials, wait_for_first
 from tandem_sidecar.process.supervisor import Supervisor, WorkerCommand
 from tandem_sidecar.settings import Settings
@@ -45,7 +45,7 @@ async def supervise(
     with ExitStack() as stack:
         # Bound before any worker starts: a port in use is one error, not one per worker.
         for_clients = listen_for_clients(settings.listen, 1)
-        for_admin = listen(settings.admin, "--admin")
+        for_admin = listen_for_admin(settings.admin)
         for listener in (*for_clients, *for_admin):
             stack.callback(listener.close)
         supervisor = Supervisor(settings, _worker_command(settings, arguments, stack), for_clients)

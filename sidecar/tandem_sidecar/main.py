@@ -125,7 +125,7 @@ def settings_from(flags: Flags) -> Settings:
     "--admin",
     type=HOST_PORT,
     default=str(_DEFAULTS.admin),
-    help="HOST:PORT of the admin port: /metrics, /readyz, /drain, /state, /requests/ID.",
+    help="HOST:PORT of the admin port: /metrics, /readyz, /state, /requests/ID.",
 )
 @click.option(
     "--engine",

@@ -7,12 +7,27 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import aiohttp
+
+from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 
 COMMAND = (sys.executable, "-m", "tandem_sidecar.main")
 FREE = ("--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0")
 READY = re.compile(r"serving on ([\d.]+):(\d+), admin on ([\d.]+):(\d+)")
 _SECONDS = 180
+
+
+async def drain(admin: HostPort, *, wait: bool = False) -> object:
+    """Ask the server with this admin port for a drain; returns the JSON of its answer."""
+    name = endpoints.DRAIN_SOCKET.format(host=admin.host, port=admin.port)
+    path = endpoints.DRAIN_AND_WAIT if wait else endpoints.DRAIN
+    connector = aiohttp.UnixConnector(f"\0{name}")
+    async with (
+        aiohttp.ClientSession("http://sidecar", connector=connector) as http,
+        http.post(path) as answer,
+    ):
+        return await answer.json()
 
 
 @dataclass

@@ -128,8 +128,8 @@ def decode_engine(pool: DecodePool) -> Container:
     container = _engine(pool, ports.ENGINE_DECODE, handoff=handoff)
     # A hook of the engine's container, so that its SIGTERM waits until the sidecar has drained.
     source = inspect.getsource(drain_hook)
-    drain = ["python3", "-c", source, str(ports.SIDECAR_ADMIN), endpoints.DRAIN_AND_WAIT]
-    container["lifecycle"] = {"preStop": {"exec": {"command": drain}}}
+    where = endpoints.DRAIN_SOCKET, str(ports.SIDECAR_ADMIN), endpoints.DRAIN_AND_WAIT
+    container["lifecycle"] = {"preStop": {"exec": {"command": ["python3", "-c", source, *where]}}}
     return container
 
 

@@ -5,7 +5,6 @@ SupervisorAdmin   asks every worker and aggregates the answers; it serves no cli
 """
 
 import asyncio
-import ipaddress
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
@@ -18,6 +17,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from tandem_contract import endpoints
+from tandem_contract.connections import address_of
 from tandem_contract.metrics_text import metrics_text
 from tandem_contract.trace import trace_path
 from tandem_contract.web_connections import WebConnections
@@ -31,10 +31,10 @@ from . import aggregate
 from .aggregate import Families
 
 NOT_HEALTHY: Final = "the engine does not pass the health check: it has to answer 200\n"
-DRAIN_IS_LOCAL: Final = "only a process of this pod begins a drain: to drain it, delete the pod\n"
-NO_BROWSERS: Final = "a page in a browser cannot begin a drain: send the request without Origin\n"
-_FROM_A_BROWSER: Final = ("Origin", "Sec-Fetch-Site")
-"""Headers that a browser adds to every POST, and that no page can leave out."""
+DRAIN_IS_LOCAL: Final = (
+    "only the preStop hook of this pod begins a drain, by a Unix socket: delete the pod, or send "
+    "SIGTERM to the process\n"
+)
 _MAX_BODY_BYTES: Final = 1024
 """No admin request has a body that is read."""
 
@@ -75,13 +75,12 @@ class AdminHandlers(ABC):
     async def drain(self, request: web.Request) -> web.Response:
         """Begin the drain; with `?wait=true`, answer when no request runs any more.
 
-        A drain cannot be undone, so it takes a connection from this pod: its preStop hook's. A
-        browser on this machine would be local, too, whatever page it shows.
+        A drain cannot be undone, so it takes a Unix socket, which only this pod reaches. An address
+        tells nothing: the proxy of a mesh connects from one of this pod for every client.
         """
-        if not _is_from_this_host(request.transport):
+        transport = request.transport
+        if transport is None or address_of(transport.get_extra_info("peername")):
             return web.Response(status=403, text=DRAIN_IS_LOCAL)
-        if any(name in request.headers for name in _FROM_A_BROWSER):
-            return web.Response(status=403, text=NO_BROWSERS)
         wait = request.query.get("wait", "").lower() in ("true", "1")
         in_flight = await self.begin_drain(wait=wait)
         return web.json_response({"draining": True, "in_flight": in_flight})
@@ -269,22 +268,6 @@ class SupervisorAdmin(AdminHandlers):
         """Worker, status and body of each answer; workers that do not answer are left out."""
         answers = await asyncio.gather(*(_request(w, path) for w in self._workers.serving))
         return [answer for answer in answers if answer is not None]
-
-
-def _is_from_this_host(connection: asyncio.Transport | None) -> bool:
-    """Whether the peer of a connection has an address of this pod, or a Unix socket.
-
-    The kernel gives a connection to the pod's own address that address as source, too.
-    """
-    if connection is None:
-        return False
-    peer, own = connection.get_extra_info("peername"), connection.get_extra_info("sockname")
-    if not isinstance(peer, tuple):
-        return True
-    host = ipaddress.ip_address(peer[0])
-    # An IPv4 client of a socket that listens on `::` has an address like ::ffff:127.0.0.1.
-    mapped = getattr(host, "ipv4_mapped", None)
-    return bool((mapped or host).is_loopback) or peer[0] == own[0]
 
 
 async def _request(worker: Worker, path: str) -> tuple[Worker, int, bytes] | None:

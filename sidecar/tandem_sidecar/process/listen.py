@@ -6,12 +6,14 @@ Errors: `CannotListen`: a port is in use or an address is not one of this machin
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from tandem_contract import endpoints
 from tandem_contract.commandline import HostPort
 
 BACKLOG: Final = 1024
@@ -84,6 +86,24 @@ def listen_for_clients(address: HostPort, ranks: int) -> list[socket.socket]:
         return sockets
 
 
+def listen_for_admin(address: HostPort) -> list[socket.socket]:
+    """Listening sockets of the admin port, and on Linux the Unix socket on which a drain is asked
+    for (`endpoints.DRAIN_SOCKET`), last. Raises CannotListen, with none left open."""
+    sockets = listen(address, "--admin")
+    if sys.platform == "linux":  # the abstract namespace is Linux's
+        bound = bound_address(address, sockets)
+        try:
+            name = endpoints.DRAIN_SOCKET.format(host=bound.host, port=bound.port)
+            sockets.append(_listen_abstract(name))
+        except OSError as err:
+            for listener in sockets:
+                listener.close()
+            raise CannotListen(
+                f"--admin {bound}: another process has its socket for drains"
+            ) from err
+    return sockets
+
+
 def _every_host() -> list[str]:
     """The unspecified addresses of the families that the kernel has an address of."""
     addresses = Path("/proc/net/if_inet6")
@@ -91,12 +111,22 @@ def _every_host() -> list[str]:
     return ["0.0.0.0", *(["::"] if has_ipv6 else [])]
 
 
-def listen_abstract() -> socket.socket:
-    """A listening Unix socket in Linux's abstract namespace: it has no file to clean up."""
+def listen_for_supervisor() -> socket.socket:
+    """The Unix socket on which a worker answers its supervisor. Raises OSError."""
+    return _listen_abstract(f"tandem-sidecar-{secrets.token_hex(8)}")
+
+
+def _listen_abstract(name: str) -> socket.socket:
+    """A listening Unix socket in Linux's abstract namespace: it has no file to clean up. Raises
+    OSError."""
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(f"\0tandem-sidecar-{secrets.token_hex(8)}")
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
+    try:
+        listener.bind(f"\0{name}")
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 

@@ -25,7 +25,7 @@ from ..security.credentials import RELOAD_SECONDS, Credentials
 from ..settings import Settings
 from .admin import AdminHandlers, serve_admin
 from .engine_client import EngineHealth
-from .listen import WorkerSockets, bound_address, listen, listen_for_clients
+from .listen import WorkerSockets, bound_address, listen_for_admin, listen_for_clients
 from .reload import Reloader, Source
 from .wiring import Components
 
@@ -208,7 +208,7 @@ def _open_sockets(
     # At once: if the second address cannot be bound, the first one must be closed.
     for listener in for_clients:
         stack.callback(listener.close)
-    for_admin = listen(settings.admin, "--admin")
+    for_admin = listen_for_admin(settings.admin)
     for listener in for_admin:
         stack.callback(listener.close)
     return for_clients, for_admin

@@ -40,9 +40,9 @@ from .engine_client import fetch_all_metrics
 from .listen import (
     WorkerSockets,
     bound_address,
-    listen,
-    listen_abstract,
+    listen_for_admin,
     listen_for_clients,
+    listen_for_supervisor,
 )
 from .reload import Reloader, Source
 from .run import StopSignals, print_ready, reload_credentials, wait_for_first
@@ -74,7 +74,7 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
     with ExitStack() as stack:
         # Bound before any worker starts: a port in use is one error, not one per worker.
         for_clients = listen_for_clients(settings.listen, settings.ranks)
-        for_admin = listen(settings.admin, "--admin")
+        for_admin = listen_for_admin(settings.admin)
         for listener in (*for_clients, *for_admin):
             stack.callback(listener.close)
         used_plans = UsedPlans.create()
@@ -151,7 +151,7 @@ class WorkerProcess:
         """Start worker `number`. Raises OSError."""
         # The supervisor's copy of the socket is closed once the worker has inherited it: when the
         # worker exits, connecting to it fails instead of waiting for an answer.
-        with listen_abstract() as admin:
+        with listen_for_supervisor() as admin:
             sockets = WorkerSockets(number, clients, admin.fileno())
             socket_name: str = admin.getsockname().decode()
             process = await asyncio.create_subprocess_exec(

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from tandem_contract.commandline import HostPort
-from tandem_sidecar.process.listen import EVERY_ADDRESS, CannotListen, listen, listen_for_clients
+from tandem_sidecar.process.listen import (
+    EVERY_ADDRESS,
+    CannotListen,
+    listen,
+    listen_for_admin,
+    listen_for_clients,
+)
 
 from ..peers import free_pair
 
@@ -37,3 +43,17 @@ def test_ranks_listen_on_neighbouring_ports_and_leave_nothing_open() -> None:
     # The first port was bound, and is free again.
     listen(HostPort("127.0.0.1", port), "--listen")[0].close()
     sockets[1].close()
+
+
+def test_the_socket_for_drains_belongs_to_the_admin_port() -> None:
+    sockets = listen_for_admin(HostPort("127.0.0.1", 0))
+    port = sockets[0].getsockname()[1]
+    name = f"\0tandem-drain/127.0.0.1/{port}".encode()
+    assert [each.getsockname() for each in sockets] == [("127.0.0.1", port), name]
+    sockets[0].close()
+    # Only the name is still taken; the port is free again after the error.
+    with pytest.raises(CannotListen, match=f"--admin 127.0.0.1:{port}: .*socket for drains"):
+        listen_for_admin(HostPort("127.0.0.1", port))
+    sockets[1].close()
+    for each in listen_for_admin(HostPort("127.0.0.1", port)):
+        each.close()

@@ -19,6 +19,9 @@ from tests.operator.pool_yaml import pair
 pytestmark = pytest.mark.component
 
 POD, OTHER_POD = "10.9.0.1", "10.9.0.2"
+ISTIO = "127.0.0.6"
+"""Istio's proxy connects from here for every client of another pod; Linkerd's from the pod's own
+address."""
 NAMESPACE = ("unshare", "--map-root-user", "--net")
 SIDECAR = f"""
 ip link set lo up && ip addr add {POD}/32 dev lo && ip addr add {OTHER_POD}/32 dev lo &&
@@ -75,10 +78,11 @@ async def status(
 
 
 async def test_only_the_pod_itself_can_drain_it(sidecar: asyncio.subprocess.Process) -> None:
-    assert await status(sidecar, OTHER_POD, "/livez") == "200"
-    for path in ("/drain", "/drain?wait=true"):
-        assert await status(sidecar, OTHER_POD, path, "POST") == "403"
-        assert await status(sidecar, POD, path, "GET") == "405"
+    for source in (OTHER_POD, ISTIO, POD):
+        assert await status(sidecar, source, "/livez") == "200"
+        for path in ("/drain", "/drain?wait=true"):
+            assert await status(sidecar, source, path, "POST") == "403"
+            assert await status(sidecar, source, path, "GET") == "405"
     _, state = await inside(
         *(sidecar, "python3", "-c"),
         "import urllib.request; print(urllib.request.urlopen('http://10.9.0.1:8001/state').read())",
@@ -94,9 +98,7 @@ async def test_only_the_pod_itself_can_drain_it(sidecar: asyncio.subprocess.Proc
 
 async def test_a_drain_that_is_refused_fails_the_hook(sidecar: asyncio.subprocess.Process) -> None:
     engine: dict[str, Any] = pods(pair()[0])[-1]["spec"]["containers"][0]
-    _, option, source, port, _ = engine["lifecycle"]["preStop"]["exec"]["command"]
-    code, output = await inside(
-        sidecar, sys.executable, option, source, port, "/nowhere", POD_IP=POD
-    )
+    _, *hook, _ = engine["lifecycle"]["preStop"]["exec"]["command"]
+    code, output = await inside(sidecar, sys.executable, *hook, "/nowhere", POD_IP=POD)
     assert code == 1
     assert "/nowhere: 404" in output

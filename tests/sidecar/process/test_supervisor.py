@@ -22,7 +22,7 @@ from tandem_sidecar.settings import Settings
 
 from ...contract.full_servers import Server, serves_newcomers
 from ..peers import FakeDecode
-from ..processes import Sidecar, sidecar
+from ..processes import Sidecar, drain, sidecar
 from ..workers import STREAM, StreamingWorkers
 
 pytestmark = pytest.mark.component
@@ -167,20 +167,18 @@ async def test_all_workers_reload_and_a_drain_waits_for_all(tmp_path: Path) -> N
         await workers.server.wait_for_log("settings reloaded: --max-body 1048576 -> 1024")
         await workers.until_always(413, LARGE)
 
-        drain = asyncio.create_task(
-            workers.http.post(workers.server.admin_url("/drain?wait=true")).__aenter__()
-        )
+        draining = asyncio.create_task(drain(workers.server.admin, wait=True))
         async with asyncio.timeout(60):
             while await workers.readiness() != 503:
                 pass
-        async with workers.http.post(workers.server.admin_url("/drain")) as second_drain:
-            assert await second_drain.json() == {"draining": True, "in_flight": len(answers)}
+        second = await drain(workers.server.admin)
+        assert second == {"draining": True, "in_flight": len(answers)}
         late = await workers.until_always(503, STREAM)
         assert late.headers["connection"] == "close"
-        assert not drain.done()
+        assert not draining.done()
         workers.go.set()
         await check_streams_end(answers)
-        assert await (await drain).json() == {"draining": True, "in_flight": 0}
+        assert await draining == {"draining": True, "in_flight": 0}
         served = await workers.metric('disaggregated_requests_total{routing_path="unified"}')
         assert served == len(answers) + workers.served_meanwhile
 

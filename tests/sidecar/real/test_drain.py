@@ -7,6 +7,7 @@ import pytest
 
 from tandem_contract import endpoints
 
+from ..processes import drain
 from .client import Stream, ask
 from .engine import Engine
 from .pair import LONG, call, expected_tokens, start_pair
@@ -32,8 +33,7 @@ async def test_a_drain_finishes_a_request_in_its_prefill(decode: Engine, prefill
         prefill.stop()
         client = asyncio.create_task(pair.ask(request, prefill.address))
         await pair.wait_for_phase("prefilling")
-        async with pair.http.post(pair.sidecar.admin_url(endpoints.DRAIN)) as answer:
-            assert (await answer.json())["in_flight"] == 1
+        assert await drain(pair.sidecar.admin) == {"draining": True, "in_flight": 1}
         async with pair.http.get(pair.sidecar.admin_url(endpoints.READY)) as answer:
             assert answer.status == 503
         prefill.signal(signal.SIGCONT)

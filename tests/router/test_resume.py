@@ -14,35 +14,53 @@ from .conftest import LOOPBACK, PROMPT, Harness
 
 TOKENS = 8
 RESUMES = Settings(listen=LOOPBACK, admin=LOOPBACK, resume=True)
-End = Callable[[Turn], None]
+ERROR = b'data: {"error":{"message":"the core died","code":500}}\n\n'
+End = Callable[[Turn, bytes], None]
+"""Sends the last event, and ends in some way."""
 
 
-def dies(turn: Turn) -> None:
+def dies(turn: Turn, last: bytes) -> None:
+    turn.chunk(last)
     turn.die()
 
 
-def reports_an_error(turn: Turn) -> None:
-    turn.event('{"error":{"message":"the core died","code":500}}')
+def reports_an_error(turn: Turn, last: bytes) -> None:
+    turn.chunk(last)
+    turn.chunk(ERROR)
     turn.chunk(DONE)
     turn.end()
 
 
-def aborts(turn: Turn) -> None:
+def reports_an_error_at_once(turn: Turn, last: bytes) -> None:
+    turn.chunk(last + ERROR + DONE)
+    turn.end()
+
+
+def aborts(turn: Turn, last: bytes) -> None:
+    turn.chunk(last)
     turn.chunk(event("", [], finish="abort"))
     turn.chunk(DONE)
     turn.end()
 
 
-def breaks_within_an_event(turn: Turn) -> None:
-    turn.chunk(event("lost", [1])[:40])
+def breaks_within_an_event(turn: Turn, last: bytes) -> None:
+    turn.chunk(last + event("lost", [1])[:40])
     turn.die()
 
 
-def ends_too_early(turn: Turn) -> None:
+def ends_too_early(turn: Turn, last: bytes) -> None:
+    turn.chunk(last)
     turn.end()
 
 
-ENDS = [dies, reports_an_error, aborts, breaks_within_an_event, ends_too_early]
+ENDS = [
+    dies,
+    reports_an_error,
+    reports_an_error_at_once,
+    aborts,
+    breaks_within_an_event,
+    ends_too_early,
+]
 
 
 def generates(after: int | None = None, end: End = dies, *, id: str = "cmpl-a") -> Script:
@@ -52,13 +70,15 @@ def generates(after: int | None = None, end: End = dies, *, id: str = "cmpl-a") 
     async def script(turn: Turn) -> None:
         body = turn.request.json
         prompt, asked = body["prompt"], body.get("return_token_ids")
-        last, wanted, pending = prompt[-1], body["max_tokens"], ""
+        last, wanted, pending, unsent = prompt[-1], body["max_tokens"], "", b""
         turn.stream()
         for number in range(wanted):
             if number == after:
                 await turn.writer.drain()
-                end(turn)
+                end(turn, unsent)
                 return
+            if unsent:
+                turn.chunk(unsent)
             last = (last * 7 + 3) % 1000
             pending += f"<{last}>"
             is_last = number == wanted - 1
@@ -66,7 +86,8 @@ def generates(after: int | None = None, end: End = dies, *, id: str = "cmpl-a") 
             pending = "" if text else pending
             ids, first = ([last], prompt if number == 0 else None) if asked else (None, None)
             finish = "length" if is_last else None
-            turn.chunk(event(text, ids, first, finish=finish, id=id, created=len(id)))
+            unsent = event(text, ids, first, finish=finish, id=id, created=len(id))
+        turn.chunk(unsent)
         if (body.get("stream_options") or {}).get("include_usage"):
             turn.chunk(usage_event(len(prompt), wanted, id=id))
         turn.chunk(DONE)

@@ -14,8 +14,8 @@ from tandem_http1.messages import ResponseHead
 
 from ..bodies.usage import UsageCorrector
 from ..observability.record import Leg, Result
+from ..resume.errors import StreamBroken
 from ..resume.kept_stream import KeptStream
-from ..resume.ledger import StreamBroken
 from .classify import AnswerStart, decode_event, result_of, result_of_failure
 from .context import SidecarContext
 from .events_actions import (
@@ -347,6 +347,8 @@ class DecodeLeg:
             try:
                 data = self._kept.read(data, last=last)
             except StreamBroken as err:
+                if err.before:
+                    self._listener.write_answer(err.before, last=False)
                 self._leg.end(Result.ERROR, self._loop.time(), status=200, detail=str(err))
                 return DecodeLost(f"decode failed: {err}")
         if last:

@@ -21,8 +21,8 @@ from tandem_http1.connection import Call, Failure
 from tandem_http1.messages import Request, ResponseHead
 
 from ..observability.record import Leg, Outcome, Phase, Record, Result
+from ..resume.errors import StreamBroken
 from ..resume.kept_stream import KeptStream
-from ..resume.ledger import StreamBroken
 from .classify import AnswerStart, result_of, result_of_failure
 from .context import Failover, SidecarContext
 from .liveness import EngineLiveness
@@ -181,14 +181,10 @@ class Forward(ABC):
             if not self._begins(data):
                 return
         if self._kept is not None:
-            try:
-                data = self._kept.read(data, last=last)
-            except StreamBroken as err:
-                self._abort_call()
-                self._fail(Result.ERROR, str(err))
+            kept = self._read_kept(self._kept, data, last=last)
+            if kept is None or not (kept or last):
                 return
-            if not data and not last:
-                return
+            data = kept
         # The end is recorded before the last bytes are written, which may start the client's next
         # request within this call (pipelining).
         if last:
@@ -197,6 +193,17 @@ class Forward(ABC):
             self.end(Outcome.ANSWERED)
         self._recent = self._recent[1], data
         self._relay.body(data, last=last)
+
+    def _read_kept(self, kept: KeptStream, data: bytes, *, last: bool) -> bytes | None:
+        """What the client may have now of a kept stream; None: it broke off."""
+        try:
+            return kept.read(data, last=last)
+        except StreamBroken as err:
+            if err.before:
+                self._relay.body(err.before, last=False)
+            self._abort_call()
+            self._fail(Result.ERROR, str(err))
+            return None
 
     def failed(self, failure: Failure, detail: str) -> None:
         self._is_unsent = self._call is not None and self._call.sent is None

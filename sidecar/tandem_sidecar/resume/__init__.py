@@ -2,6 +2,7 @@
 
     rules          which requests can be continued exactly, and why the others cannot
     ledger         what a stream has delivered so far, by token ids
+    seam           where another engine begins, and what it generates again
     continuation   the request that another engine gets, and its events as parts of the first stream
     kept_stream    one stream as its client sees it, over all engines that serve it
 

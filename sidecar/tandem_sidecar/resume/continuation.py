@@ -1,8 +1,8 @@
 """The request with which another engine continues a stream, and its events as parts of that stream.
 
-Pure. The new request has the prompt and the delivered tokens as one prompt of ids, and asks for the
-tokens that are left. Its events get the id and time of the first stream, counts as if one engine
-had served it all, and no second list of the prompt's ids.
+Pure. The new request has the prompt and the tokens before the seam as one prompt of ids, and asks
+for the tokens that are left. Its events get the id and time of the first stream, counts and places
+in the text as if one engine had served it all, and no second list of the prompt's ids.
 """
 
 from typing import Any, Final
@@ -39,18 +39,18 @@ def with_ids(body: Body) -> Body:
 
 def continued(body: Body, ledger: Ledger) -> Body | None:
     """The request for the rest of the answer; None: nothing is left to ask for."""
-    members, delivered = body.members, ledger.delivered
+    members, start = body.members, ledger.seam.start
     changes: dict[str, Any] = {
-        "prompt": [*ledger.prompt_ids, *ledger.ids[:delivered]],
+        "prompt": [*ledger.prompt_ids, *ledger.ids[:start]],
         _RETURN_IDS: True,
     }
     most = _count(members, "max_tokens", _DEFAULT_MAX_TOKENS)
     if most is not None:
-        if most <= delivered:
+        if most <= ledger.delivered:
             return None
-        changes["max_tokens"] = most - delivered
+        changes["max_tokens"] = most - start
     if least := _count(members, "min_tokens", 0):
-        changes["min_tokens"] = max(0, least - delivered)
+        changes["min_tokens"] = max(0, least - start)
     return parse_body(replace_members(members, changes, _TOKENIZING))
 
 
@@ -63,9 +63,14 @@ def _count(members: Members, name: str, default: int) -> int | None:
 class Splice:
     """Makes events of a continuation events of the first stream."""
 
-    def __init__(self, id: Raw, created: Raw, delivered: int) -> None:
-        """`id`, `created`: the first stream's, encoded; `delivered`: its tokens before the seam."""
-        self._id, self._created, self._delivered = id, created, delivered
+    def __init__(self, ledger: Ledger) -> None:
+        """`ledger`: the stream's, at the seam."""
+        self._id, self._created = ledger.first.id, ledger.first.created
+        self._before = ledger.seam.start
+        self._text_offset = ledger.text_offset
+        """Where the text of the first new token begins."""
+        self._shift: int | None = None
+        """What is added to text offsets; None: no event has had any."""
 
     def edit(self, event: bytes) -> bytes:
         """Edit one event, whose data is a JSON object."""
@@ -80,12 +85,18 @@ class Splice:
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         if "prompt_token_ids" in choice:
             choice["prompt_token_ids"] = None
+        if logprobs := msgspec.json.decode(choice.get("logprobs", b"null")):
+            offsets = logprobs["text_offset"]
+            if self._shift is None and offsets:
+                self._shift = self._text_offset - offsets[0]
+            logprobs["text_offset"] = [offset + (self._shift or 0) for offset in offsets]
+            choice["logprobs"] = logprobs
         return choice
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """Tokens before the seam were a prompt's to the new engine; cached ones, too."""
-        usage["prompt_tokens"] -= self._delivered
-        usage["completion_tokens"] += self._delivered
+        usage["prompt_tokens"] -= self._before
+        usage["completion_tokens"] += self._before
         details = usage.get("prompt_tokens_details")
         if details and details.get("cached_tokens"):
             details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])

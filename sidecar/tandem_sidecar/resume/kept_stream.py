@@ -22,8 +22,10 @@ from tandem_http1.messages import Request, ResponseHead
 
 from ..bodies.parse import Body
 from .continuation import Splice, asks_for_ids, continued, with_ids
-from .ledger import Ledger, StreamBroken
-from .rules import obstacle
+from .errors import StreamBroken
+from .ledger import Ledger
+from .rules import is_greedy, obstacle, stop_strings
+from .seam import Seam
 
 _UNCODED: Final = (b"", b"identity")
 
@@ -36,7 +38,7 @@ class KeptStream(Relay):
         self.asked = with_ids(body)
         """The request as the first engine gets it."""
         self._keeps_ids = asks_for_ids(body.members)
-        self._ledger = Ledger(keeps_ids=self._keeps_ids)
+        self._ledger = self._new_ledger()
         self._begun = False
         self._is_stream = True
         """Whether the answer is the stream that was asked for, and can be read: no error."""
@@ -61,7 +63,7 @@ class KeptStream(Relay):
             return payload
         out = self._ledger.take(payload)
         if last and not self._ledger.is_done:
-            raise StreamBroken("the stream ended before its last event")
+            raise StreamBroken("the stream ended before its last event", out)
         return out
 
     def body(self, data: bytes, *, last: bool) -> None:
@@ -78,14 +80,21 @@ class KeptStream(Relay):
         """The request with which another engine goes on; None: none can."""
         ledger = self._ledger
         if not self.written:
-            self._ledger = Ledger(keeps_ids=self._keeps_ids)
+            self._ledger = self._new_ledger()
             self._begun = False
             return self.asked
         if not self._is_stream or not ledger.prompt_ids or ledger.is_finished:
             return None
-        ledger.drop_undelivered()
-        ledger.editor = Splice(ledger.first.id, ledger.first.created, ledger.delivered)
+        if ledger.seam.start < ledger.delivered and not is_greedy(self.asked.members):
+            # Drawn again, these tokens would be others.
+            return None
+        ledger.begin_again()
+        ledger.editor = Splice(ledger)
         return continued(self.asked, ledger)
+
+    def _new_ledger(self) -> Ledger:
+        stops, included = stop_strings(self.asked.members)
+        return Ledger(Seam(stops, included=included), keeps_ids=self._keeps_ids)
 
 
 def keep(

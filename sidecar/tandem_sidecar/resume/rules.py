@@ -18,6 +18,7 @@ from tandem_contract.request_kinds import RequestKind
 
 from ..bodies.parse import UNREADABLE, Members
 
+_NULL: Final = msgspec.Raw(b"null")
 ANY: Final = object()
 """Whatever value the field has."""
 
@@ -33,8 +34,7 @@ _COMPLETIONS: Final[Mapping[str, tuple[Any, ...] | object]] = {
     "ignore_eos": ANY,
     "include_stop_str_in_output": ANY,
     "logit_bias": ANY,
-    # Their offsets in the text would begin anew.
-    "logprobs": (),
+    "logprobs": ANY,
     "max_tokens": ANY,
     "min_p": ANY,
     "min_tokens": ANY,
@@ -51,8 +51,8 @@ _COMPLETIONS: Final[Mapping[str, tuple[Any, ...] | object]] = {
     "seed": (),
     "skip_special_tokens": ANY,
     "spaces_between_special_tokens": ANY,
-    # The text that an engine holds back for it is not known by its ids.
-    "stop": ([],),
+    # See `_stop_obstacle`.
+    "stop": ANY,
     "stop_token_ids": ANY,
     "stream": (True,),
     "stream_options": ANY,
@@ -82,7 +82,7 @@ def obstacle(kind: RequestKind, members: Members) -> str | None:
             value = msgspec.json.decode(raw)
             if value is not None and value not in allowed:  # type: ignore[operator]
                 return f"{name} is not continued"
-        return _prompt_obstacle(members)
+        return _prompt_obstacle(members) or _stop_obstacle(members)
     except UNREADABLE:
         return "the request cannot be read"
 
@@ -94,4 +94,25 @@ def _prompt_obstacle(members: Members) -> str | None:
     prompt = msgspec.json.decode(members["prompt"])
     if isinstance(prompt, list) and not (prompt and all(type(i) is int for i in prompt)):
         return "several prompts are not continued"
+    return None
+
+
+def is_greedy(members: Members) -> bool:
+    """Whether an engine generates the same tokens again for the same prompt."""
+    return "temperature" in members and msgspec.json.decode(members["temperature"]) == 0
+
+
+def stop_strings(members: Members) -> tuple[list[str], bool]:
+    """The stop strings of a request, and whether they are part of the answer."""
+    stop = msgspec.json.decode(members.get("stop", _NULL), type=str | list[str] | None) or []
+    included = msgspec.json.decode(members.get("include_stop_str_in_output", _NULL))
+    return [stop] if isinstance(stop, str) else stop, included is True
+
+
+def _stop_obstacle(members: Members) -> str | None:
+    """Another engine finds a stop string in the text that it generates itself, so it generates
+    tokens again that were delivered."""
+    stops, _ = stop_strings(members)
+    if max(map(len, stops), default=0) > 1 and not is_greedy(members):
+        return "stop is continued only with temperature 0"
     return None

@@ -1,6 +1,6 @@
 """Events of a stream of completions, as vLLM writes them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +13,8 @@ def event(
     prompt: Sequence[int] | None = None,
     *,
     finish: str | None = None,
+    stop: str | None = None,
+    logprobs: Mapping[str, object] | None = None,
     id: str = "cmpl-first",
     created: int = 5,
 ) -> bytes:
@@ -20,9 +22,9 @@ def event(
     choice = {
         "index": 0,
         "text": text,
-        "logprobs": None,
+        "logprobs": logprobs,
         "finish_reason": finish,
-        "stop_reason": None,
+        "stop_reason": stop,
         "token_ids": ids,
         "prompt_token_ids": prompt,
     }

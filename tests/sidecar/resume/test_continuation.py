@@ -6,13 +6,14 @@ import pytest
 from tandem_sidecar.bodies.parse import parse_body
 from tandem_sidecar.resume.continuation import Splice, continued, with_ids
 from tandem_sidecar.resume.ledger import Ledger
+from tandem_sidecar.resume.seam import Seam
 
 from .events import DONE, event, usage_event
 
 
 def delivered(*ids: int) -> Ledger:
     """A stream of the prompt 1, 2, 3 that delivered these tokens."""
-    ledger = Ledger(keeps_ids=False)
+    ledger = Ledger(Seam(), keeps_ids=False)
     ledger.take(event("a", ids[:1], [1, 2, 3]))
     for token in ids[1:]:
         ledger.take(event("b", [token]))
@@ -70,7 +71,7 @@ def test_the_first_engine_is_asked_for_ids_once(asked: bool | None) -> None:
 
 def test_the_continuation_reads_as_the_first_stream() -> None:
     ledger = delivered(7, 8)
-    ledger.editor = Splice(ledger.first.id, ledger.first.created, ledger.delivered)
+    ledger.editor = Splice(ledger)
     prompt = [1, 2, 3, 7, 8]
     got = ledger.take(
         event("c", [9], prompt, id="cmpl-second", created=9)

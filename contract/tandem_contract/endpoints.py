@@ -9,6 +9,10 @@ READY: Final = "/readyz"
 """Readiness: on the sidecar's admin port (it accepts requests and its engine is healthy), on the
 EPP's health port (it knows its backends) and on the operator's (its API connection works)."""
 
+READY_OR_STARTING: Final = f"{READY}?starting=true"
+"""The same for the kubelet, on the sidecar's admin port: 200 also while the engine has not been
+healthy yet. The pod is not ready then by the engine's own startup probe."""
+
 LIVE: Final = "/healthz"
 """Liveness, on the health ports of EPP and operator: 200 while the event loop runs."""
 

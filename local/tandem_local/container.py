@@ -179,7 +179,9 @@ class Container:
 
     async def _startup_succeeds(self, probe: Probe) -> bool:
         """Whether the probe succeeds within the time that Kubernetes would allow."""
-        allowed = probe.initial_delay + probe.failure_threshold * probe.period
+        # A probe that takes longer than the period delays the next one.
+        attempt = max(probe.period, probe.timeout)
+        allowed = probe.initial_delay + probe.failure_threshold * attempt
         with suppress(TimeoutError):
             async with asyncio.timeout(allowed):
                 while True:

@@ -13,7 +13,7 @@ from tandem_contract import labels
 from tandem_contract.config import router_config as parse_router_config
 from tandem_contract.documents import Document, load_documents
 from tandem_contract.paths import Role
-from tandem_operator.pods import drain_hook, prestop
+from tandem_operator.pods import drain_hook, prestop, startup
 from tandem_operator.pods.manifests import label_value, plan_key_secrets, pod, pods, template
 from tandem_operator.resources.pool_files import parse_pools
 from tandem_operator.resources.resolve import Defaults, own_version
@@ -32,7 +32,8 @@ def test_golden_pods(name: str) -> None:
     manifests = json.dumps(pods(pool_set), indent=2).replace(
         f"tandem:{own_version()}", "tandem:OWN"
     )
-    for word, module in (("PRESTOP", prestop), ("DRAIN", drain_hook)):
+    sources = (("PRESTOP", prestop), ("DRAIN", drain_hook), ("STARTUP", startup))
+    for word, module in sources:
         manifests = manifests.replace(json.dumps(inspect.getsource(module)), f'"{word}"')
     assert json.loads(manifests) == json.loads((HERE / "golden" / f"{name}.json").read_text()), (
         manifests

@@ -73,3 +73,16 @@ def test_directives_delete_and_replace() -> None:
 
 def test_a_new_mapping_in_a_patch_is_added() -> None:
     assert merge({}, {"a": {"b": {"c": 1, "d": None}}}) == {"a": {"b": {"c": 1}}}
+
+
+def test_a_handler_of_a_probe_replaces_the_rendered_one() -> None:
+    probe = {"exec": {"command": ["wait"]}, "periodSeconds": 1, "failureThreshold": 3}
+    http = {"httpGet": {"path": "/health", "port": 8000}}
+    assert merge({"startupProbe": probe}, {"startupProbe": http}) == {
+        "startupProbe": {**http, "periodSeconds": 1, "failureThreshold": 3}
+    }
+    longer = {"startupProbe": {"failureThreshold": 9}}
+    assert merge({"startupProbe": probe}, longer)["startupProbe"] == {
+        **probe,
+        **longer["startupProbe"],
+    }

@@ -1,7 +1,9 @@
 """Probes of engine and sidecar: what `healthChecks` of a pool sets, and what it leaves."""
 
+import inspect
 from typing import Any
 
+from tandem_operator.pods import startup
 from tandem_sidecar.main import main, settings_from
 from tandem_sidecar.settings import HealthChecks
 
@@ -34,15 +36,27 @@ def probe(path: str, port: int, period: int, timeout: int, failures: int) -> dic
     }
 
 
+def waiting(path: str, port: int, seconds: int, *, timeout: int) -> dict[str, Any]:
+    """A startup probe: three commands, each of which waits a third of `seconds`."""
+    wait = seconds // 3
+    source = inspect.getsource(startup)
+    return {
+        "exec": {"command": ["python3", "-c", source, str(port), path, str(wait), str(timeout)]},
+        "periodSeconds": 1,
+        "timeoutSeconds": wait + 10,
+        "failureThreshold": 3,
+    }
+
+
 def test_a_pool_sets_the_probes_of_its_engine() -> None:
     prefill, decode = rendered({"healthChecks": CHECKS}, {"healthChecks": CHECKS})
-    startup = probe("/ready", 8000, 5, 3, 3600 // 5)
+    startup = waiting("/ready", 8000, 3600, timeout=3)
     # Kubernetes takes a number of passes for readiness only.
     readiness = {**probe("/ready", 8000, 5, 3, 4), "successThreshold": 2}
     liveness = probe("/ready", 8000, 60, 20, 9)
     assert probes(engine(prefill)) == dict(zip(PROBES, (startup, readiness, liveness), strict=True))
     assert probes(engine(decode)) == {
-        "startupProbe": probe("/ready", 8200, 5, 3, 3600 // 5),
+        "startupProbe": waiting("/ready", 8200, 3600, timeout=3),
         "livenessProbe": probe("/ready", 8200, 60, 20, 9),
     }
 
@@ -51,7 +65,8 @@ def test_a_pool_sets_the_probes_of_its_sidecar_and_its_check_of_the_engine() -> 
     _, decode = rendered({}, {"healthChecks": CHECKS})
     container = sidecar(decode)
     assert probes(container) == {
-        "readinessProbe": {**probe("/readyz", 8001, 5, 3, 4), "successThreshold": 2},
+        "startupProbe": waiting("/livez", 8001, 300, timeout=2),
+        "readinessProbe": {**probe("/readyz?starting=true", 8001, 5, 3, 4), "successThreshold": 2},
         "livenessProbe": probe("/livez", 8001, 60, 20, 9),
     }
     arguments = [w for w in container["args"] if "$(" not in w]

@@ -5,6 +5,8 @@
     engines       the engine's command line, variables and volumes
     models        the engine's --model, and where a volume with the model is mounted
     connectors    --kv-transfer-config and what belongs to it
+    probes        Kubernetes' probes, as `healthChecks` says
+    startup       startupProbe of engine, sidecar and EPP; its source text is part of the pod
     prestop       preStop of a vLLM prefill engine; its source text is part of the pod
     drain_hook    preStop of a decode engine; its source text is part of the pod
 

@@ -146,8 +146,7 @@ def sidecar(pool: DecodePool, defaults: Defaults) -> Container:
             {"name": "http", "containerPort": ports.SIDECAR},
             {"name": "admin", "containerPort": ports.SIDECAR_ADMIN},
         ],
-        # No startup probe: Kubernetes would start the engine only after the sidecar is ready, and
-        # the sidecar is ready only after the engine.
+        "startupProbe": probes.sidecar_startup(),
         "readinessProbe": probes.sidecar_readiness(pool),
         "livenessProbe": probes.sidecar_liveness(pool),
         "securityContext": container_security(read_only=True),

@@ -2,6 +2,7 @@
 
 Mappings merge field by field, null removes a field. Lists of objects with a merge key in Kubernetes
 (containers by name, ports by number) merge object by object; every other list is replaced.
+One handler of a probe or a hook replaces another.
 `$patch: delete` removes an object of a list, `$patch: replace` replaces a whole mapping.
 """
 
@@ -16,6 +17,10 @@ _MERGE_KEYS: Final = {
 }  # fmt: skip
 """List → the field by which its objects are matched (`patchMergeKey`)."""
 
+_HANDLERS: Final = {"exec", "httpGet", "tcpSocket", "grpc", "sleep"}
+"""What a probe or a hook does. It has one of them, so that a template's replaces the rendered one:
+a user need not know which kind that is, and the API server refuses two."""
+
 _DIRECTIVE: Final = "$patch"
 
 
@@ -24,7 +29,8 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     # The directive itself must not reach the API server.
     if patch.get(_DIRECTIVE) == "replace":
         return {key: value for key, value in patch.items() if key != _DIRECTIVE}
-    merged = dict(base)
+    stated = {key for key in _HANDLERS & patch.keys() if patch[key] is not None}
+    merged = {k: v for k, v in base.items() if not (stated and k in _HANDLERS - stated)}
     for key, value in patch.items():
         # In a strategic merge patch null removes the field.
         if value is None:

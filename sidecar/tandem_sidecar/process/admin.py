@@ -66,9 +66,13 @@ class AdminHandlers(ABC):
         headers = {"Content-Type": CONTENT_TYPE_LATEST}
         return web.Response(body=await self.metrics_page(), headers=headers)
 
-    async def readyz(self, _request: web.Request) -> web.Response:
-        """200 when new requests can be served, else 503 with the reason."""
-        if (problem := await self.not_ready()) is not None:
+    async def readyz(self, request: web.Request) -> web.Response:
+        """200 when new requests can be served, else 503 with the reason.
+
+        With `?starting=true` also 200 while the engine has not been healthy yet.
+        """
+        problem = await self.not_ready(starting=_is_set(request, "starting"))
+        if problem is not None:
             return web.Response(status=503, text=problem)
         return web.Response(text="ready\n")
 
@@ -81,8 +85,7 @@ class AdminHandlers(ABC):
         transport = request.transport
         if transport is None or address_of(transport.get_extra_info("peername")):
             return web.Response(status=403, text=DRAIN_IS_LOCAL)
-        wait = request.query.get("wait", "").lower() in ("true", "1")
-        in_flight = await self.begin_drain(wait=wait)
+        in_flight = await self.begin_drain(wait=_is_set(request, "wait"))
         return web.json_response({"draining": True, "in_flight": in_flight})
 
     async def state(self, _request: web.Request) -> web.Response:
@@ -103,8 +106,11 @@ class AdminHandlers(ABC):
         """All metrics, in Prometheus' text format."""
 
     @abstractmethod
-    async def not_ready(self) -> str | None:
-        """Why new requests cannot be served, in one line; None: they can."""
+    async def not_ready(self, *, starting: bool) -> str | None:
+        """Why new requests cannot be served, in one line; None: they can.
+
+        `starting`: None also while the engine has not been healthy yet.
+        """
 
     @abstractmethod
     async def begin_drain(self, *, wait: bool) -> int:
@@ -153,6 +159,8 @@ class ProcessAdmin(AdminHandlers):
         self._breakers = breakers
         self._history = history
         self._counters = counters
+        self._was_healthy = False
+        """Whether a request for readiness has found the engine healthy."""
 
     async def metrics_page(self) -> bytes:
         if self._counters is not None:
@@ -161,10 +169,13 @@ class ProcessAdmin(AdminHandlers):
         self._observer.catch_up()
         return await metrics_text(self._metrics.registry)
 
-    async def not_ready(self) -> str | None:
+    async def not_ready(self, *, starting: bool) -> str | None:
         if self._lifecycle.draining:
             return "draining\n"
-        return None if self._health.healthy else NOT_HEALTHY
+        self._was_healthy |= self._health.healthy
+        if self._health.healthy or (starting and not self._was_healthy):
+            return None
+        return NOT_HEALTHY
 
     async def begin_drain(self, *, wait: bool) -> int:
         self._lifecycle.drain()
@@ -230,10 +241,11 @@ class SupervisorAdmin(AdminHandlers):
         own_page = aggregate.parse_page(self._own_metrics.page().decode())
         return aggregate.format_page(aggregate.sum_pages([*self._pages(), own_page]))
 
-    async def not_ready(self) -> str | None:
+    async def not_ready(self, *, starting: bool) -> str | None:
         if self._workers.draining:
             return "draining\n"
-        answers = await self.request_all(endpoints.READY)
+        path = endpoints.READY_OR_STARTING if starting else endpoints.READY
+        answers = await self.request_all(path)
         # The kernel may give a new client to any worker, so all of them must be ready.
         problems = [body.decode() for _, status, body in answers if status != 200]
         if not answers:
@@ -268,6 +280,11 @@ class SupervisorAdmin(AdminHandlers):
         """Worker, status and body of each answer; workers that do not answer are left out."""
         answers = await asyncio.gather(*(_request(w, path) for w in self._workers.serving))
         return [answer for answer in answers if answer is not None]
+
+
+def _is_set(request: web.Request, name: str) -> bool:
+    """Whether the query has `name=true`."""
+    return request.query.get(name, "").lower() in ("true", "1")
 
 
 async def _request(worker: Worker, path: str) -> tuple[Worker, int, bytes] | None:

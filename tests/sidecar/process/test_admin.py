@@ -6,6 +6,7 @@ import json
 import pytest
 from yarl import URL
 
+from tandem_contract import endpoints
 from tandem_sidecar.security.route import AllowList
 from tandem_sidecar.settings import Breaker
 
@@ -46,6 +47,27 @@ async def test_not_ready_when_the_engine_is_unhealthy(harness: Harness) -> None:
     await until_ready(harness)
     harness.sidecar.health.healthy = False
     async with harness.http.get(harness.admin("/readyz")) as answer:
+        assert answer.status == 503
+
+
+async def test_the_kubelet_finds_a_pod_ready_until_its_engine_was_healthy_once(
+    harness: Harness,
+) -> None:
+    await harness.start(engine=LOOPBACK._replace(port=1))
+    for path, status in ((endpoints.READY, 503), (endpoints.READY_OR_STARTING, 200)):
+        async with harness.http.get(harness.admin(path)) as answer:
+            assert answer.status == status
+    for healthy, status in ((True, 200), (False, 503)):
+        harness.sidecar.health.healthy = healthy
+        async with harness.http.get(harness.admin(endpoints.READY_OR_STARTING)) as answer:
+            assert answer.status == status
+    await drain(harness.sidecar.admin)
+
+
+async def test_the_kubelet_finds_a_starting_pod_that_drains_not_ready(harness: Harness) -> None:
+    await harness.start(engine=LOOPBACK._replace(port=1))
+    await drain(harness.sidecar.admin)
+    async with harness.http.get(harness.admin(endpoints.READY_OR_STARTING)) as answer:
         assert answer.status == 503
 
 

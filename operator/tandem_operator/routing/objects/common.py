@@ -204,17 +204,6 @@ def pod_spec(
     return {**spec, **{name: value for name, value in optional.items() if value}}
 
 
-def startup_probe(path: str, port: int) -> Object:
-    """Until it passes, liveness and readiness wait: a slow start is neither restarted nor told by
-    three probes."""
-    return {
-        "httpGet": {"path": path, "port": port},
-        "periodSeconds": 2,
-        "timeoutSeconds": 3,
-        "failureThreshold": 150,
-    }
-
-
 def container(settings: RouterSettings, **content: Any) -> Object:
     """A container without privileges and with a read-only root file system."""
     policy = settings.image_pull_policy

@@ -26,7 +26,6 @@ from .common import (
     deployment,
     pod_spec,
     service,
-    startup_probe,
     stated_hash,
 )
 
@@ -38,6 +37,15 @@ _API_KEYS_MOUNT: Final = {"name": "api-keys", "mountPath": "/run/tandem/api-keys
 _API_KEY_FILE: Final = f"{_API_KEYS_MOUNT['mountPath']}/keys.json"
 _GRACE_AFTER_DRAIN: Final = 15
 """Seconds between the end of a drain and SIGKILL."""
+_STARTUP_PROBE: Final = {
+    "httpGet": {"path": LIVE, "port": ports.ENVOY_HEALTH},
+    # Its image has no program that could wait: a probe that comes too early writes an event.
+    "initialDelaySeconds": 2,
+    "periodSeconds": 2,
+    "timeoutSeconds": 3,
+    "failureThreshold": 150,
+}
+"""Until it passes, liveness and readiness wait: a slow start does not restart Envoy."""
 _HEAP_SHARE: Final = 0.85
 """Envoy's heap limit as a share of the container's memory limit. The rest is for what Envoy's heap
 does not count: thread stacks, code, and memory that the allocator holds back."""
@@ -174,7 +182,7 @@ def _envoy(settings: RouterSettings, *, has_keys: bool, tls: str | None) -> Obje
             {"name": "http", "containerPort": ports.ENVOY, "protocol": "TCP"},
             {"name": "health", "containerPort": ports.ENVOY_HEALTH, "protocol": "TCP"},
         ],
-        startupProbe=startup_probe(LIVE, ports.ENVOY_HEALTH),
+        startupProbe=_STARTUP_PROBE,
         readinessProbe=_probe(READY, failures=2),
         livenessProbe=_probe(LIVE, failures=6),
         resources=dict(settings.envoy_resources),

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from tandem_contract import endpoints, labels, ports
 
+from ...pods import probes
 from ...pods.containers import body_limit_flag, tls_flags, tls_mounts, tls_volumes
 from ...resources.spec import GatewayRef, RouteMatch
 from ..endpoint.observed import HTTP_ROUTE, INFERENCE_POOL, INFERENCE_POOL_ALPHA, ObservedEndpoint
@@ -21,7 +22,6 @@ from .common import (
     deployment,
     pod_spec,
     service,
-    startup_probe,
 )
 
 _CONFIG_DIRECTORY: Final = "/etc/tandem/router"
@@ -155,7 +155,7 @@ def _container(
             {"name": "metrics", "containerPort": ports.EPP_METRICS, "protocol": "TCP"},
             {"name": "peers", "containerPort": ports.EPP_PEERS, "protocol": "TCP"},
         ],
-        startupProbe=startup_probe(endpoints.LIVE, ports.EPP_HEALTH),
+        startupProbe=probes.server_startup(endpoints.LIVE, ports.EPP_HEALTH),
         readinessProbe=_probe(endpoints.READY, failures=2),
         livenessProbe=_probe(endpoints.LIVE, failures=6),
         lifecycle={"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},

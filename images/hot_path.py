@@ -164,6 +164,7 @@ MODULES: Final = (
     "tandem_sidecar.bodies.kinds",
     "tandem_sidecar.connectors.nixl",
     "tandem_sidecar.connectors.nixl_push",
+    "tandem_sidecar.handoff.alternates",
     "tandem_sidecar.handoff.classify",
     "tandem_sidecar.handoff.decoding",
     "tandem_sidecar.handoff.driver",
@@ -184,6 +185,7 @@ MODULES: Final = (
     "tandem_sidecar.resume.kept_stream",
     "tandem_sidecar.resume.ledger",
     "tandem_sidecar.resume.rules",
+    "tandem_sidecar.resume.whole_tokens",
     "tandem_sidecar.security.route",
 )
 """The modules through which each request passes (of the EPP: `python -m benchmarks.epp_parts`), and

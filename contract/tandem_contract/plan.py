@@ -35,6 +35,9 @@ WARM_UP: Final = "warm_up"
 """Reason of the plan for a warm-up: the first hand-off of a pair of pods, requested by the EPP
 itself. The sidecar does not count it in `metrics.REQUESTS`."""
 
+RESUME: Final = "resume"
+"""Reason of the plan for the rest of a stream whose engine failed, made by that pod's sidecar."""
+
 PREFILL_LEG: Final = "prefill_leg"
 """Reason of the plan that is a proof of a prefill leg."""
 

@@ -5,7 +5,7 @@ each choice of a completion, but next to the choices of a chat.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
@@ -213,6 +213,20 @@ class ChatAnswer(Answer):
     def _prompt_ids(self, choice: Choice) -> dict[str, Any]:
         return {"prompt_token_ids": choice.prompt_token_ids if self._token_ids else None}
 
+    def event(self, choice: Choice, piece: Piece, usage: Usage | None, *, first: bool) -> bytes:
+        """As in vLLM, a chunk with the role, and no token, precedes the first one."""
+        event = super().event(choice, piece, usage, first=False)
+        if not first:
+            return event
+        none = None if usage is None else replace(usage, completion=0)
+        role = {
+            "index": choice.index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return self._event([role], none, choice, first=True) + event
+
     def _choice(self, choice: Choice) -> dict[str, Any]:
         whole = choice.whole()
         return {
@@ -230,10 +244,9 @@ class ChatAnswer(Answer):
         }
 
     def _delta(self, choice: Choice, piece: Piece, *, first: bool) -> dict[str, Any]:
-        role = {"role": "assistant"} if first else {}
         delta = {
             "index": choice.index,
-            "delta": {**role, "content": piece.text},
+            "delta": {"content": piece.text},
             "logprobs": self._logprobs_object(piece),
             "finish_reason": piece.finish_reason,
         }

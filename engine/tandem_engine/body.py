@@ -25,7 +25,6 @@ from tandem_contract.transfer_params import (
     FIELD,
     PROMPT_TOKEN_IDS,
     ParamsUnusable,
-    TransferParams,
     transfer_params_from_object,
 )
 
@@ -174,14 +173,12 @@ def _stream_id(value: Mapping[str, Any]) -> str | None:
     return convert(value[STREAM], PrefillStream, f"{FIELD}.{STREAM}").id
 
 
-def prompt_token_ids(body: Mapping[str, Any], kv: KvTransfer) -> tuple[int, ...]:
-    """The prompt's token ids from the prefill, used instead of a chat's messages; () for none.
+def prompt_token_ids(body: Mapping[str, Any]) -> tuple[int, ...]:
+    """The prompt's token ids, used instead of a chat's messages, as in vLLM; () for none.
 
-    Only a decode request may carry them, as in vLLM. Raises ApiError when they are not ids.
+    Raises ApiError when they are not ids.
     """
-    if not isinstance(kv, TransferParams | LoadLeg):
-        return ()
-    ids = body.get(FIELD, {}).get(PROMPT_TOKEN_IDS)
+    ids = (body.get(FIELD) or {}).get(PROMPT_TOKEN_IDS)
     return tuple(convert(ids or [], list[int], f"{FIELD}.{PROMPT_TOKEN_IDS}"))
 
 

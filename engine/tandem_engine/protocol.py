@@ -128,7 +128,7 @@ def parse_chat(raw: Mapping[str, Any], kv: KvTransfer) -> Call:
         raise ApiError(400, "messages is missing or empty", param="messages")
     sampling = _sampling(body, body.top_logprobs or 0 if body.logprobs else None, "top_logprobs")
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    ids = prompt_token_ids(raw, kv)
+    ids = prompt_token_ids(raw)
     call = Call(
         **_shared(body, kv),
         sampling=sampling,

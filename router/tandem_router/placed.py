@@ -66,7 +66,7 @@ class PlacedRequest:
         kind = kind_of(request.method, request.target)
         self._kept: KeptStream | None = None
         if parts.context.settings.resume and kind is not None and body is not None:
-            self._kept = keep(client, request, kind, body)
+            self._kept = keep(client, request, kind, body, parts.context.vocabularies)
         if self._kept is not None:
             self._body = self._kept.asked
         self._placement: Placement

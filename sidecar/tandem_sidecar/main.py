@@ -272,6 +272,13 @@ def settings_from(flags: Flags) -> Settings:
     help="Send both legs at once where both engines can: KV moves while the prefill computes.",
 )
 @click.option(
+    "--resume/--no-resume",
+    default=_DEFAULTS.resume,
+    help="Let a stream go on at a pod that its plan names as an alternate when this pod's engine"
+    " fails, with the same tokens, where that is exact (docs/understand/resume.md). Not finished:"
+    " off unless asked for.",
+)
+@click.option(
     "--tokenize-once/--no-tokenize-once",
     default=_DEFAULTS.tokenize_once,
     help="Pass the token ids of a chat from the prefill's answer to the decode engine.",

@@ -123,7 +123,7 @@ class Settings:
     A decode engine keeps blocks for the prompt from then on."""
     resume: bool = False
     """Whether a stream whose decode engine fails goes on at another one, where that is exact (see
-    `resume.rules`). Only the router has other decode engines."""
+    `resume.rules`): the router's choice, or a pod that the plan names as an alternate."""
     workers: int = 1
     """Processes that serve. With more than one, another process supervises them."""
     history: int = 2048

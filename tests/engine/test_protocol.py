@@ -119,8 +119,9 @@ def _chat(params: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "x"}], "kv_transfer_params": params}
 
 
-def test_a_decode_legs_token_ids_stand_for_its_messages() -> None:
-    body = _chat(PULL | {"prompt_token_ids": [3, 4]})
+@pytest.mark.parametrize("leg", [PULL, {"do_remote_decode": True}, {}])
+def test_token_ids_stand_for_a_chats_messages(leg: dict[str, Any]) -> None:
+    body = _chat(leg | {"prompt_token_ids": [3, 4]})
     call = parse_chat(body, parse_kv_transfer(body))
     assert (call.prompts, call.messages) == (((3, 4),), None)
     with pytest.raises(ApiError, match="outside the vocabulary"):
@@ -129,9 +130,9 @@ def test_a_decode_legs_token_ids_stand_for_its_messages() -> None:
 
 @pytest.mark.parametrize(
     "params",
-    [PULL, PULL | {"prompt_token_ids": None}, {"do_remote_decode": True, "prompt_token_ids": [3]}],
+    [PULL, PULL | {"prompt_token_ids": None}, {"do_remote_decode": True}],
 )
-def test_a_chat_without_token_ids_of_a_decode_leg_is_rendered(params: dict[str, Any]) -> None:
+def test_a_chat_without_token_ids_is_rendered(params: dict[str, Any]) -> None:
     body = _chat(params)
     assert parse_chat(body, parse_kv_transfer(body)).messages is not None
 

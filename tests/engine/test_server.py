@@ -225,10 +225,12 @@ async def test_a_chat_stream(connect: Connect) -> None:
         return_token_ids=True,
     )
     assert end_marker == "[DONE]"
-    assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 3
+    assert [chunk["object"] for chunk in chunks] == ["chat.completion.chunk"] * 4
+    # The role comes before the first token, as in vLLM.
     assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
-        {"role": "assistant", "content": "o"}, {"content": "k"}, {"content": ""},
+        {"role": "assistant", "content": ""}, {"content": "o"}, {"content": "k"}, {"content": ""},
     ]  # fmt: skip
+    assert "token_ids" not in chunks[0]["choices"][0]
     assert chunks[0]["prompt_token_ids"][0] == 256
     assert "prompt_token_ids" not in chunks[1]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"

@@ -28,7 +28,7 @@ from tandem_contract.concurrent_params import (
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import FIELD, ParamsUnusable
 
-from ..bodies.edit import add_member, cap_to_one_token
+from ..bodies.edit import add_transfer_params, cap_to_one_token
 from ..bodies.parse import Body
 from ..bodies.usage import read_cached_tokens
 from .nixl import refused_request
@@ -78,7 +78,7 @@ class Mooncake:
         return KvHold(expected.transfer_params, cached_tokens=read_cached_tokens(answer))
 
     def decode_body(self, _kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
-        return add_member(body, FIELD, kv_hold.transfer_params)
+        return add_transfer_params(body, kv_hold.transfer_params)
 
     def release_request(
         self, _kind: RequestKind, _body: Body, kv_hold: KvHold

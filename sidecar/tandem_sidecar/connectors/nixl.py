@@ -36,7 +36,7 @@ from tandem_contract.transfer_params import (
     read_transfer_params,
 )
 
-from ..bodies.edit import add_member, add_member_to_object, cap_to_one_token
+from ..bodies.edit import add_member_to_object, add_transfer_params, cap_to_one_token
 from ..bodies.parse import Body
 from ..bodies.usage import read_cached_tokens, read_created_tokens
 from .protocol import (
@@ -47,7 +47,6 @@ from .protocol import (
     read_answer,
     token_ids_of,
     token_ids_request,
-    with_token_ids,
 )
 
 log: Final = logging.getLogger(__name__)
@@ -103,7 +102,7 @@ class Nixl:
         )
 
     def decode_body(self, _kind: RequestKind, body: Body, kv_hold: KvHold) -> bytes:
-        return add_member(body, FIELD, with_token_ids(kv_hold.transfer_params, kv_hold))
+        return add_transfer_params(body, kv_hold.transfer_params, kv_hold.prompt_token_ids)
 
     def release_request(
         self, _kind: RequestKind, _body: Body, kv_hold: KvHold

@@ -14,9 +14,9 @@ from msgspec import Raw
 from tandem_contract.commandline import HostPort
 from tandem_contract.concurrent_params import StreamSource
 from tandem_contract.request_kinds import RequestKind
-from tandem_contract.transfer_params import PROMPT_TOKEN_IDS, ParamsUnusable
+from tandem_contract.transfer_params import ParamsUnusable
 
-from ..bodies.edit import add_member_to_object, can_reuse_token_ids
+from ..bodies.edit import can_reuse_token_ids
 from ..bodies.parse import Body
 
 
@@ -199,16 +199,9 @@ def read_answer(answer: bytes) -> PrefillAnswer:
 def token_ids_request(options: ConnectorOptions, kind: RequestKind, body: Body) -> dict[str, Any]:
     """Members of a prefill leg that ask for the token ids of its prompt; empty if the decode engine
     renders the messages itself."""
-    if options.tokenize_once and kind is RequestKind.CHAT and can_reuse_token_ids(body):
+    if options.tokenize_once and kind is RequestKind.CHAT and can_reuse_token_ids(body.members):
         return {"return_token_ids": True}
     return {}
-
-
-def with_token_ids(params: bytes, kv_hold: KvHold) -> bytes:
-    """A decode leg's `kv_transfer_params`, an encoded object, with the token ids if it has any."""
-    if not kv_hold.prompt_token_ids:
-        return params
-    return add_member_to_object(params, PROMPT_TOKEN_IDS, kv_hold.prompt_token_ids)
 
 
 def token_ids_of(fields: PrefillAnswer) -> bytes:

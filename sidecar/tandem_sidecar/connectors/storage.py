@@ -29,7 +29,7 @@ from tandem_contract.kv_reference import (
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import FIELD, ParamsUnusable
 
-from ..bodies.edit import add_member, cap_to_one_token
+from ..bodies.edit import add_transfer_params, cap_to_one_token
 from ..bodies.parse import Body
 from ..bodies.usage import read_cached_tokens
 from .protocol import (
@@ -41,7 +41,6 @@ from .protocol import (
     read_answer,
     token_ids_of,
     token_ids_request,
-    with_token_ids,
 )
 
 _NAMES_NOTHING: Final = frozenset({b"null", b"{}"})
@@ -86,7 +85,7 @@ class Storage:
         params = kv_hold.transfer_params
         if not params:
             return body.data
-        return add_member(body, FIELD, with_token_ids(params, kv_hold))
+        return add_transfer_params(body, params, kv_hold.prompt_token_ids)
 
     def release_request(
         self, _kind: RequestKind, _body: Body, _kv_hold: KvHold

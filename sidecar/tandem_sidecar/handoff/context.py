@@ -23,6 +23,7 @@ from ..bodies.parse import Body
 from ..connectors import ResolvedConnector
 from ..observability.record import Leg, Record
 from ..resume.kept_stream import KeptStream
+from ..resume.whole_tokens import Vocabularies
 from ..security.route import Candidate, Route
 from ..settings import Settings
 from .breaker import Breakers
@@ -142,6 +143,7 @@ class SidecarContext:
     reached; None: there is none, as in a sidecar."""
     authorization: Callable[[HostPort], Headers] = lambda _engine: []
     """The Authorization header for an engine, instead of the client's; empty: the client's."""
+    vocabularies: Vocabularies = field(default_factory=Vocabularies)
     stream_readers: set[HostPort] = field(default_factory=set)
     """Decode engines whose last answer said that they can read KV while it is computed."""
 

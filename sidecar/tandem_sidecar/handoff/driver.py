@@ -17,7 +17,7 @@ from tandem_http1.client import ClientConnection
 from tandem_http1.messages import ResponseHead
 
 from ..connectors.protocol import HandoffAttempt, KvHold
-from ..observability.record import Phase
+from ..observability.record import Outcome, Phase
 from . import events_actions, machine
 from .classify import FAILURES, failure_detail
 from .context import GenerationRequest, SidecarContext
@@ -72,6 +72,8 @@ class HandoffDriver:
         # Whether the client reads too slowly. A decode leg that starts meanwhile begins paused.
         self._client_is_slow = False
         self._taken_over = False
+        self._is_completed = False
+        """Whether the end of an answer that broke off was made up."""
 
     def start(self) -> None:
         """Begin the hand-off; callbacks write the response to the client."""
@@ -178,15 +180,23 @@ class HandoffDriver:
             case events_actions.SendError() as error:
                 self._send_error(error)
             case events_actions.CutAnswer(status, message):
-                if self._generation.kept is not None and self._try_take_over():
-                    self._abort_decode()
-                    return None
-                decode = self._decode
-                at = CutPoint.WITHIN_EVENT if decode is None else decode.cut_point()
-                self._relay.cut(status, message, at)
+                self._cut_answer(status, message)
             case events_actions.CountError(phase):
                 self._record.errors += (phase,)
         return None
+
+    def _cut_answer(self, status: int, message: str) -> None:
+        """End an answer that breaks off, unless another engine goes on with it, or all of it was
+        there but the end."""
+        kept, decode = self._generation.kept, self._decode
+        if kept is not None and (rest := kept.missing_end()) is not None:
+            self._is_completed = True
+            kept.body(rest, last=True)
+        elif kept is not None and self._try_take_over():
+            self._abort_decode()
+        else:
+            at = CutPoint.WITHIN_EVENT if decode is None else decode.cut_point()
+            self._relay.cut(status, message, at)
 
     def _abort_decode(self) -> None:
         if self._decode is not None:
@@ -366,7 +376,8 @@ class HandoffDriver:
         record = self._record
         self._context.lifecycle.remove(self)
         if not self._taken_over:
-            record.path, record.outcome, record.ended = state.path, state.outcome, self._loop.time()
+            outcome = Outcome.ANSWERED if self._is_completed else state.outcome
+            record.path, record.outcome, record.ended = state.path, outcome, self._loop.time()
             self._context.observer.on_request_end(record)
         # Break the reference cycles between the driver and its legs. Otherwise only the cycle
         # collector would free the request and its bodies.

@@ -18,7 +18,7 @@ from tandem_contract.timing import UNKNOWN
 from tandem_http1.answers import CutPoint, EventChunks, Relay
 from tandem_http1.client import ClientConnection
 from tandem_http1.connection import Call, Failure
-from tandem_http1.messages import Request, ResponseHead
+from tandem_http1.messages import Headers, Request, ResponseHead
 
 from ..observability.record import Leg, Outcome, Phase, Record, Result
 from ..resume.errors import StreamBroken
@@ -97,7 +97,7 @@ class Forward(ABC):
         context.observer.on_request_start(record)
         self.leg = record.leg(self.phase, backend, self.attempt_id(), record.received)
         self._liveness = context.liveness.watch(engine, self)
-        added = context.authorization(engine)
+        added = self.added_headers(engine)
         self._call = context.pool.send(
             engine,
             request.method,
@@ -111,6 +111,10 @@ class Forward(ABC):
     def attempt_id(self) -> str:
         """The request id that the engine sees."""
         return new_attempt_id(self.record.request_id)
+
+    def added_headers(self, engine: HostPort) -> Headers:
+        """Headers for the engine, which replace the client's."""
+        return self.context.authorization(engine)
 
     @abstractmethod
     def header_lines(self) -> bytes:
@@ -315,7 +319,11 @@ class Forward(ABC):
 
     def _break_off(self, status: int, message: str) -> None:
         """Cut an answer that was started; otherwise send an error instead."""
-        if self._relay.written:
+        kept = self._kept
+        if kept is not None and kept.written and (rest := kept.missing_end()) is not None:
+            self.end(Outcome.ANSWERED)
+            kept.body(rest, last=True)
+        elif self._relay.written:
             # As in `body`: the request ends before the write that may start the client's next one.
             self.end(Outcome.CUT)
             at = CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()

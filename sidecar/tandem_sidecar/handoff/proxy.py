@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
-from tandem_contract.plan import PlanRejected, Target
+from tandem_contract.plan import RESUME, PlanRejected, Target
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.prompt_length import EXHAUSTING, length_problem
 from tandem_contract.request_kinds import RequestKind
@@ -22,10 +22,12 @@ from tandem_contract.response_ids import has_tag_of, response_id_in
 from tandem_http1.client import ActiveRequest, ClientConnection
 from tandem_http1.messages import Request
 
-from ..bodies.edit import with_response_id
+from ..bodies.edit import with_prompt_of, with_response_id
 from ..bodies.kinds import kind_of, previous_response
 from ..bodies.parse import BadBody, Body, parse_body
+from ..resume.kept_stream import keep
 from ..security.route import ProvenLeg, Route, UsedPlans, proven_leg, rank_of, route
+from .alternates import Alternates
 from .context import GenerationRequest, SidecarContext
 from .generation import apply_single_engine_rules, start_generation, start_passthrough
 from .outbound import client_request_id
@@ -132,6 +134,8 @@ class Proxy:
             self._check_length(kind, body)
             # The rules overrule the route: another EPP than Tandem's, or none, may have chosen it.
             asked_for = self._route(request, request_id, client, engine)
+            if asked_for.reason == RESUME:
+                body = with_prompt_of(body, request.body)
             chosen = apply_single_engine_rules(asked_for, kind, body)
             if is_stored:
                 engine = self._engine_storing(previous_response(kind, body), engine)
@@ -148,8 +152,19 @@ class Proxy:
         generation = GenerationRequest(
             request, request_id, kind, body, chosen, record, settings, self._keys.current
         )
+        if settings.resume and chosen.alternates:
+            generation = self._kept(generation, client)
         decode_name = settings.pod_name or chosen.decode_name or str(engine)
         return start_generation(self._context, client, generation, engine, decode_name)
+
+    def _kept(self, generation: GenerationRequest, client: ClientConnection) -> GenerationRequest:
+        """The request as a stream that another pod can continue, if it is one."""
+        context, body = self._context, generation.body
+        kept = keep(client, generation.request, generation.kind, body, context.vocabularies)
+        if kept is None:
+            return generation
+        generation = replace(generation, body=kept.asked, kept=kept)
+        return replace(generation, failover=Alternates(context, client, generation))
 
     def _check_length(self, kind: RequestKind, body: Body) -> None:
         """Raises BadBody for a text that cannot fit the model."""

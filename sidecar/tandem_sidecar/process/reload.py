@@ -42,6 +42,7 @@ LIVE: Final = frozenset(
         "breaker_cooldown",
         "tokenize_once",
         "stream_kv",
+        "resume",
         "history",
         "log_format",
         "log_level",

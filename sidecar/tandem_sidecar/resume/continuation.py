@@ -1,23 +1,33 @@
 """The request with which another engine continues a stream, and its events as parts of that stream.
 
-Pure. The new request has the prompt and the tokens before the seam as one prompt of ids, and asks
-for the tokens that are left. Its events get the id and time of the first stream, counts and places
-in the text as if one engine had served it all, and no second list of the prompt's ids.
+Pure. The new request has the prompt and the tokens before the seam as one prompt of ids (a chat has
+them beside its messages, which the engine then does not read), and asks for the tokens that are
+left. Its events get the id and time of the first stream, counts and places in the text as if one
+engine had served it all, and no second list of the prompt's ids.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
+from tandem_contract.request_kinds import RequestKind
+from tandem_contract.transfer_params import FIELD, PROMPT_TOKEN_IDS
+
 from ..bodies.edit import add_member, replace_members
-from ..bodies.parse import Body, Members, parse_body
+from ..bodies.parse import Body, Members, decode_members, parse_body
 from .ledger import Ledger
 
 _RETURN_IDS: Final = "return_token_ids"
+_LIMITS: Final[Mapping[RequestKind, tuple[str, ...]]] = {
+    RequestKind.COMPLETIONS: ("max_tokens",),
+    RequestKind.CHAT: ("max_completion_tokens", "max_tokens"),
+}
+"""Fields that limit the answer's tokens; the first one that is set counts."""
 _DEFAULT_MAX_TOKENS: Final = 16
 """What a completion without `max_tokens` gets (OpenAI's default, and vLLM's)."""
-_TOKENIZING: Final = frozenset({"add_special_tokens", "truncate_prompt_tokens"})
+_TOKENIZING: Final = frozenset({"add_special_tokens", "truncate_prompt_tokens", "truncation_side"})
 """Fields that have had their effect on the prompt's ids."""
 _DATA: Final = b"data: "
 
@@ -37,26 +47,50 @@ def with_ids(body: Body) -> Body:
     return Body(add_member(body, _RETURN_IDS, value), {**body.members, _RETURN_IDS: Raw(value)})
 
 
-def continued(body: Body, ledger: Ledger) -> Body | None:
+def continued(kind: RequestKind, body: Body, ledger: Ledger) -> Body | None:
     """The request for the rest of the answer; None: nothing is left to ask for."""
     members, start = body.members, ledger.seam.start
-    changes: dict[str, Any] = {
-        "prompt": [*ledger.prompt_ids, *ledger.ids[:start]],
-        _RETURN_IDS: True,
-    }
-    most = _count(members, "max_tokens", _DEFAULT_MAX_TOKENS)
-    if most is not None:
-        if most <= ledger.delivered:
-            return None
-        changes["max_tokens"] = most - start
-    if least := _count(members, "min_tokens", 0):
+    ids = [*ledger.prompt_ids, *ledger.ids[:start]]
+    is_chat = kind is RequestKind.CHAT
+    prompt = {FIELD: {PROMPT_TOKEN_IDS: ids}} if is_chat else {"prompt": ids}
+    changes: dict[str, Any] = {**prompt, _RETURN_IDS: True}
+    limits = {name: _count(members, name) for name in _LIMITS[kind]}
+    if not is_chat and "max_tokens" not in members:
+        limits["max_tokens"] = _DEFAULT_MAX_TOKENS
+    for name, most in limits.items():
+        if most is not None:
+            if most <= ledger.delivered:
+                return None
+            changes[name] = most - start
+            break
+    if least := _count(members, "min_tokens"):
         changes["min_tokens"] = max(0, least - start)
-    return parse_body(replace_members(members, changes, _TOKENIZING))
+    data = replace_members(members, changes, _TOKENIZING)
+    # Not `parse_body`, which removes the prompt's ids of a chat: a client may not give them.
+    return Body(data, decode_members(data))
 
 
-def _count(members: Members, name: str, default: int) -> int | None:
-    """A member that is a number; None: it is null, which leaves the engine its own."""
-    value = msgspec.json.decode(members[name]) if name in members else default
+def usage_event(ledger: Ledger) -> bytes:
+    """The event with the usage of a stream that is finished but for it."""
+    prompt, completion = len(ledger.prompt_ids), len(ledger.ids)
+    usage = {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + completion,
+        "completion_tokens": completion,
+    }
+    event = {**msgspec.structs.asdict(ledger.first), "choices": [], "usage": usage}
+    return b"%b%b\n\n" % (_DATA, msgspec.json.encode(event))
+
+
+def asks_for_usage(members: Members) -> bool:
+    """Whether a stream ends with an event that has its usage."""
+    options = msgspec.json.decode(members.get("stream_options", Raw(b"null")))
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _count(members: Members, name: str) -> int | None:
+    """A member that is a number; None: it is absent or null, which leaves the engine its own."""
+    value = msgspec.json.decode(members[name]) if name in members else None
     return value if isinstance(value, int) else None
 
 
@@ -85,7 +119,8 @@ class Splice:
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         if "prompt_token_ids" in choice:
             choice["prompt_token_ids"] = None
-        if logprobs := msgspec.json.decode(choice.get("logprobs", b"null")):
+        logprobs = msgspec.json.decode(choice.get("logprobs", b"null"))
+        if logprobs and "text_offset" in logprobs:
             offsets = logprobs["text_offset"]
             if self._shift is None and offsets:
                 self._shift = self._text_offset - offsets[0]

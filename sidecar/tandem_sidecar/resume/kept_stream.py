@@ -21,11 +21,19 @@ from tandem_http1.framing import LAST_CHUNK, Sized, chunk
 from tandem_http1.messages import Request, ResponseHead
 
 from ..bodies.parse import Body
-from .continuation import Splice, asks_for_ids, continued, with_ids
+from .continuation import (
+    Splice,
+    asks_for_ids,
+    asks_for_usage,
+    continued,
+    usage_event,
+    with_ids,
+)
 from .errors import StreamBroken
-from .ledger import Ledger
+from .ledger import DONE, Ledger
 from .rules import is_greedy, obstacle, stop_strings
 from .seam import Seam
+from .whole_tokens import Vocabularies, WholeTokens
 
 _UNCODED: Final = (b"", b"identity")
 
@@ -33,10 +41,18 @@ _UNCODED: Final = (b"", b"identity")
 class KeptStream(Relay):
     """A stream that another engine can continue."""
 
-    def __init__(self, client: ClientConnection, request: Request, body: Body) -> None:
+    def __init__(
+        self,
+        client: ClientConnection,
+        request: Request,
+        kind: RequestKind,
+        body: Body,
+        tokens: WholeTokens,
+    ) -> None:
         super().__init__(client, request)
         self.asked = with_ids(body)
         """The request as the first engine gets it."""
+        self._kind, self._tokens = kind, tokens
         self._keeps_ids = asks_for_ids(body.members)
         self._ledger = self._new_ledger()
         self._begun = False
@@ -58,7 +74,7 @@ class KeptStream(Relay):
 
     def read(self, payload: bytes, *, last: bool) -> bytes:
         """The bytes that the client may have now. Raises StreamBroken for a stream that breaks off,
-        whatever its framing says."""
+        whatever its framing says; the caller first writes what it has `before`."""
         if not self._is_stream:
             return payload
         out = self._ledger.take(payload)
@@ -83,25 +99,44 @@ class KeptStream(Relay):
             self._ledger = self._new_ledger()
             self._begun = False
             return self.asked
-        if not self._is_stream or not ledger.prompt_ids or ledger.is_finished:
+        if not self._is_stream or not ledger.prompt_ids or ledger.is_finished or ledger.obstacle:
             return None
         if ledger.seam.start < ledger.delivered and not is_greedy(self.asked.members):
             # Drawn again, these tokens would be others.
             return None
         ledger.begin_again()
         ledger.editor = Splice(ledger)
-        return continued(self.asked, ledger)
+        return continued(self._kind, self.asked, ledger)
 
     def _new_ledger(self) -> Ledger:
         stops, included = stop_strings(self.asked.members)
-        return Ledger(Seam(stops, included=included), keeps_ids=self._keeps_ids)
+        seam = Seam(stops, included=included)
+        return Ledger(self._kind, seam, self._tokens, keeps_ids=self._keeps_ids)
+
+    def missing_end(self) -> bytes | None:
+        """What completes a stream that its engine has finished, when only the events after the
+        last token were lost; None: more is missing."""
+        ledger = self._ledger
+        if not self._is_stream or not ledger.is_finished or not ledger.prompt_ids:
+            return None
+        if ledger.obstacle or ledger.is_done:
+            return None
+        lacks_usage = asks_for_usage(self.asked.members) and not ledger.has_usage
+        return (usage_event(ledger) if lacks_usage else b"") + DONE
 
 
 def keep(
-    client: ClientConnection, request: Request, kind: RequestKind, body: Body
+    client: ClientConnection,
+    request: Request,
+    kind: RequestKind,
+    body: Body,
+    vocabularies: Vocabularies,
 ) -> KeptStream | None:
     """The stream that `body` asks for, if another engine can continue it exactly."""
     members = body.members
     if request.http10 or bytes(members.get("stream", Raw(b"false"))) != b"true":
         return None
-    return None if obstacle(kind, members) else KeptStream(client, request, body)
+    if obstacle(kind, members):
+        return None
+    tokens = vocabularies.of(bytes(members.get("model", b"")))
+    return KeptStream(client, request, kind, body, tokens)

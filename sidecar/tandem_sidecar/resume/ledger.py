@@ -6,27 +6,44 @@ that goes on may divide the text otherwise. `seam` says where that engine begins
 
 The events are searched as bytes, since each token of every stream passes here. Within a string of
 JSON a quote is escaped, so a member's name is never found in a text.
+
+A chat's engine may read tokens itself (reasoning, tool calls). Its deltas then hold something else
+than text, and the state of that parser is not known by ids: such a stream is not continued.
 """
 
 from array import array
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 import msgspec
 from msgspec import Raw
 
+from tandem_contract.request_kinds import RequestKind
+
 from .errors import StreamBroken
 from .seam import Repeated, Seam
+from .whole_tokens import WholeTokens
 
 _EVENT_END: Final = b"\n\n"
 _IDS: Final = b'"token_ids":['
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
-_NO_TEXT: Final = b'"text":""'
 _FINISH: Final = b'"finish_reason":"'
+_TEXT: Final[Mapping[RequestKind, bytes]] = {
+    RequestKind.COMPLETIONS: b'"text":"',
+    RequestKind.CHAT: b'"delta":{"content":"',
+}
+"""What precedes the text of an event."""
+_ROLE: Final = b'"delta":{"role":"'
+"""The first event of a chat, which has no token."""
+_NO_DELTA: Final = b'"delta":{}'
+_UNASKED: Final = (b'"finish_reason":null', b'"logprobs":null')
+"""With these an event without a delta was sent only because ids were asked for."""
+_NO_CHOICE: Final = b'"choices":[]'
 _FAILED: Final = (b'"finish_reason":"abort"', b'"finish_reason":"error"')
 _DATA: Final = b"data: "
 _LOGPROBS: Final = b'"text_offset":['
 _ERROR: Final = b'data: {"error"'
-_DONE: Final = b"data: [DONE]"
+DONE: Final = b"data: [DONE]\n\n"
 MAX_EVENT: Final = 16 * 1024 * 1024
 """Largest event, in bytes: the first one repeats the prompt's ids."""
 
@@ -35,7 +52,9 @@ class First(msgspec.Struct, frozen=True, gc=False):
     """What all events of a stream repeat, encoded."""
 
     id: Raw = Raw(b'""')
+    object: Raw = Raw(b'""')
     created: Raw = Raw(b"0")
+    model: Raw = Raw(b'""')
 
 
 class EventEditor(Protocol):
@@ -46,10 +65,13 @@ class EventEditor(Protocol):
 
 
 class Ledger:
-    """The record of one stream of completions."""
+    """The record of one stream of completions or a chat."""
 
-    def __init__(self, seam: Seam, *, keeps_ids: bool) -> None:
-        """`seam`: a new one; `keeps_ids`: the client asked for the ids itself."""
+    def __init__(
+        self, kind: RequestKind, seam: Seam, tokens: WholeTokens, *, keeps_ids: bool
+    ) -> None:
+        """`seam`: a new one; `tokens`: what is known of the model's; `keeps_ids`: the client asked
+        for the ids itself."""
         self.seam = seam
         self.prompt_ids: array[int] = array("I")
         self.ids: array[int] = array("I")
@@ -58,12 +80,21 @@ class Ledger:
         """How many of `ids` were delivered with all of their text."""
         self.is_finished = False
         """Whether a finish reason was delivered."""
+        self.has_usage = False
+        """Whether an event after the last token was, which has the usage."""
         self.is_done = False
         """Whether the last event was."""
         self.first = First()
         """What all events of the stream repeat."""
+        self.obstacle = ""
+        """What in the stream keeps another engine from going on with it; empty: nothing."""
         self.editor: EventEditor | None = None
         """Edits the events of an engine that continues the stream."""
+        self._is_chat = kind is RequestKind.CHAT
+        self._text, self._no_text = _TEXT[kind], _TEXT[kind] + b'"'
+        self._tokens = tokens
+        self._ends_character = True
+        """Whether the text that was delivered ends where a token does that ends a character."""
         self._keeps_ids = keeps_ids
         self._repeated = Repeated((), "")
         self._logprobs = b""
@@ -117,7 +148,10 @@ class Ledger:
 
     def _event(self, event: bytes) -> bytes:
         """Note one event; returns it for the client, or nothing if it is held back."""
-        if self._repeated and not event.startswith((_ERROR, _DONE)):
+        if self._is_chat and _ROLE in event:
+            # Another engine begins the message anew.
+            return self._first_event(event) if self.editor is None else b""
+        if self._repeated and not event.startswith((_ERROR, DONE)):
             event = self._repeated.rest(event)
             if not event:
                 return event
@@ -139,11 +173,13 @@ class Ledger:
         count = len(self.ids) - before
         if not self._keeps_ids:
             event = b"%bnull%b" % (event[: start - 1], event[end + 1 :])
+        if self._is_chat and not self._is_text(event):
+            return self._parsed_event(event)
         if not self.prompt_ids:
             event = self._first_event(event)
         if self.editor is not None:
             event = self.editor.edit(event)
-        if _NO_TEXT in event and not self.is_finished:
+        if self._no_text in event and not self.is_finished:
             self._held += event
             return b""
         self._delivered(event, count)
@@ -153,13 +189,18 @@ class Ledger:
 
     def _delivered(self, event: bytes, count: int) -> None:
         """Note an event that is delivered, with so many tokens."""
-        self.delivered = len(self.ids)
+        ids, began = self.ids, self._ends_character and self.delivered == len(self.ids) - count
+        self.delivered = len(ids)
         if count and _LOGPROBS in event:
             self._logprobs = event
-        if count == 1 and self.seam.is_last_boundary:
+        is_boundary = count == 1 or (count > 1 and ids[-1] in self._tokens)
+        if count == 1 and began and not self.is_finished:
+            self._tokens.add(ids[-1])
+        self._ends_character = is_boundary
+        if is_boundary and self.seam.is_last_boundary:
             self.seam.move(self.delivered)
         else:
-            self.seam.add(self.delivered, _choice(event).text, is_boundary=count == 1)
+            self.seam.add(self.delivered, _text(event), is_boundary=is_boundary)
 
     def _first_event(self, event: bytes) -> bytes:
         """Read the prompt's ids."""
@@ -168,7 +209,7 @@ class Ledger:
             return event
         first = _first.decode(event[len(_DATA) :])
         # Copies, because a Raw refers to the whole event.
-        self.first = First(first.id.copy(), first.created.copy())
+        self.first = First(*(value.copy() for value in msgspec.structs.astuple(first)))
         start += len(_PROMPT_IDS)
         end = event.index(b"]", start)
         self.prompt_ids.extend(map(int, event[start:end].split(b",")))
@@ -179,23 +220,54 @@ class Ledger:
     def _other_event(self, event: bytes) -> bytes:
         if event.startswith(_ERROR):
             raise StreamBroken("the engine reported an error")
-        if event.startswith(_DONE):
+        if event.startswith(DONE):
             if not self.is_finished:
                 raise StreamBroken("the stream ended without a finish reason")
             self.is_done = True
-        elif self.editor is not None:
-            event = self.editor.edit(event)
+        else:
+            if _NO_CHOICE in event:
+                self.has_usage = True
+            else:
+                self._refuse("the engine sent no token ids")
+            if self.editor is not None:
+                event = self.editor.edit(event)
         held, self._held = self._held, b""
         return held + event
 
+    def _is_text(self, event: bytes) -> bool:
+        """Whether text is all that the delta of a chat's event has."""
+        text = event.find(self._text)
+        start = text + len(self._text)
+        end = event.find(b'"},"', start)
+        return text >= 0 and end >= 0 and event.find(b'","', start, end) < 0
+
+    def _parsed_event(self, event: bytes) -> bytes:
+        """The event of an engine that reads the answer's tokens itself, without the ids."""
+        self._refuse("the engine reads reasoning or tool calls from the answer")
+        if _NO_DELTA in event and not self._keeps_ids and all(mark in event for mark in _UNASKED):
+            event = b""
+        held, self._held = self._held, b""
+        return held + event
+
+    def _refuse(self, obstacle: str) -> None:
+        """No other engine can go on with the stream."""
+        if self.editor is not None:
+            raise StreamBroken(f"in the middle of the stream {obstacle}")
+        self.obstacle = obstacle
+
 
 class _TextOffsets(msgspec.Struct):
-    text_offset: list[int]
-    tokens: list[str]
+    text_offset: list[int] = []
+    tokens: list[str] = []
+
+
+class _Delta(msgspec.Struct):
+    content: str = ""
 
 
 class _TextChoice(msgspec.Struct):
-    text: str
+    text: str = ""
+    delta: _Delta = msgspec.field(default_factory=_Delta)
     logprobs: _TextOffsets | None = None
 
 
@@ -210,3 +282,8 @@ _event: Final = msgspec.json.Decoder(_TextEvent)
 def _choice(event: bytes) -> _TextChoice:
     [choice] = _event.decode(event[len(_DATA) :]).choices
     return choice
+
+
+def _text(event: bytes) -> str:
+    choice = _choice(event)
+    return choice.text or choice.delta.content

@@ -16,11 +16,13 @@ import msgspec
 
 from tandem_contract.request_kinds import RequestKind
 
+from ..bodies.edit import can_reuse_token_ids
 from ..bodies.parse import UNREADABLE, Members
 
 _NULL: Final = msgspec.Raw(b"null")
 ANY: Final = object()
 """Whatever value the field has."""
+_NOT_OF_CHATS: Final = frozenset({"best_of", "prompt"})
 
 _COMPLETIONS: Final[Mapping[str, tuple[Any, ...] | object]] = {
     "add_special_tokens": ANY,
@@ -63,8 +65,33 @@ _COMPLETIONS: Final[Mapping[str, tuple[Any, ...] | object]] = {
     "user": ANY,
 }
 """Field → values, besides null, with which a stream can be continued."""
+_CHAT: Final[Mapping[str, tuple[Any, ...] | object]] = {
+    **{name: values for name, values in _COMPLETIONS.items() if name not in _NOT_OF_CHATS},
+    "add_generation_prompt": ANY,
+    "chat_template": ANY,
+    "chat_template_kwargs": ANY,
+    "continue_final_message": ANY,
+    "documents": ANY,
+    "include_reasoning": (True,),
+    "logprobs": ANY,
+    "max_completion_tokens": ANY,
+    "messages": ANY,
+    "metadata": ANY,
+    "parallel_tool_calls": ANY,
+    "prompt_cache_key": ANY,
+    "reasoning_effort": ANY,
+    "response_format": ({"type": "text"},),
+    "safety_identifier": ANY,
+    "store": ANY,
+    # A parser reads tool calls, whose state is not known by the ids.
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": ANY,
+    "truncation_side": ANY,
+}
 FIELDS: Final[Mapping[RequestKind, Mapping[str, tuple[Any, ...] | object]]] = {
-    RequestKind.COMPLETIONS: _COMPLETIONS
+    RequestKind.COMPLETIONS: _COMPLETIONS,
+    RequestKind.CHAT: _CHAT,
 }
 
 
@@ -82,13 +109,15 @@ def obstacle(kind: RequestKind, members: Members) -> str | None:
             value = msgspec.json.decode(raw)
             if value is not None and value not in allowed:  # type: ignore[operator]
                 return f"{name} is not continued"
-        return _prompt_obstacle(members) or _stop_obstacle(members)
+        return _prompt_obstacle(kind, members) or _stop_obstacle(members)
     except UNREADABLE:
         return "the request cannot be read"
 
 
-def _prompt_obstacle(members: Members) -> str | None:
-    """Several prompts are several choices in one stream."""
+def _prompt_obstacle(kind: RequestKind, members: Members) -> str | None:
+    """Several prompts are several choices in one stream; media cannot be given as ids."""
+    if kind is RequestKind.CHAT:
+        return None if can_reuse_token_ids(members) else "messages with media are not continued"
     if "prompt" not in members:
         return "the prompt is not known"
     prompt = msgspec.json.decode(members["prompt"])

@@ -24,8 +24,6 @@ import msgspec
 from .errors import StreamBroken
 
 _DATA: Final = b"data: "
-_LISTS: Final = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
-"""The members of a completion's logprobs, each with an entry for each token."""
 
 
 class Seam:
@@ -81,7 +79,9 @@ class Repeated:
         StreamBroken if the engine generates another answer than the client has."""
         chunk = msgspec.json.decode(event[len(_DATA) :])
         [choice] = chunk["choices"] or [{"token_ids": [], "text": "", "finish_reason": "none"}]
-        ids, text = choice.get("token_ids") or [], choice["text"]
+        # A chat has its text in a delta.
+        holder, name = (choice["delta"], "content") if "delta" in choice else (choice, "text")
+        ids, text = choice.get("token_ids") or [], holder.get(name) or ""
         count, length = min(len(ids), len(self._ids)), min(len(text), len(self._text))
         is_same = ids[:count] == self._ids[:count] and text[:length] == self._text[:length]
         self._ids, self._text = self._ids[count:], self._text[length:]
@@ -95,8 +95,9 @@ class Repeated:
             raise StreamBroken("another engine generates another answer")
         if not is_rest:
             return b""
-        choice["token_ids"], choice["text"] = ids[count:], text[length:]
+        choice["token_ids"], holder[name] = ids[count:], text[length:]
         if logprobs := choice.get("logprobs"):
-            for name in _LISTS:
-                logprobs[name] = logprobs[name][count:]
+            # Each list has an entry for each token.
+            for each, value in logprobs.items():
+                logprobs[each] = value[count:] if isinstance(value, list) else value
         return b"%b%b\n\n" % (_DATA, msgspec.json.encode(chunk))

@@ -97,6 +97,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     """Why a header was not trusted or an address was left out; None: neither happened."""
     timeouts: Timeouts = NO_TIMEOUTS
     """The time limits that the plan states."""
+    alternates: tuple[Target, ...] = ()
+    """Other pods that the plan names for the case that this one fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,8 @@ def _route_of_plan(plan: Plan, own: Target) -> Route:
         decode_rank=own.rank,
         routed=True,
         timeouts=plan.timeouts,
+        # An alternate has the request because the pod that was chosen failed.
+        alternates=tuple([each for each in plan.alternates or () if each is not own]),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, Final
 
-from .events import DONE, event, usage_event
+from .events import DONE, chat_event, event, role_event, usage_event
 
 PROMPT: Final = (1, 2, 3)
 LEAK: Final = "the prompt"
@@ -47,11 +47,13 @@ class Engine:
 
     def answer(self, body: dict[str, Any]) -> list[bytes]:
         """The events of the answer to a request for a stream with ids."""
-        prompt = body["prompt"] if isinstance(body["prompt"], list) else list(PROMPT)
+        is_chat = "messages" in body
+        given = body.get("kv_transfer_params", {}).get("prompt_token_ids")
+        prompt = given or (list(PROMPT) if is_chat else body["prompt"])
         start = len(prompt) - len(PROMPT)
         assert prompt == [*PROMPT, *range(_FIRST, _FIRST + start)]
         steps, made, offset = list(self._steps(body, start)), [], 0
-        count = len(steps)
+        count, id = len(steps), f"cmpl-{start}"
         for size in cycle(self.joined):
             if not steps:
                 break
@@ -62,18 +64,18 @@ class Engine:
                 offset += len(step.token)
             names = {"text_offset": offsets, "tokens": [step.token for step in part]}
             numbers = {"token_logprobs": offsets, "top_logprobs": offsets}
-            made.append(
-                event(
-                    "".join(step.text for step in part),
-                    [i for step in part for i in step.ids],
-                    None if made else prompt,
-                    finish=part[-1].finish,
-                    stop=part[-1].stop,
-                    logprobs=names | numbers if "logprobs" in body else None,
-                    id=f"cmpl-{start}",
-                )
-            )
-        return [*made, usage_event(len(prompt), count, id=f"cmpl-{start}"), DONE]
+            text, ids = "".join(step.text for step in part), [i for step in part for i in step.ids]
+            ends: dict[str, Any] = {"finish": part[-1].finish, "stop": part[-1].stop, "id": id}
+            if is_chat:
+                entries = [{"token": step.token} for step in part]
+                logprobs = {"content": entries} if "logprobs" in body else None
+                made.append(chat_event(text, ids, logprobs=logprobs, **ends))
+            else:
+                lists = names | numbers if "logprobs" in body else None
+                first = None if made else prompt
+                made.append(event(text, ids, first, logprobs=lists, **ends))
+        role = [role_event(prompt, id=id)] if is_chat else []
+        return [*role, *made, usage_event(len(prompt), count, id=id), DONE]
 
     def _steps(self, body: dict[str, Any], start: int) -> Iterator[_Step]:
         tokens, stops = self.tokens, body.get("stop", [])

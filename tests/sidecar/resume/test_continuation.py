@@ -3,26 +3,26 @@ from typing import Any
 
 import pytest
 
+from tandem_contract.request_kinds import RequestKind
 from tandem_sidecar.bodies.parse import parse_body
 from tandem_sidecar.resume.continuation import Splice, continued, with_ids
 from tandem_sidecar.resume.ledger import Ledger
-from tandem_sidecar.resume.seam import Seam
 
-from .events import DONE, event, usage_event
+from .events import DONE, event, ledger, usage_event
 
 
 def delivered(*ids: int) -> Ledger:
     """A stream of the prompt 1, 2, 3 that delivered these tokens."""
-    ledger = Ledger(Seam(), keeps_ids=False)
-    ledger.take(event("a", ids[:1], [1, 2, 3]))
+    record = ledger()
+    record.take(event("a", ids[:1], [1, 2, 3]))
     for token in ids[1:]:
-        ledger.take(event("b", [token]))
-    return ledger
+        record.take(event("b", [token]))
+    return record
 
 
-def continuation(**body: Any) -> dict[str, Any] | None:
+def continuation(kind: RequestKind = RequestKind.COMPLETIONS, **body: Any) -> dict[str, Any] | None:
     asked = with_ids(parse_body(json.dumps({"prompt": "hi", "stream": True, **body}).encode()))
-    made = continued(asked, delivered(7, 8))
+    made = continued(kind, asked, delivered(7, 8))
     if made is None:
         return None
     members: dict[str, Any] = json.loads(made.data)
@@ -53,6 +53,26 @@ def test_only_the_rest_is_asked_for(body: dict[str, Any], most: int | None) -> N
     assert made.get("max_tokens") == most
 
 
+@pytest.mark.parametrize(
+    ("body", "limits"),
+    [
+        ({}, {}),
+        ({"max_tokens": 9}, {"max_tokens": 7}),
+        ({"max_completion_tokens": 9, "max_tokens": 5}, {"max_completion_tokens": 7}),
+    ],
+    ids=["engine's", "old name", "new name"],
+)
+def test_a_chat_keeps_its_messages_beside_the_ids(
+    body: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    made = continuation(RequestKind.CHAT, messages=messages, **body)
+    assert made is not None
+    assert made["messages"] == messages
+    assert made["kv_transfer_params"] == {"prompt_token_ids": [1, 2, 3, 7, 8]}
+    assert {name: made[name] for name in limits} == limits
+
+
 def test_nothing_is_asked_for_when_all_was_delivered() -> None:
     assert continuation(max_tokens=2) is None
 
@@ -70,10 +90,10 @@ def test_the_first_engine_is_asked_for_ids_once(asked: bool | None) -> None:
 
 
 def test_the_continuation_reads_as_the_first_stream() -> None:
-    ledger = delivered(7, 8)
-    ledger.editor = Splice(ledger)
+    record = delivered(7, 8)
+    record.editor = Splice(record)
     prompt = [1, 2, 3, 7, 8]
-    got = ledger.take(
+    got = record.take(
         event("c", [9], prompt, id="cmpl-second", created=9)
         + event("d", [10], finish="length", id="cmpl-second", created=9)
         + usage_event(5, 2, cached=5, id="cmpl-second")
@@ -89,4 +109,4 @@ def test_the_continuation_reads_as_the_first_stream() -> None:
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 3},
     }
-    assert list(ledger.ids) == [7, 8, 9, 10]
+    assert list(record.ids) == [7, 8, 9, 10]

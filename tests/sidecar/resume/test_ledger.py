@@ -1,10 +1,9 @@
 import pytest
 
+from tandem_contract.request_kinds import RequestKind
 from tandem_sidecar.resume.errors import StreamBroken
-from tandem_sidecar.resume.ledger import Ledger
-from tandem_sidecar.resume.seam import Seam
 
-from .events import DONE, event, usage_event
+from .events import DONE, chat_event, event, ledger, role_event, usage_event
 
 STREAM = [
     (event("Hel", [7], [1, 2, 3]), event("Hel", None)),
@@ -19,68 +18,68 @@ STREAM = [
 
 @pytest.mark.parametrize("size", [1, 7, 100, 10_000])
 def test_the_client_gets_the_stream_as_if_nobody_had_asked_for_ids(size: int) -> None:
-    ledger, stream = Ledger(Seam(), keeps_ids=False), b"".join(sent for sent, _ in STREAM)
+    record, stream = ledger(), b"".join(sent for sent, _ in STREAM)
     pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
-    assert b"".join(map(ledger.take, pieces)) == b"".join(expected for _, expected in STREAM)
-    assert (list(ledger.prompt_ids), list(ledger.ids)) == ([1, 2, 3], [7, 8, 9, 10, 11])
-    assert ledger.is_finished
-    assert ledger.is_done
+    assert b"".join(map(record.take, pieces)) == b"".join(expected for _, expected in STREAM)
+    assert (list(record.prompt_ids), list(record.ids)) == ([1, 2, 3], [7, 8, 9, 10, 11])
+    assert record.is_finished
+    assert record.is_done
 
 
 def test_ids_that_the_client_asked_for_are_kept() -> None:
-    ledger, stream = Ledger(Seam(), keeps_ids=True), b"".join(sent for sent, _ in STREAM)
-    assert ledger.take(stream) == stream
-    assert list(ledger.ids) == [7, 8, 9, 10, 11]
+    record, stream = ledger(keeps_ids=True), b"".join(sent for sent, _ in STREAM)
+    assert record.take(stream) == stream
+    assert list(record.ids) == [7, 8, 9, 10, 11]
 
 
 def test_lines_may_end_as_in_http() -> None:
-    ledger, stream = Ledger(Seam(), keeps_ids=False), b"".join(sent for sent, _ in STREAM)
+    record, stream = ledger(), b"".join(sent for sent, _ in STREAM)
     coded = stream.replace(b"\n", b"\r\n")
     pieces = [coded[at : at + 1] for at in range(len(coded))]
-    assert b"".join(map(ledger.take, pieces)) == b"".join(expected for _, expected in STREAM)
+    assert b"".join(map(record.take, pieces)) == b"".join(expected for _, expected in STREAM)
 
 
 def test_an_engine_that_gives_no_ids_is_no_broken_one() -> None:
-    ledger, stream = Ledger(Seam(), keeps_ids=False), b"".join(expected for _, expected in STREAM)
-    assert ledger.take(stream) == stream
-    assert ledger.is_done
-    assert not ledger.prompt_ids
+    record, stream = ledger(), b"".join(expected for _, expected in STREAM)
+    assert record.take(stream) == stream
+    assert record.is_done
+    assert not record.prompt_ids
 
 
 def test_an_event_without_text_waits_for_the_next() -> None:
-    ledger = Ledger(Seam(), keeps_ids=False)
-    ledger.take(event("a", [7], [1]))
-    assert ledger.take(event("", [8])) == b""
-    assert ledger.delivered == 1
-    assert ledger.take(event("é", [9])) == event("", None) + event("é", None)
-    assert ledger.delivered == 3
+    record = ledger()
+    record.take(event("a", [7], [1]))
+    assert record.take(event("", [8])) == b""
+    assert record.delivered == 1
+    assert record.take(event("é", [9])) == event("", None) + event("é", None)
+    assert record.delivered == 3
 
 
 def test_what_was_not_delivered_is_forgotten() -> None:
-    ledger = Ledger(Seam(), keeps_ids=False)
-    ledger.take(event("a", [7], [1]) + event("", [8]) + event("cut off", [9])[:20])
-    ledger.begin_again()
-    assert list(ledger.ids) == [7]
-    assert ledger.take(event("b", [10])) == event("b", None)
+    record = ledger()
+    record.take(event("a", [7], [1]) + event("", [8]) + event("cut off", [9])[:20])
+    record.begin_again()
+    assert list(record.ids) == [7]
+    assert record.take(event("b", [10])) == event("b", None)
 
 
 def test_what_comes_before_an_error_is_sent() -> None:
-    ledger = Ledger(Seam(), keeps_ids=False)
+    record = ledger()
     with pytest.raises(StreamBroken) as raised:
-        ledger.take(event("a", [7], [1]) + event("b", [8]) + event("", [], finish="abort"))
+        record.take(event("a", [7], [1]) + event("b", [8]) + event("", [], finish="abort"))
     assert raised.value.before == event("a", None) + event("b", None)
-    assert ledger.delivered == 2
+    assert record.delivered == 2
 
 
 def test_another_engine_begins_where_a_character_ends() -> None:
-    ledger = Ledger(Seam(), keeps_ids=False)
-    ledger.take(event("a", [7], [1]) + event("b", [8, 9]))
-    ledger.begin_again()
-    assert (ledger.seam.start, ledger.seam.text) == (1, "b")
+    record = ledger()
+    record.take(event("a", [7], [1]) + event("b", [8, 9]))
+    record.begin_again()
+    assert (record.seam.start, record.seam.text) == (1, "b")
     # Token 9 was the beginning of a character.
-    assert ledger.take(event("b", [8])) == b""
-    assert ledger.take(event("é", [9, 10])) == event("é", None)
-    assert (list(ledger.ids), ledger.delivered) == ([7, 8, 9, 10], 4)
+    assert record.take(event("b", [8])) == b""
+    assert record.take(event("é", [9, 10])) == event("é", None)
+    assert (list(record.ids), record.delivered) == ([7, 8, 9, 10], 4)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,65 @@ def test_another_engine_begins_where_a_character_ends() -> None:
     ids=["error", "abort", "finish-error", "no-finish"],
 )
 def test_an_end_that_is_none_is_not_sent(broken: bytes, problem: str) -> None:
-    ledger = Ledger(Seam(), keeps_ids=False)
-    ledger.take(event("a", [7], [1]))
+    record = ledger()
+    record.take(event("a", [7], [1]))
     with pytest.raises(StreamBroken, match=problem):
-        ledger.take(broken)
+        record.take(broken)
+
+
+CHAT = [
+    (role_event([1, 2, 3]), role_event(None)),
+    (chat_event("Hel", [7]), chat_event("Hel", None)),
+    (chat_event("", [8]), chat_event("", None)),
+    (chat_event('","', [9]), chat_event('","', None)),
+    (chat_event('"},"a', [10]), chat_event('"},"a', None)),
+    (chat_event("", [11], finish="stop"), chat_event("", None, finish="stop")),
+    (usage_event(3, 5, id="cmpl-first"), usage_event(3, 5, id="cmpl-first")),
+    (DONE, DONE),
+]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 10_000])
+def test_a_chat_has_the_prompts_ids_in_its_first_event(size: int) -> None:
+    record, stream = ledger(RequestKind.CHAT), b"".join(sent for sent, _ in CHAT)
+    pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+    assert b"".join(map(record.take, pieces)) == b"".join(expected for _, expected in CHAT)
+    assert (list(record.prompt_ids), list(record.ids)) == ([1, 2, 3], [7, 8, 9, 10, 11])
+    assert (record.delivered, record.obstacle) == (5, "")
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {},
+        {"reasoning": "hm"},
+        {"content": "x", "reasoning": None},
+        {"content": "x", "tool_calls": []},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"delta":{"content":"'}}]},
+    ],
+)
+def test_a_chat_that_its_engine_parses_is_not_continued(delta: dict[str, object]) -> None:
+    record = ledger(RequestKind.CHAT)
+    record.take(role_event([1]) + chat_event("a", [2]))
+    got = record.take(chat_event(delta, [3]))
+    # Without the ids that were asked for, the event without a delta would not have been sent.
+    assert got == (chat_event(delta, None) if delta else b"")
+    assert "tool calls" in record.obstacle
+
+
+def test_a_chat_without_ids_is_not_continued() -> None:
+    record = ledger(RequestKind.CHAT)
+    assert record.take(chat_event("a", None)) == chat_event("a", None)
+    assert "no token ids" in record.obstacle
+
+
+def test_a_token_that_is_known_to_be_whole_ends_a_character() -> None:
+    record = ledger()
+    record.take(event("a", [7], [1]) + event("bc", [8, 9]))
+    assert record.seam.start == 1
+    # Alone, right after a character: whole from now on.
+    record.take(event("d", [10]) + event("e", [9]) + event("bc", [8, 9]))
+    assert (record.delivered, record.seam.start) == (7, 7)
+    # It came alone, but as the end of a character that another token began.
+    record.take(event("", [11]) + event("é", [12]) + event("bé", [8, 11, 12]))
+    assert (record.delivered, record.seam.start) == (12, 9)

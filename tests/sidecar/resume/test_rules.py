@@ -50,7 +50,29 @@ def test_what_may_differ_is_not(body: dict[str, Any], named: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in RequestKind if kind is not RequestKind.COMPLETIONS]
+    ("more", "named"),
+    [
+        ({}, ""),
+        ({"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}}, ""),
+        ({"max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2}, ""),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"reasoning_effort": "low", "include_reasoning": False}, "include_reasoning"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "media"),
+        ({"echo": True}, "echo"),
+        ({"prompt": "hi"}, "prompt"),
+    ],
+)
+def test_which_chats_are(more: dict[str, Any], named: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "stream": True, **more}
+    why = obstacle(RequestKind.CHAT, parse_body(json.dumps(body).encode()).members)
+    assert named in (why or "")
+    assert bool(named) == bool(why)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in RequestKind if kind not in {RequestKind.COMPLETIONS, RequestKind.CHAT}],
 )
 def test_other_apis_are_not_continued_yet(kind: RequestKind) -> None:
     assert str(kind) in (why_not(kind) or "")

@@ -1,0 +1,132 @@
+"""A scripted engine whose streams fail in every way, and how to compare what its client gets."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ..peers import Script, Turn
+from .events import DONE, chat_event, event, role_event, usage_event
+
+PROMPT = [100 + number for number in range(100)]
+"""Long enough to be split."""
+TOKENS = 8
+ERROR = b'data: {"error":{"message":"the core died","code":500}}\n\n'
+End = Callable[[Turn, bytes], None]
+"""Sends the last event, and ends in some way."""
+
+
+def dies(turn: Turn, last: bytes) -> None:
+    turn.chunk(last)
+    turn.die()
+
+
+def reports_an_error(turn: Turn, last: bytes) -> None:
+    turn.chunk(last)
+    turn.chunk(ERROR)
+    turn.chunk(DONE)
+    turn.end()
+
+
+def reports_an_error_at_once(turn: Turn, last: bytes) -> None:
+    turn.chunk(last + ERROR + DONE)
+    turn.end()
+
+
+def aborts(turn: Turn, last: bytes) -> None:
+    turn.chunk(last)
+    turn.chunk(event("", [], finish="abort"))
+    turn.chunk(DONE)
+    turn.end()
+
+
+def breaks_within_an_event(turn: Turn, last: bytes) -> None:
+    turn.chunk(last + event("lost", [1])[:40])
+    turn.die()
+
+
+def ends_too_early(turn: Turn, last: bytes) -> None:
+    turn.chunk(last)
+    turn.end()
+
+
+ENDS = [
+    dies,
+    reports_an_error,
+    reports_an_error_at_once,
+    aborts,
+    breaks_within_an_event,
+    ends_too_early,
+]
+
+
+def generates(after: int | None = None, end: End = dies, *, id: str = "cmpl-a") -> Script:
+    """An engine whose next token follows from the one before it; after so many tokens it ends as
+    `end` does. Every third token has no text: it is the beginning of the next one's character."""
+
+    async def script(turn: Turn) -> None:
+        body = turn.request.json
+        prompt, asked = prompt_of(body), body.get("return_token_ids")
+        last, wanted, pending, unsent = prompt[-1], body["max_tokens"], "", b""
+        is_chat = "messages" in body
+        turn.stream()
+        if is_chat:
+            turn.chunk(role_event(prompt if asked else None, id=id, created=len(id)))
+        for number in range(wanted):
+            if number == after:
+                await turn.writer.drain()
+                end(turn, unsent)
+                return
+            if unsent:
+                turn.chunk(unsent)
+            last = (last * 7 + 3) % 1000
+            pending += f"<{last}>"
+            is_last = number == wanted - 1
+            text = pending if last % 3 or is_last else ""
+            pending = "" if text else pending
+            ids, first = ([last], prompt if number == 0 else None) if asked else (None, None)
+            finish = "length" if is_last else None
+            if is_chat:
+                unsent = chat_event(text, ids, finish=finish, id=id, created=len(id))
+            else:
+                unsent = event(text, ids, first, finish=finish, id=id, created=len(id))
+        if after == wanted:
+            await turn.writer.drain()
+            end(turn, unsent)
+            return
+        turn.chunk(unsent)
+        if (body.get("stream_options") or {}).get("include_usage"):
+            turn.chunk(usage_event(len(prompt), wanted, id=id))
+        turn.chunk(DONE)
+        turn.end()
+
+    return script
+
+
+def prompt_of(body: dict[str, Any]) -> list[int]:
+    """The ids that an engine reads; messages are rendered to PROMPT."""
+    if "prompt" in body:
+        ids: list[int] = body["prompt"]
+    else:
+        ids = (body.get("kv_transfer_params") or {}).get("prompt_token_ids") or PROMPT
+    return ids
+
+
+def asked(*, is_chat: bool = False, **more: Any) -> dict[str, Any]:
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if is_chat else {"prompt": PROMPT}
+    options = {"include_usage": True}
+    body = {"model": "m", **prompt, "max_tokens": TOKENS, "stream": True}
+    return {**body, "stream_options": options, **more}
+
+
+def without_head(stream: list[Any]) -> list[Any]:
+    """The events without id and time, which are those of the engine that sent the first."""
+    assert len({(each["id"], each["created"]) for each in stream[:-1]}) == 1
+    return [{**each, "id": "", "created": 0} for each in stream]
+
+
+def events(stream: bytes) -> list[Any]:
+    """The JSON of the events of a stream, which is complete."""
+    *whole, rest = stream.decode().split("\n\n")
+    assert not rest
+    data = [text.removeprefix("data: ") for text in whole]
+    return [json.loads(text) for text in data if text != "[DONE]"]

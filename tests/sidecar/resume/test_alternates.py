@@ -1,0 +1,110 @@
+"""A stream goes on at the pod that its plan names as an alternate, through that pod's sidecar."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tandem_contract import headers
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Plan, Target, sign
+from tandem_contract.plan_keys import PlanKeys
+from tandem_contract.request_kinds import PATHS, RequestKind
+
+from ..conftest import Harness
+from ..peers import FakePrefill
+from .scripted import ENDS, TOKENS, End, asked, dies, events, generates, without_head
+
+ID = "r-1"
+
+
+class Pods:
+    """Two decode pods, each with a sidecar, and prefill pods that both may use."""
+
+    def __init__(self, first: Harness, second: Harness, keys: PlanKeys) -> None:
+        self.first, self.second, self._keys = first, second, keys
+
+    def plan(self, *prefills: FakePrefill) -> dict[str, str]:
+        """Headers of a request for the first pod, with the second as its alternate."""
+        now = time.time()
+        plan = Plan(
+            RoutingPath.PREFILL_THEN_DECODE if prefills else RoutingPath.UNIFIED,
+            "unit",
+            Target("decode-0", str(self.first.sidecar.listen)),
+            tuple(Target(f"prefill-{n}", str(p.address)) for n, p in enumerate(prefills)),
+            request_id=ID,
+            expires=now + 60,
+            alternates=(Target("decode-1", str(self.second.sidecar.listen)),),
+        )
+        signed = sign(plan, self._keys.current, now=now)
+        return {headers.PLAN: signed, headers.REQUEST_ID: ID}
+
+    async def ask(
+        self, kind: RequestKind, *prefills: FakePrefill, keeps_ids: bool = False
+    ) -> tuple[int, bytes]:
+        more = {"return_token_ids": True} if keeps_ids else {}
+        body = asked(is_chat=kind is RequestKind.CHAT, **more)
+        url, plan = self.first.url(PATHS[kind]), self.plan(*prefills)
+        async with self.first.http.post(url, json=body, headers=plan) as response:
+            return response.status, await response.read()
+
+
+@pytest.fixture
+async def pods(harness: Harness, tmp_path: Path) -> AsyncIterator[Pods]:
+    (tmp_path / "k").write_text("0123456789abcdef")
+    keys = PlanKeys(tmp_path)
+    async with AsyncExitStack() as stack:
+        second = Harness(stack)
+        await harness.start(keys=keys, resume=True)
+        await second.start(keys=keys, resume=True, pod_name="decode-1")
+        yield Pods(harness, second, keys)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("kind", [RequestKind.COMPLETIONS, RequestKind.CHAT])
+async def test_the_client_gets_the_stream_of_one_engine(
+    pods: Pods, end: End, split: bool, kind: RequestKind
+) -> None:
+    prefills = [await pods.first.prefill()] if split else []
+    first, second = pods.first.decode, pods.second.decode
+    for keeps_ids in (False, True):
+        first.script = generates()
+        _, whole = await pods.ask(kind, *prefills, keeps_ids=keeps_ids)
+        second.script = generates(id="cmpl-of-another")
+        for after in range(TOKENS):
+            first.script = generates(after, end)
+            asked_before = len(second.requests)
+            status, resumed = await pods.ask(kind, *prefills, keeps_ids=keeps_ids)
+            assert status == 200
+            assert without_head(events(resumed)) == without_head(events(whole)), after
+            assert len(second.requests) == asked_before + 1
+
+
+async def test_two_pods_that_fail_end_the_stream_with_an_error(pods: Pods) -> None:
+    pods.first.decode.script = generates(3)
+    pods.second.decode.script = generates(2, id="cmpl-of-another")
+    status, body = await pods.ask(RequestKind.COMPLETIONS)
+    *tokens, error = events(body)
+    assert status == 200
+    assert "decode failed" in error["error"]["message"]
+    assert tokens
+
+
+async def test_a_pod_that_is_gone_ends_the_stream_with_an_error(pods: Pods) -> None:
+    pods.first.decode.script = generates(3)
+    await pods.second.stop()
+    _, body = await pods.ask(RequestKind.CHAT)
+    assert "decode failed" in events(body)[-1]["error"]["message"]
+
+
+async def test_a_client_cannot_give_a_chat_its_prompt(pods: Pods) -> None:
+    """Only a sidecar can, whose plan says so."""
+    pods.first.decode.script = generates(end=dies)
+    body = asked(is_chat=True, kv_transfer_params={"prompt_token_ids": [1, 2]})
+    url = pods.first.url(PATHS[RequestKind.CHAT])
+    async with pods.first.http.post(url, json=body, headers=pods.plan()) as response:
+        await response.read()
+    assert "kv_transfer_params" not in pods.first.decode.requests[-1].json

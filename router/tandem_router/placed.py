@@ -66,7 +66,9 @@ class PlacedRequest:
         kind = kind_of(request.method, request.target)
         self._kept: KeptStream | None = None
         if parts.context.settings.resume and kind is not None and body is not None:
-            self._kept = keep(client, request, kind, body, parts.context.vocabularies)
+            self._kept = keep(
+                client, request, kind, body, record=record, vocabularies=parts.context.vocabularies
+            )
         if self._kept is not None:
             self._body = self._kept.asked
         self._placement: Placement
@@ -120,6 +122,8 @@ class PlacedRequest:
         subset = self._others()
         most = FAILOVERS if self._kept is None else MOVES
         if len(self._failed) > most or not subset or self._parts.context.lifecycle.draining:
+            if self._kept is not None:
+                self._record.not_resumed = "no further engine may serve the request"
             return False
         data = self._request.body
         if self._kept is not None:

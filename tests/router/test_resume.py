@@ -51,6 +51,8 @@ async def test_the_client_gets_the_stream_of_one_engine(
             assert not scripts
             assert response.status == 200
             assert without_head(events(resumed)) == without_head(events(whole)), after
+    moved = await harness.metric('tandem_sidecar_stream_moves_total{outcome="answered"}')
+    assert 0 < moved <= 2 * (TOKENS - 1)
 
 
 @pytest.mark.parametrize("end", [dies, ends_too_early])
@@ -138,5 +140,5 @@ async def test_what_cannot_be_continued_is_as_before(harness: Harness) -> None:
     engines = [await harness.decode(f"d-{number}", generates(3)) for number in range(2)]
     await harness.start({"enabled": False}, settings=RESUMES)
     _, body = await harness.ask(asked(seed=4))
-    assert "error" in events(body)[-1]
+    assert "seed is not continued" in events(body)[-1]["error"]["message"]
     assert sum(len(engine.requests) for engine in engines) == 1

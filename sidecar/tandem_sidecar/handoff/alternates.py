@@ -39,7 +39,10 @@ class Alternates:
     def try_take_over(self) -> bool:
         """Give the rest of the stream to the next pod; returns whether there is one."""
         generation = self._generation
-        rest = generation.kept.move() if generation.kept is not None and self._left else None
+        if not self._left:
+            generation.record.not_resumed = "no further pod may serve the request"
+            return False
+        rest = generation.kept.move() if generation.kept is not None else None
         if rest is None:
             return False
         target = self._left.pop(0)

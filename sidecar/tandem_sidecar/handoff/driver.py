@@ -196,7 +196,7 @@ class HandoffDriver:
             self._abort_decode()
         else:
             at = CutPoint.WITHIN_EVENT if decode is None else decode.cut_point()
-            self._relay.cut(status, message, at)
+            self._relay.cut(status, self._record.cut_message(message), at)
 
     def _abort_decode(self) -> None:
         if self._decode is not None:
@@ -314,7 +314,8 @@ class HandoffDriver:
         if error.decode_failed and not may_exhaust and self._try_take_over():
             return
         if self._relay.written:
-            self._relay.cut(error.status, error.message, CutPoint.BETWEEN_CHUNKS)
+            message = self._record.cut_message(error.message)
+            self._relay.cut(error.status, message, CutPoint.BETWEEN_CHUNKS)
             return
         # With the times of a prefill the router knows that the decode engine failed.
         timing = self._record.timing = self._attempts.timing

@@ -327,7 +327,7 @@ class Forward(ABC):
             # As in `body`: the request ends before the write that may start the client's next one.
             self.end(Outcome.CUT)
             at = CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()
-            self._relay.cut(status, message, at)
+            self._relay.cut(status, self.record.cut_message(message), at)
         else:
             self.record.status, self.record.first_byte = status, self._loop.time()
             self.context.observer.on_answer(self.record, None)

@@ -160,7 +160,14 @@ class Proxy:
     def _kept(self, generation: GenerationRequest, client: ClientConnection) -> GenerationRequest:
         """The request as a stream that another pod can continue, if it is one."""
         context, body = self._context, generation.body
-        kept = keep(client, generation.request, generation.kind, body, context.vocabularies)
+        kept = keep(
+            client,
+            generation.request,
+            generation.kind,
+            body,
+            record=generation.record,
+            vocabularies=context.vocabularies,
+        )
         if kept is None:
             return generation
         generation = replace(generation, body=kept.asked, kept=kept)

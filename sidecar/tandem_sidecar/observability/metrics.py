@@ -208,6 +208,13 @@ class Metrics:
             ["moment"],
             registry=registry,
         )
+        self.moves = CounterVec(
+            "tandem_sidecar_stream_moves_total",
+            "Streams that another engine went on with after theirs failed, each time, by how the"
+            " request ended.",
+            ["outcome"],
+            registry=registry,
+        )
         self.ignored_candidates = CounterVec(
             "tandem_sidecar_ignored_candidates_total",
             "Prefill addresses named without a signature and outside --prefill-allow.",

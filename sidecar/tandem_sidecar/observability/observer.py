@@ -157,6 +157,8 @@ class RequestObserver:
             metrics.errors[phase].inc()
         if record.outcome == _ABANDONED:
             metrics.client_left.child(left_at(record)).inc()
+        if record.moves:
+            metrics.moves.child(record.outcome).inc(record.moves)
         if record.ignored:
             metrics.ignored_candidates.inc(record.ignored)
         # Warm-up requests come from the EPP, not from a client: they are slow because they make the

@@ -210,6 +210,16 @@ class Record(msgspec.Struct, eq=False, gc=False):
     """How long computing the prompt took and what the usage counts; None before an answer came."""
     trace: TraceContext | None = None
     """The span that this request will get; None: it is not traced."""
+    moves: int = 0
+    """How often another engine went on with the stream (`resume`)."""
+    not_resumed: str = ""
+    """Why no other engine can go on with the stream; empty: one can, or none is to."""
+
+    def cut_message(self, problem: str) -> str:
+        """The error that ends a stream early because of `problem`."""
+        if not self.not_resumed:
+            return problem
+        return f"{problem}; no other engine can go on: {self.not_resumed}"
 
     def leg(self, phase: Phase, backend: str, attempt_id: str, now: float) -> Leg:
         """Add a leg that starts now."""

@@ -21,6 +21,7 @@ from tandem_http1.framing import LAST_CHUNK, Sized, chunk
 from tandem_http1.messages import Request, ResponseHead
 
 from ..bodies.parse import Body
+from ..observability.record import Record
 from .continuation import (
     Splice,
     asks_for_ids,
@@ -47,9 +48,12 @@ class KeptStream(Relay):
         request: Request,
         kind: RequestKind,
         body: Body,
+        *,
+        record: Record,
         tokens: WholeTokens,
     ) -> None:
         super().__init__(client, request)
+        self._record = record
         self.asked = with_ids(body)
         """The request as the first engine gets it."""
         self._kind, self._tokens = kind, tokens
@@ -99,14 +103,31 @@ class KeptStream(Relay):
             self._ledger = self._new_ledger()
             self._begun = False
             return self.asked
-        if not self._is_stream or not ledger.prompt_ids or ledger.is_finished or ledger.obstacle:
-            return None
-        if ledger.seam.start < ledger.delivered and not is_greedy(self.asked.members):
-            # Drawn again, these tokens would be others.
+        if why := self._obstacle():
+            self._record.not_resumed = why
             return None
         ledger.begin_again()
         ledger.editor = Splice(ledger)
-        return continued(self._kind, self.asked, ledger)
+        rest = continued(self._kind, self.asked, ledger)
+        if rest is None:
+            self._record.not_resumed = "all tokens were sent"
+        else:
+            self._record.moves += 1
+        return rest
+
+    def _obstacle(self) -> str:
+        """Why no other engine can go on from here; empty: one can."""
+        ledger = self._ledger
+        if not self._is_stream:
+            return "the answer is no stream of events"
+        if ledger.is_finished:
+            return "the stream is finished"
+        if ledger.obstacle or not ledger.prompt_ids:
+            return ledger.obstacle or "the engine sent no token ids"
+        if ledger.seam.start < ledger.delivered and not is_greedy(self.asked.members):
+            # Drawn again, these tokens would be others.
+            return "tokens would have to be drawn again, and temperature is not 0"
+        return ""
 
     def _new_ledger(self) -> Ledger:
         stops, included = stop_strings(self.asked.members)
@@ -130,13 +151,17 @@ def keep(
     request: Request,
     kind: RequestKind,
     body: Body,
+    *,
+    record: Record,
     vocabularies: Vocabularies,
 ) -> KeptStream | None:
-    """The stream that `body` asks for, if another engine can continue it exactly."""
+    """The stream that `body` asks for, if another engine can continue it exactly; otherwise the
+    record gets the reason."""
     members = body.members
     if request.http10 or bytes(members.get("stream", Raw(b"false"))) != b"true":
         return None
-    if obstacle(kind, members):
+    if why := obstacle(kind, members):
+        record.not_resumed = why
         return None
     tokens = vocabularies.of(bytes(members.get("model", b"")))
-    return KeptStream(client, request, kind, body, tokens)
+    return KeptStream(client, request, kind, body, record=record, tokens=tokens)

@@ -90,6 +90,7 @@ async def test_two_pods_that_fail_end_the_stream_with_an_error(pods: Pods) -> No
     *tokens, error = events(body)
     assert status == 200
     assert "decode failed" in error["error"]["message"]
+    assert "no further pod" in error["error"]["message"]
     assert tokens
 
 

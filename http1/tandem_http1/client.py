@@ -16,7 +16,7 @@ from typing import Final, Protocol, cast
 
 from tandem_contract.api_grammar import error_body
 from tandem_contract.commandline import HostPort
-from tandem_contract.connections import address_of, unsent_bytes
+from tandem_contract.connections import unsent_bytes
 from tandem_contract.held_bytes import HeldBytes
 
 from .messages import Request, response_bytes
@@ -138,10 +138,10 @@ class ClientConnection:
     An `asyncio.Protocol` by its methods alone, because a compiled class cannot inherit from it.
     """
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, peer: str = "") -> None:
+        """`peer`: the client's address, which counts when the server is full."""
         self.deadline = inf
-        self.peer = ""
-        self.sock: socket.socket | None
+        self.peer = peer
         self._clients = clients
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -194,8 +194,9 @@ class ClientConnection:
         self._end_request()
         self._upgraded = None
         self._closing = True
-        if self.sock is not None and not self._transport.is_closing():
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        sock = self.sock
+        if sock is not None and not self._transport.is_closing():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._transport.abort()
 
     def close(self) -> None:
@@ -251,6 +252,13 @@ class ClientConnection:
 
     # Called by the server.
 
+    @property
+    def sock(self) -> socket.socket | None:
+        """See `tandem_contract.connections`. Read only when needed, as uvloop makes it by a system
+        call."""
+        sock: socket.socket | None = self._transport.get_extra_info("socket")
+        return sock
+
     def without_progress(self, now: float) -> tuple[bool, float] | None:
         """See `tandem_contract.connections`."""
         if self._busy or self._closing or self._upgraded is not None or self.deadline == inf:
@@ -294,8 +302,6 @@ class ClientConnection:
         self._transport = cast(asyncio.Transport, transport)
         self._is_tls = transport.get_extra_info("ssl_object") is not None
         self.write = self._transport.write
-        self.peer = address_of(transport.get_extra_info("peername"))
-        self.sock = transport.get_extra_info("socket")
         self._clients.add(self)
         self._await_request()
 

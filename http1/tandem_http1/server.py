@@ -6,6 +6,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, cast
 
 from tandem_contract.connections import Beginning, address_of, to_evict
@@ -55,12 +56,12 @@ class Server:
             sock.close()
         self._sockets = ()
 
-    def new_connection(self) -> asyncio.Protocol:
-        """Create the protocol of a connection (a protocol factory)."""
+    def new_connection(self, peer: str = "") -> asyncio.Protocol:
+        """Create a connection's protocol (a protocol factory); `peer`: its client's address."""
         if self._timer is None:
             self._check_deadlines()
         # A cast, as it only looks like an `asyncio.Protocol`.
-        return cast(asyncio.Protocol, ClientConnection(self.clients))
+        return cast(asyncio.Protocol, ClientConnection(self.clients, peer))
 
     def close(self) -> None:
         """Close every connection once what was written to it is sent."""
@@ -128,18 +129,20 @@ class Server:
                 return
             # A strong reference: the event loop keeps only a weak one. It also counts towards the
             # limit until the connection is made.
-            task = loop.create_task(self._adopt(sock))
-            self._adopting[task] = Beginning(task, sock, address_of(address), loop.time())
+            peer = address_of(address)
+            task = loop.create_task(self._adopt(sock, peer))
+            self._adopting[task] = Beginning(task, sock, peer, loop.time())
             task.add_done_callback(self._adopted)
 
-    async def _adopt(self, sock: socket.socket) -> None:
+    async def _adopt(self, sock: socket.socket, peer: str) -> None:
         loop, limit = asyncio.get_running_loop(), self.clients.limits.request_seconds
+        factory = partial(self.new_connection, peer)
         try:
             if self._tls is None:
-                await loop.connect_accepted_socket(self.new_connection, sock)
+                await loop.connect_accepted_socket(factory, sock)
                 return
             await loop.connect_accepted_socket(
-                self.new_connection, sock, ssl=self._tls(), ssl_handshake_timeout=limit
+                factory, sock, ssl=self._tls(), ssl_handshake_timeout=limit
             )
         # The client disconnected meanwhile, or did not complete a handshake (ssl.SSLError, too).
         except OSError:

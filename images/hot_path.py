@@ -60,6 +60,7 @@ MODULES: Final = (
     "tandem_contract.request_ids",
     "tandem_contract.request_kinds",
     "tandem_contract.single_engine",
+    "tandem_contract.stream_start",
     "tandem_contract.timing_figures",
     "tandem_epp.backends.adapters",
     "tandem_epp.backends.ejections",

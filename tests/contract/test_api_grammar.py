@@ -7,14 +7,13 @@ import pytest
 from tandem_contract.api_grammar import (
     GRAMMARS,
     Meaning,
-    StreamStart,
     error_body,
     error_event,
-    read_event,
 )
 from tandem_contract.openai_errors import read_error
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.single_engine import FIELDS
+from tandem_contract.stream_start import StreamStart, read_event
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES, GENERATE = RequestKind
 

@@ -4,8 +4,9 @@ from typing import Any, Final
 
 import msgspec
 
-from tandem_contract.api_grammar import GRAMMARS, Meaning, read_event
+from tandem_contract.api_grammar import GRAMMARS, Meaning
 from tandem_contract.request_kinds import RequestKind
+from tandem_contract.stream_start import read_event
 
 from ..calls import Answer, Usage
 from .answers import AnswerError, Parts, ServerError, decode, message_of, server_message

@@ -6,9 +6,10 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from tandem_contract import headers
-from tandem_contract.api_grammar import GRAMMARS, MAX_PREAMBLE, Meaning, StreamStart
+from tandem_contract.api_grammar import GRAMMARS, MAX_PREAMBLE, Meaning
 from tandem_contract.commandline import HostPort
 from tandem_contract.request_kinds import RequestKind
+from tandem_contract.stream_start import StreamStart
 from tandem_contract.transfer_params import ParamsUnusable
 from tandem_http1.answers import Answer, NoAnswer
 from tandem_http1.connection import Failure

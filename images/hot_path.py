@@ -56,6 +56,7 @@ MODULES: Final = (
     "tandem_contract.overlaps",
     "tandem_contract.plan_mac",
     "tandem_contract.plan_signer",
+    "tandem_contract.plan_verification",
     "tandem_contract.prefix",
     "tandem_contract.request_ids",
     "tandem_contract.request_kinds",

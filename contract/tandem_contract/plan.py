@@ -18,9 +18,7 @@ without one. It names one pod and one attempt, and cannot be used as a plan for 
 Errors: `PlanRejected`: malformed, unsigned, signed with an unknown key, changed, or expired.
 """
 
-import hmac
 import re
-from binascii import a2b_base64
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +27,7 @@ from typing import Final
 import msgspec
 
 from .paths import RoutingPath
-from .plan_mac import header_mac, signed
+from .plan_mac import signed
 
 WARM_UP: Final = "warm_up"
 """Reason of the plan for a warm-up: the first hand-off of a pair of pods, requested by the EPP
@@ -44,8 +42,7 @@ PREFILL_LEG: Final = "prefill_leg"
 CLOCK_SECONDS: Final = 60.0
 """By how much the clocks of two nodes may differ: a plan is valid for so much longer."""
 
-_VERSION: Final = b"v1"
-_FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
+VERSION: Final = b"v1"
 _MIN_SECRET: Final = 16
 _TIME: Final = "%Y%m%dT%H%M%SZ"
 _TIMED: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
@@ -107,7 +104,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     holds at every pod."""
 
 
-_decoder: Final = msgspec.json.Decoder(Plan)
+decode_plan: Final = msgspec.json.Decoder(Plan).decode
 encode_plan: Final = msgspec.json.Encoder().encode
 
 
@@ -173,7 +170,7 @@ def sign(plan: Plan, keys: Mapping[str, bytes], *, now: float) -> str:
 
 def plan_head(key_id: str) -> bytes:
     """The beginning of a header whose plan is signed with this key."""
-    return b"%b.%b." % (_VERSION, key_id.encode())
+    return b"%b.%b." % (VERSION, key_id.encode())
 
 
 def prove_prefill(
@@ -192,47 +189,3 @@ def prove_prefill(
         expires=now + seconds,
     )
     return sign(proof, keys, now=now)
-
-
-def verify_proof(value: str, keys: Mapping[str, bytes], *, attempt_id: str, now: float) -> Plan:
-    """The proof in a header value: its `decode` may compute the prefill leg `attempt_id`.
-
-    Raises PlanRejected unless it is such a proof, and valid at `now` (Unix seconds).
-    """
-    plan = verify(value, keys, request_id=attempt_id, now=now)
-    if plan.reason != PREFILL_LEG:
-        raise PlanRejected("the plan is no proof of a prefill leg")
-    return plan
-
-
-def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float) -> Plan:
-    """The plan in a header value.
-
-    Raises PlanRejected unless a key of `keys` signed it for `request_id` and it has not expired
-    at `now` (Unix seconds).
-    """
-    # Also makes `encode` below safe: a header may hold any bytes.
-    if not value.isascii():
-        raise PlanRejected("the plan is malformed")
-    whole = value.encode()
-    parts = whole.split(b".")
-    if len(parts) != 4 or parts[0] != _VERSION:
-        raise PlanRejected("the plan is malformed")
-    _, key_id, payload, mac = parts
-    secret = keys.get(key_id.decode())
-    if secret is None:
-        raise PlanRejected("the plan is signed with an unknown key")
-    # Constant time, and before the payload is parsed: unsigned bytes are never decoded.
-    if not hmac.compare_digest(mac, header_mac(whole[: -len(mac) - 1], secret)):
-        raise PlanRejected("the plan's signature is wrong")
-    try:
-        # The padding that `base64url` removed; surplus padding is ignored.
-        plan = _decoder.decode(a2b_base64(payload.translate(_FROM_URL) + b"=="))
-    except (ValueError, msgspec.MsgspecError) as err:
-        raise PlanRejected("the plan's payload is malformed") from err
-    # A plan that was observed in a log cannot be replayed with another request.
-    if plan.request_id != request_id:
-        raise PlanRejected("the plan is for another request")
-    if plan.expires < now:
-        raise PlanRejected("the plan has expired")
-    return plan

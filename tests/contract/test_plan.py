@@ -21,9 +21,9 @@ from tandem_contract.plan import (
     sign,
     signing_key,
     signs_from,
-    verify,
 )
 from tandem_contract.plan_signer import PlanSigner
+from tandem_contract.plan_verification import verify
 
 OLD, NEW = {"2026-01": b"o" * 16}, {"2026-02": b"n" * 32}
 PLAN = Plan(

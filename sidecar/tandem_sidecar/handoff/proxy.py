@@ -26,7 +26,7 @@ from ..bodies.edit import with_prompt_of, with_response_id
 from ..bodies.kinds import kind_of, previous_response
 from ..bodies.parse import BadBody, Body, parse_body
 from ..resume.kept_stream import keep
-from ..security.route import ProvenLeg, Route, UsedPlans, proven_leg, rank_of, route
+from ..security.route import PROOF, ProvenLeg, Route, UsedPlans, proven_leg, rank_of, route
 from .alternates import Alternates
 from .context import GenerationRequest, SidecarContext
 from .generation import apply_single_engine_rules, start_generation, start_passthrough
@@ -127,8 +127,10 @@ class Proxy:
             lines = self.refuse(request) + not_sent(request)
             send_error(client, request, 503, DRAINING_MESSAGE, lines, close=True)
             return None
-        if (leg := self._proven_leg(request, client, engine)) is not None:
-            return self._prefill_for_another(request, client, engine, leg)
+        if PROOF in request.values:
+            leg = self._proven_leg(request, client, engine)
+            if leg is not None:
+                return self._prefill_for_another(request, client, engine, leg)
         try:
             body = parse_body(request.body)
             self._check_length(kind, body)

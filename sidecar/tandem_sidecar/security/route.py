@@ -30,9 +30,8 @@ from tandem_contract.plan import (
     PlanRejected,
     Target,
     Timeouts,
-    verify,
-    verify_proof,
 )
+from tandem_contract.plan_verification import verify, verify_proof
 from tandem_http1.messages import Request
 
 UNROUTED: Final = "unrouted"
@@ -43,7 +42,7 @@ SPLIT: Final = RoutingPath.PREFILL_THEN_DECODE
 """Looked up once: see `observability.observer`."""
 
 _PLAN: Final = headers.PLAN.encode()
-_PROOF: Final = headers.PREFILL_PROOF.encode()
+PROOF: Final = headers.PREFILL_PROOF.encode()
 _REQUEST_ID: Final = headers.REQUEST_ID.encode()
 _DATA_PARALLEL: Final = headers.DATA_PARALLEL_HOST_PORT.encode()
 _PREFILLERS: Final = headers.PREFILLER_HOST_PORT.encode()
@@ -233,10 +232,10 @@ def proven_leg(
 
     The arguments are those of `route`. Raises PlanRejected for a proof that does not hold here.
     """
-    if not keys or _PROOF not in request.values:
+    if not keys or PROOF not in request.values:
         return None
     try:
-        proof, attempt_id = request.single(_PROOF), request.single(_REQUEST_ID)
+        proof, attempt_id = request.single(PROOF), request.single(_REQUEST_ID)
         value, identity = (proof or b"").decode("ascii"), (attempt_id or b"").decode("latin-1")
     except ValueError as err:
         raise PlanRejected(f"the proof of a prefill leg is malformed: {err}") from err

@@ -18,7 +18,8 @@ from tandem_contract import labels
 from tandem_contract.documents import parse_documents
 from tandem_contract.endpoints import DEBUG_PODS
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, load_keys, verify
+from tandem_contract.plan import Plan, load_keys
+from tandem_contract.plan_verification import verify
 from tandem_contract.pod_reports import PodReport
 from tandem_epp.backends.pod_backend import pod_backends
 from tandem_epp.process.configuration import load

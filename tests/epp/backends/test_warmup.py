@@ -18,7 +18,8 @@ from tandem_contract import headers as wire
 from tandem_contract import metrics as names_of
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role, RoutingPath
-from tandem_contract.plan import WARM_UP, verify
+from tandem_contract.plan import WARM_UP
+from tandem_contract.plan_verification import verify
 from tandem_engine.tiny import make_tiny_model
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet

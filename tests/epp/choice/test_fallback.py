@@ -9,7 +9,8 @@ from tandem_contract import headers as wire
 from tandem_contract import metrics
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role, RoutingPath
-from tandem_contract.plan import Plan, verify
+from tandem_contract.plan import Plan
+from tandem_contract.plan_verification import verify
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.choice.fallback import choose_alone
 from tandem_epp.exchange import HttpRequest, NotPlaced, ResponseHeaders

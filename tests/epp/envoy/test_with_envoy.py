@@ -14,7 +14,8 @@ import pytest_asyncio
 
 from tandem_contract import headers as wire
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import load_keys, verify
+from tandem_contract.plan import load_keys
+from tandem_contract.plan_verification import verify
 from tandem_operator.routing.envoy.clusters import Json
 from tandem_operator.routing.envoy.http_filters import BodyMode
 

@@ -12,7 +12,8 @@ from tandem_contract import headers as wire
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role, RoutingPath
-from tandem_contract.plan import Plan, Timeouts, key_id, verify
+from tandem_contract.plan import Plan, Timeouts, key_id
+from tandem_contract.plan_verification import verify
 from tandem_contract.request_ids import usable_request_id
 from tandem_contract.request_kinds import PATHS
 from tandem_contract.timing import Timing

@@ -7,7 +7,7 @@ import pytest
 from tandem_contract import headers as wire
 from tandem_contract.config import Backend
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import verify
+from tandem_contract.plan_verification import verify
 from tandem_contract.response_ids import new_response_id
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.exchange import HttpRequest

@@ -10,8 +10,9 @@ from contextlib import suppress
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, PlanRejected, Target, plan_head, sign, verify
+from tandem_contract.plan import Plan, PlanRejected, Target, plan_head, sign
 from tandem_contract.plan_mac import signed
+from tandem_contract.plan_verification import verify
 from tandem_http1.messages import Request
 from tandem_sidecar.security.route import AllowList, Route, UsedPlans, route
 

@@ -168,6 +168,7 @@ MODULES: Final = (
     "tandem_sidecar.connectors.nixl_push",
     "tandem_sidecar.handoff.alternates",
     "tandem_sidecar.handoff.classify",
+    "tandem_sidecar.handoff.context",
     "tandem_sidecar.handoff.decoding",
     "tandem_sidecar.handoff.driver",
     "tandem_sidecar.handoff.forward",

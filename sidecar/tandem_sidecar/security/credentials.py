@@ -122,9 +122,11 @@ class EngineTls:
 
     def for_address(self, address: HostPort) -> ssl.SSLContext | None:
         """The context for a new connection to `address`; None: plain TCP."""
+        if self._contexts is None:
+            return None
         # The sidecar connects to its decode engine and to prefill pods only.
         is_engine = address in self._engines
-        if self._contexts is None or not (self._tls.engine if is_engine else self._tls.prefill):
+        if not (self._tls.engine if is_engine else self._tls.prefill):
             return None
         return self._contexts.engine if is_engine else self._contexts.prefill
 

@@ -22,6 +22,7 @@ from tandem_contract.request_kinds import RequestKind
 
 from .errors import StreamBroken
 from .seam import Repeated, Seam
+from .text_events import choice_of, text_of
 from .whole_tokens import WholeTokens
 
 _EVENT_END: Final = b"\n\n"
@@ -141,7 +142,7 @@ class Ledger:
     @property
     def text_offset(self) -> int:
         """Where logprobs say that the text of the next token begins, in characters."""
-        logprobs = _choice(self._logprobs).logprobs if self._logprobs else None
+        logprobs = choice_of(self._logprobs[len(_DATA) :]).logprobs if self._logprobs else None
         if logprobs is None:
             return 0
         return logprobs.text_offset[-1] + len(logprobs.tokens[-1])
@@ -200,7 +201,7 @@ class Ledger:
         if is_boundary and self.seam.is_last_boundary:
             self.seam.move(self.delivered)
         else:
-            self.seam.add(self.delivered, _text(event), is_boundary=is_boundary)
+            self.seam.add(self.delivered, text_of(event[len(_DATA) :]), is_boundary=is_boundary)
 
     def _first_event(self, event: bytes) -> bytes:
         """Read the prompt's ids."""
@@ -256,34 +257,4 @@ class Ledger:
         self.obstacle = obstacle
 
 
-class _TextOffsets(msgspec.Struct):
-    text_offset: list[int] = []
-    tokens: list[str] = []
-
-
-class _Delta(msgspec.Struct):
-    content: str = ""
-
-
-class _TextChoice(msgspec.Struct):
-    text: str = ""
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-    logprobs: _TextOffsets | None = None
-
-
-class _TextEvent(msgspec.Struct):
-    choices: list[_TextChoice]
-
-
 _first: Final = msgspec.json.Decoder(First)
-_event: Final = msgspec.json.Decoder(_TextEvent)
-
-
-def _choice(event: bytes) -> _TextChoice:
-    [choice] = _event.decode(event[len(_DATA) :]).choices
-    return choice
-
-
-def _text(event: bytes) -> str:
-    choice = _choice(event)
-    return choice.text or choice.delta.content

@@ -23,6 +23,9 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _MAX_PENDING: Final = 3
 """A UTF-8 character has at most four bytes, so at most three can be incomplete."""
+_MAX_HELD: Final = 32
+"""Replacement characters at the end of a text from which on it is returned without a last
+character: so many bytes that are no text would otherwise be decoded again with each token."""
 _WINDOW: Final = 12
 """Most tokens that one push decodes; its cost grows with them."""
 _CONTEXT: Final = 4
@@ -81,10 +84,11 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Token ids in, text out as soon as it cannot change any more.
+    """Token ids in, text out where a character ends.
 
     A character's bytes may be spread over several tokens, and until the last has come they
-    decode to U+FFFD; such a tail is held back until it is resolved, or until `flush`.
+    decode to U+FFFD; text with such a tail is held back until it is resolved, or until `flush`. So
+    another engine can continue the text after a push that returned some, as with vLLM.
     `prompt_ids` are context only: a first word keeps the space that separates it from them.
     """
 
@@ -107,7 +111,10 @@ class Detokenizer:
         """The text that is final after `token_ids`."""
         self._window += [i for i in token_ids if i not in self._skipped]
         self._text = self._decode(self._window)
-        final = len(self._text) - _pending(self._text)
+        pending = len(self._text) - len(self._text.rstrip(_REPLACEMENT))
+        if 0 < pending <= _MAX_HELD:
+            return ""
+        final = len(self._text) - min(pending, _MAX_PENDING)
         new = self._text[self._given : final]
         # Never backwards: text that was returned cannot be taken back.
         self._given = max(self._given, final)
@@ -133,11 +140,6 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def _pending(text: str) -> int:
-    """How many characters at the end may still change."""
-    return min(_MAX_PENDING, len(text) - len(text.rstrip(_REPLACEMENT)))
-
-
 @dataclass(frozen=True, slots=True)
 class StopOutput:
     """The result of `StopStrings.push`: the text to send, and the stop string that ended it."""
@@ -149,58 +151,55 @@ class StopOutput:
 class StopStrings:
     """Lets text through up to the first stop string, also one spread over several pushes.
 
-    A tail that may yet become a stop string is held back. `keep` leaves the stop string itself
-    in the text (`include_stop_str_in_output`).
+    As many last characters are held back as the longest one has, less 1, as vLLM does. `keep` holds
+    nothing back, and leaves the stop string itself in the text (`include_stop_str_in_output`).
     """
 
     def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
         self._stops = tuple(stops)
         self._keep = keep
-        self._pending = ""
+        self._overlap = max(map(len, stops), default=1) - 1
+        """Characters of earlier pushes that a stop string may begin with."""
+        self._text = ""
+        """Those characters."""
+        self._sent = 0
+        """Characters at the start of `_text` that were returned."""
         self._exempt = 0
-        """Characters at the start of `_pending` in which no stop string may end."""
+        """Characters at the start of `_text` in which no stop string may end."""
 
     def push(self, text: str, *, can_stop: bool = True) -> StopOutput:
         """`can_stop=False` (below min_tokens): no stop string may end within `text`."""
         if not self._stops:
             return StopOutput(text)
-        self._pending += text
+        self._text += text
         if not can_stop:
-            self._exempt = len(self._pending)
+            self._exempt = len(self._text)
         first = self._first()
         if first is not None:
-            start, stop = first
-            out = self._pending[: start + len(stop) * self._keep]
-            self._pending = ""
+            end, stop = first
+            out = self._text[self._sent : end if self._keep else end - len(stop)]
+            self._text, self._sent = "", 0
             return StopOutput(out, stop)
-        # Streamed text cannot be recalled: keep back what may be the start of a stop string.
-        safe = len(self._pending) - self._possible_tail()
-        out, self._pending = self._pending[:safe], self._pending[safe:]
-        # Counts from the start of the pending text, which has lost `safe` characters.
-        self._exempt = max(0, self._exempt - safe)
+        safe = max(self._sent, len(self._text) - self._overlap * (not self._keep))
+        out = self._text[self._sent : safe]
+        begin = max(0, len(self._text) - self._overlap)
+        self._text = self._text[begin:]
+        self._sent, self._exempt = safe - begin, max(0, self._exempt - begin)
         return StopOutput(out)
 
     def flush(self) -> str:
         """The text that was held back; to be called after the last token."""
-        tail, self._pending = self._pending, ""
+        tail, self._text, self._sent = self._text[self._sent :], "", 0
         return tail
 
     def _first(self) -> tuple[int, str] | None:
-        """Start and text of the earliest stop string; of two at one place, the first listed."""
+        """End and text of the stop string that ends first; of two, the first listed."""
         matches = []
         for order, stop in enumerate(self._stops):
-            start = self._pending.find(stop, max(0, self._exempt - len(stop) + 1))
+            start = self._text.find(stop, max(0, self._exempt - len(stop) + 1))
             if start >= 0:
-                matches.append((start, order, stop))
+                matches.append((start + len(stop), order, stop))
         if not matches:
             return None
-        start, _, stop = min(matches)
-        return start, stop
-
-    def _possible_tail(self) -> int:
-        """Length of the longest end of the pending text with which a stop string begins."""
-        longest = max(len(stop) for stop in self._stops) - 1
-        for length in range(min(longest, len(self._pending)), 0, -1):
-            if any(stop.startswith(self._pending[-length:]) for stop in self._stops):
-                return length
-        return 0
+        end, _, stop = min(matches)
+        return end, stop

@@ -63,6 +63,13 @@ def test_bytes_that_are_no_utf8_come_out_as_replacement_characters(
     assert out == data.decode(errors="replace")
 
 
+def test_text_ends_where_a_character_does(tokenizer: Tokenizer) -> None:
+    """What a token of several characters brings waits for the end of the last one."""
+    detokenizer, data = Detokenizer(tokenizer), "a é".encode()
+    assert detokenizer.push(data[:3]) == ""
+    assert detokenizer.push(data[3:]) == "a é"
+
+
 def test_a_long_answer_is_decoded_in_a_bounded_window(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer)
     text = "日本語と🙂" * 200
@@ -89,16 +96,25 @@ def test_an_unusable_tokenizer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_possible_beginning_is_held_back() -> None:
-    stops = StopStrings(["END"])
-    assert stops.push("one E") == StopOutput("one ")
-    assert stops.push("N") == StopOutput("")
-    assert stops.push("x") == StopOutput("ENx")
-    assert stops.push(" EN") == StopOutput(" ")
+    """As in vLLM by its length, whatever its characters are."""
+    stops = StopStrings(["END", "X"])
+    assert stops.push("one E") == StopOutput("one")
+    assert stops.push("N") == StopOutput(" ")
+    assert stops.push("x") == StopOutput("E")
+    assert stops.push("") == StopOutput("")
+    assert stops.push(" EN") == StopOutput("Nx ")
     assert stops.push("D of it") == StopOutput("", "END")
 
 
 def test_the_stop_string_stays_when_asked_for() -> None:
     assert StopStrings(["\n\n"], keep=True).push("a\n\nb") == StopOutput("a\n\n", "\n\n")
+    stops = StopStrings(["END"], keep=True)
+    assert stops.push("one EN") == StopOutput("one EN")
+    assert stops.push("D of it") == StopOutput("D", "END")
+
+
+def test_of_two_stop_strings_the_one_that_ends_first_counts() -> None:
+    assert StopStrings(["abcd", "bc"]).push("xabcd") == StopOutput("xa", "bc")
 
 
 def test_what_was_held_back_comes_out_at_the_end() -> None:
@@ -109,7 +125,8 @@ def test_what_was_held_back_comes_out_at_the_end() -> None:
 
 def test_no_stop_string_may_end_before_min_tokens() -> None:
     stops = StopStrings(["ab"])
-    assert stops.push("ab a", can_stop=False) == StopOutput("ab ")
+    assert stops.push("ab", can_stop=False) == StopOutput("a")
+    assert stops.push(" a") == StopOutput("b ")
     assert stops.push("b") == StopOutput("", "ab")
 
 

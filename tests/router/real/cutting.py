@@ -7,12 +7,24 @@ Half of the event after them still comes, and then the connection is reset. vLLM
 are not fetched at once, so an answer may have fewer tokens.
 """
 
+import asyncio
+import itertools
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
+
+from .conftest import Routed, routed
+from .same_stream import Streamed, check_same, stream
+
+TOGETHER: Final = 4
+"""Requests at a time, each of which breaks off."""
+BACKENDS: Final = 3 * TOGETHER
+"""Names of the engine: the router avoids a backend for a while that has failed."""
 
 _EVENT_END = b"\n\n"
 _HOP = ("transfer-encoding", "content-length", "connection", "date", "server")
@@ -81,3 +93,61 @@ def _tokens(event: bytes) -> int:
         return 0
     choices = json.loads(event.removeprefix(b"data: "))["choices"]
     return sum(len(choice["token_ids"]) for choice in choices)
+
+
+class Cutter:
+    """A router before many names of one engine, whose answers break off when a test says so."""
+
+    def __init__(self, http: aiohttp.ClientSession, engine: str) -> None:
+        """`engine`: its URL."""
+        self.cuts: dict[str, int] = {}
+        self._http, self._engine = http, engine
+        self.router: Routed
+        self._users = itertools.count()
+        self._free = asyncio.Semaphore(TOGETHER)
+
+    async def whole(self, body: dict[str, Any]) -> Streamed:
+        """The engine's own answer."""
+        return await stream(self._http, self._engine, body)
+
+    async def broken(self, body: dict[str, Any], after: int) -> Streamed:
+        """The answer through the router, where the first backend's has so many tokens."""
+        async with self._free:
+            user = str(next(self._users))
+            self.cuts[user] = after
+            answer = await stream(self._http, self.router.url, {**body, "user": user})
+            assert user not in self.cuts
+            return answer
+
+
+@asynccontextmanager
+async def cutting_router(
+    file: Path, engine: str, http: aiohttp.ClientSession
+) -> AsyncIterator[Cutter]:
+    """A router with the configuration `file` before the engine with this URL, which runs."""
+    made = Cutter(http, engine)
+    async with AsyncExitStack() as stack:
+        proxies = [
+            await stack.enter_async_context(cutting_proxy(engine, made.cuts))
+            for _ in range(BACKENDS)
+        ]
+        backends = {f"decode-{n}": (proxy, "decode") for n, proxy in enumerate(proxies)}
+        flags = ("--resume", "--silence-timeout", "30s")
+        made.router = await stack.enter_async_context(routed(file, backends, *flags))
+        yield made
+
+
+async def check_stop_strings(cutter: Cutter, body: dict[str, Any], lengths: Iterable[int]) -> None:
+    """Ask for `body` with stop strings of so many characters from its answer, and cut after each of
+    the last tokens before them; fail if a stream differs from the unbroken one."""
+    answer = (await cutter.whole(body)).text
+    for length in lengths:
+        end = len(answer) * 2 // 3 - length % 4
+        stops = [answer[end - length : end], "\n" * (14 - length)]
+        whole = await cutter.whole({**body, "stop": stops})
+        assert whole.ends == [("stop", stops[0])]
+        tokens = len(whole.joined("token_ids"))
+        cuts = range(max(0, tokens - length), tokens)
+        streams = (cutter.broken({**body, "stop": stops}, after) for after in cuts)
+        for after, got in zip(cuts, await asyncio.gather(*streams), strict=True):
+            check_same(got, whole, f"{stops}, after {after}")

@@ -1,0 +1,99 @@
+"""Streams of completions, and whether two are the same to their client."""
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from tandem_loadtest.client.sse import EventParser
+
+CANARY: Final = "canary-7f3a"
+"""A part of prompts that no answer may have."""
+_PATH: Final = "/v1/completions"
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A complete stream."""
+
+    events: Sequence[str]
+
+    @property
+    def is_complete(self) -> bool:
+        return self.events[-1] == "[DONE]"
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        return [json.loads(event) for event in self.events if event != "[DONE]"]
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        return [choice for chunk in self.chunks for choice in chunk["choices"]]
+
+    @property
+    def text(self) -> str:
+        return "".join(choice["text"] for choice in self.choices)
+
+    @property
+    def ends(self) -> list[tuple[object, object]]:
+        """What the events say of the answer's end."""
+        return [(c["finish_reason"], c["stop_reason"]) for c in self.choices if c["finish_reason"]]
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Tokens of prompt, answer and both. How many were cached is the engine's matter."""
+        last = [chunk["usage"] for chunk in self.chunks if chunk.get("usage")][-1]
+        return last["prompt_tokens"], last["completion_tokens"], last["total_tokens"]
+
+    @property
+    def usages(self) -> list[tuple[int, int]]:
+        """For each event with a usage: the answer's characters and tokens so far."""
+        made, length = [], 0
+        for chunk in self.chunks:
+            length += sum(len(choice["text"]) for choice in chunk["choices"])
+            if chunk.get("usage"):
+                made.append((length, chunk["usage"]["completion_tokens"]))
+        return made
+
+    def joined(self, name: str) -> list[Any]:
+        """The entries of a list of the choices, of all events."""
+        return [value for choice in self.choices for value in choice.get(name) or ()]
+
+    def logprobs(self, name: str) -> list[Any]:
+        """The entries of a list of the logprobs, of all events."""
+        choices = [choice.get("logprobs") or {} for choice in self.choices]
+        return [value for choice in choices for value in choice.get(name, ())]
+
+
+async def stream(http: aiohttp.ClientSession, server: str, body: dict[str, Any]) -> Streamed:
+    """The answer of the server with this URL."""
+    data, head = io.BytesIO(json.dumps(body).encode()), {"content-type": "application/json"}
+    async with http.post(server + _PATH, data=data, headers=head) as response:
+        content = await response.content.read()
+        assert response.status == 200, content
+    return read_stream(content)
+
+
+def read_stream(content: bytes) -> Streamed:
+    """The stream with these bytes."""
+    return Streamed([event.data.decode() for event in EventParser().feed(content)])
+
+
+def check_same(got: Streamed, whole: Streamed, case: str) -> None:
+    """Fail unless the stream is the one that no engine broke off."""
+    assert got.is_complete, (case, got.events[-2:])
+    assert len({(chunk["id"], chunk["created"]) for chunk in got.chunks}) == 1, case
+    assert got.text == whole.text, case
+    assert CANARY not in got.text, case
+    for name in ("token_ids", "prompt_token_ids"):
+        assert got.joined(name) == whole.joined(name), case
+    for name in ("text_offset", "tokens"):
+        assert got.logprobs(name) == whole.logprobs(name), case
+    numbers = whole.logprobs("token_logprobs")
+    assert got.logprobs("token_logprobs") == pytest.approx(numbers, abs=1e-3), case
+    assert got.ends == whole.ends, case
+    assert got.counts == whole.counts, case

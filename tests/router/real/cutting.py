@@ -92,7 +92,7 @@ def _tokens(event: bytes) -> int:
     if b"[DONE]" in event:
         return 0
     choices = json.loads(event.removeprefix(b"data: "))["choices"]
-    return sum(len(choice["token_ids"]) for choice in choices)
+    return sum(len(choice.get("token_ids") or ()) for choice in choices)
 
 
 class Cutter:

@@ -1,4 +1,4 @@
-"""Streams of completions, and whether two are the same to their client."""
+"""Streams of completions and chats, and whether two are the same to their client."""
 
 import io
 import json
@@ -9,11 +9,22 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
+from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_loadtest.client.sse import EventParser
 
 CANARY: Final = "canary-7f3a"
 """A part of prompts that no answer may have."""
-_PATH: Final = "/v1/completions"
+
+
+def as_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """A chat whose only message is the prompt of these completions."""
+    chat = {name: value for name, value in body.items() if name != "prompt"}
+    return {**chat, "messages": [{"role": "user", "content": body["prompt"]}]}
+
+
+def _text(choice: dict[str, Any]) -> str:
+    text: str = choice["text"] if "text" in choice else choice["delta"]["content"]
+    return text
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,7 @@ class Streamed:
 
     @property
     def text(self) -> str:
-        return "".join(choice["text"] for choice in self.choices)
+        return "".join(map(_text, self.choices))
 
     @property
     def ends(self) -> list[tuple[object, object]]:
@@ -54,14 +65,20 @@ class Streamed:
         """For each event with a usage: the answer's characters and tokens so far."""
         made, length = [], 0
         for chunk in self.chunks:
-            length += sum(len(choice["text"]) for choice in chunk["choices"])
+            length += sum(len(_text(choice)) for choice in chunk["choices"])
             if chunk.get("usage"):
                 made.append((length, chunk["usage"]["completion_tokens"]))
         return made
 
     def joined(self, name: str) -> list[Any]:
-        """The entries of a list of the choices, of all events."""
-        return [value for choice in self.choices for value in choice.get(name) or ()]
+        """The entries of a list of the choices, of all events; a chat has one beside them."""
+        return [v for each in (*self.choices, *self.chunks) for v in each.get(name) or ()]
+
+    @property
+    def roles(self) -> list[str]:
+        """The roles that the deltas of a chat name."""
+        deltas = [choice.get("delta", {}) for choice in self.choices]
+        return [delta["role"] for delta in deltas if "role" in delta]
 
     def logprobs(self, name: str) -> list[Any]:
         """The entries of a list of the logprobs, of all events."""
@@ -72,7 +89,8 @@ class Streamed:
 async def stream(http: aiohttp.ClientSession, server: str, body: dict[str, Any]) -> Streamed:
     """The answer of the server with this URL."""
     data, head = io.BytesIO(json.dumps(body).encode()), {"content-type": "application/json"}
-    async with http.post(server + _PATH, data=data, headers=head) as response:
+    path = PATHS[RequestKind.CHAT if "messages" in body else RequestKind.COMPLETIONS]
+    async with http.post(server + path, data=data, headers=head) as response:
         content = await response.content.read()
         assert response.status == 200, content
     return read_stream(content)
@@ -95,5 +113,10 @@ def check_same(got: Streamed, whole: Streamed, case: str) -> None:
         assert got.logprobs(name) == whole.logprobs(name), case
     numbers = whole.logprobs("token_logprobs")
     assert got.logprobs("token_logprobs") == pytest.approx(numbers, abs=1e-3), case
+    assert got.roles == whole.roles, case
+    of_chat, expected = got.logprobs("content"), whole.logprobs("content")
+    assert [each["token"] for each in of_chat] == [each["token"] for each in expected], case
+    numbers = [each["logprob"] for each in expected]
+    assert [each["logprob"] for each in of_chat] == pytest.approx(numbers, abs=1e-3), case
     assert got.ends == whole.ends, case
     assert got.counts == whole.counts, case

@@ -17,7 +17,7 @@ from ...sidecar.real.engine import SERVED, Engine, engines
 from ...sidecar.real.pair import call, expected_tokens
 from .conftest import routed
 from .cutting import Cutter, check_stop_strings, cutting_router
-from .same_stream import CANARY, check_same
+from .same_stream import CANARY, as_chat, check_same
 from .test_failures import backends, busy_backend
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
@@ -27,6 +27,7 @@ MODES: Final[dict[str, dict[str, Any]]] = {
     "ids": {"return_token_ids": True},
     "logprobs": {"logprobs": 2},
     "stop": {"stop": ["zzzzzzzz"]},
+    "chat": {"return_token_ids": True},
 }
 
 
@@ -113,6 +114,7 @@ async def test_a_stream_that_breaks_off_within_any_character_is_the_unbroken_one
     cutter: Cutter, prompt: str, mode: str
 ) -> None:
     body = asked(prompt, **MODES[mode])
+    body = as_chat(body) if mode.startswith("chat") else body
     whole = await cutter.whole(body)
     cuts = range(0, 48, 5)
     got = await asyncio.gather(*(cutter.broken(body, after) for after in cuts))

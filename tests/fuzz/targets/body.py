@@ -48,7 +48,7 @@ def _check_legs(kind: RequestKind, body: Body, read: dict[str, Any]) -> None:
     prefill = _object(cap_to_one_token(kind, body, {FIELD: "given"}))
     assert prefill[FIELD] == "given"
     assert prefill["stream"] is False
-    can_reuse_token_ids(body)
+    can_reuse_token_ids(body.members)
 
 
 def _forbidden(members: dict[str, Any]) -> list[str]:

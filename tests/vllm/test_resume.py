@@ -26,11 +26,11 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 TOKENS: Final = 48
 LONG: Final = 600
 """Tokens of an answer that is still being generated when its engine is killed."""
-PROMPTS: Final = (
-    f"{CANARY}: how far is the harbour at night?",
-    f"灯台守は何を見る? 🚀😀 {CANARY}",
-    f"the history of the printing press, {CANARY}",
-)
+PROMPTS: Final = {
+    "ascii": f"{CANARY}: how far is the harbour at night?",
+    "cjk": f"灯台守は何を見る? 🚀😀 {CANARY}",
+    "words": f"the history of the printing press, {CANARY}",
+}
 USAGE: Final = {"include_usage": True}
 MODES: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
@@ -44,7 +44,7 @@ MODES: Final[dict[str, dict[str, Any]]] = {
 }
 
 EVERY: Final = ("plain", "chat")
-"""Modes in which a stream of the second prompt breaks off after each of its tokens."""
+"""Modes with all prompts, in which a stream of "cjk" breaks off after each of its tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +71,22 @@ def asked(prompt: str, **more: Any) -> dict[str, Any]:
     return {**body, "temperature": 0, "stream_options": USAGE, **more}
 
 
-@pytest.mark.parametrize("prompt", PROMPTS, ids=["ascii", "cjk", "words"])
-@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize(
+    ("mode", "prompt"),
+    [
+        *((mode, "cjk") for mode in MODES),
+        *((mode, prompt) for mode in EVERY for prompt in ("ascii", "words")),
+    ],
+)
 async def test_a_stream_that_breaks_off_after_any_token_is_the_unbroken_one(
     cutter: Cutter, prompt: str, mode: str
 ) -> None:
-    body = asked(prompt, **MODES[mode])
+    body = asked(PROMPTS[prompt], **MODES[mode])
     body = as_chat(body) if mode.startswith("chat") else body
     whole = await cutter.whole(body)
     assert "\ufffd" not in whole.text
-    # Of the other modes every fourth: all of them take seven minutes.
-    first, step = (0, 1) if mode in EVERY and prompt == PROMPTS[1] else (list(MODES).index(mode), 4)
+    # Of the others every fourth: all modes, prompts and tokens take seven minutes.
+    first, step = (0, 1) if mode in EVERY and prompt == "cjk" else (list(MODES).index(mode), 4)
     cuts = range(first % step, TOKENS, step)
     got = await asyncio.gather(*(cutter.broken(body, after) for after in cuts))
     lengths: dict[int, int] = {}
@@ -93,7 +98,7 @@ async def test_a_stream_that_breaks_off_after_any_token_is_the_unbroken_one(
 
 @pytest.mark.parametrize("included", [False, True])
 async def test_a_stop_string_across_the_seam_stops(cutter: Cutter, included: bool) -> None:
-    body = asked(PROMPTS[0], include_stop_str_in_output=included, return_token_ids=True)
+    body = asked(PROMPTS["ascii"], include_stop_str_in_output=included, return_token_ids=True)
     await check_stop_strings(cutter, body, range(2, 13))
 
 
@@ -101,7 +106,7 @@ async def test_a_stream_survives_the_kill_of_its_engine(
     engines: tuple[SingleVllm, SingleVllm], http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     await asyncio.gather(*(engine.ready() for engine in engines))
-    body = asked(PROMPTS[1], max_tokens=LONG, return_token_ids=True)
+    body = asked(PROMPTS["cjk"], max_tokens=LONG, return_token_ids=True)
     whole = await stream(http, engines[0].url, body)
     backends = {f"decode-{n}": (engine, "decode") for n, engine in enumerate(engines)}
     flags = ("--resume", "--silence-timeout", "30s")

@@ -73,7 +73,6 @@ _CHAT: Final[Mapping[str, tuple[Any, ...] | object]] = {
     "continue_final_message": ANY,
     "documents": ANY,
     "include_reasoning": (True,),
-    "logprobs": ANY,
     "max_completion_tokens": ANY,
     "messages": ANY,
     "metadata": ANY,

@@ -87,6 +87,9 @@ commit that the revision was then. Pods of later revisions of the set get the sa
 Operator → operator."""
 CONFIG_HASH: Final = f"{GROUP}/config-hash"
 """On pods whose process reads its configuration only at start: a new value rolls them. Operator."""
+UNUSED_SINCE: Final = f"{GROUP}/unused-since"
+"""On a Service of an endpoint that no pool names any more: since when, as `2026-01-31T10:00:00Z`.
+Operator → operator."""
 SAFE_TO_EVICT: Final = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 """On pods: they may be evicted to remove their node, although they have local volumes and an owner
 that the autoscaler does not know. Operator → cluster autoscaler."""

@@ -147,6 +147,12 @@ def _exercise_operator(control_plane: ControlPlane, namespace: str) -> None:
     for deleted in ("deployment/quickstart-envoy", "deployment/quickstart-epp"):
         kubectl("wait", "--for=delete", deleted, f"--timeout={_SECONDS}s")
     _until(lambda: pods(labels.endpoint_label("other")) == 1, "the prefill pod's label")
+    # Its addresses and keys go ten minutes after the time that the operator has written down.
+    service = ("service", "quickstart")
+    _until(lambda: labels.UNUSED_SINCE in kubectl("get", *service, "--output=json"), "the time")
+    kubectl("annotate", *service, "--overwrite", f"{labels.UNUSED_SINCE}=2026-01-31T10:00:00Z")
+    for deleted in ("secret/quickstart-plan-keys", "service/quickstart"):
+        kubectl("wait", "--for=delete", deleted, f"--timeout={_SECONDS}s")
     kubectl("delete", "decodepools,prefillpools", "--all")
     _until(lambda: pods() == 0, "the pods to be collected")
     _exercise_pull(control_plane, namespace)

@@ -421,8 +421,17 @@ def test_upgrade_restarts_no_engine(site: Site) -> None:
 def test_leaves_nothing_but_the_crds(site: Site) -> None:
     site.kubectl("delete", "decodepools,prefillpools", "--all")
     ours = f"{labels.MANAGED_BY}=tandem-operator"
-    until(lambda: not _everything(site.node, ours), "the pools' children to be collected")
+    until(
+        lambda: {*_everything(site.node, ours)} <= {*_kept(site)},
+        "the pools' children to be collected, but for addresses and keys",
+    )
     site.helm("uninstall", RELEASE, "--wait")
+    # As docs/run/kubernetes.md says.
+    site.node.kubectl(
+        *("delete", "services,secrets", "--all-namespaces"),
+        f"--selector={labels.ENDPOINT},{ours}",
+    )
+    until(lambda: not _everything(site.node, ours), "the addresses and keys to be gone")
     until(
         lambda: not _everything(site.node, f"{labels.INSTANCE}={RELEASE}"), "the release to be gone"
     )
@@ -442,6 +451,12 @@ def _is_ready(pod: Any) -> bool:
     return any(
         condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions
     )
+
+
+def _kept(site: Site) -> list[str]:
+    """Addresses and keys of endpoints, and what Kubernetes makes of the addresses."""
+    kinds = ("get", "services,secrets,endpoints,endpointslices", f"--selector={labels.ENDPOINT}")
+    return site.kubectl(*kinds, "--output=name").split()
 
 
 def _everything(node: Node, selector: str) -> list[str]:

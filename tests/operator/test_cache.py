@@ -146,6 +146,15 @@ def test_an_endpoint_is_planned_for_the_status_of_its_deployments_alone(
     assert cache.upsert_child(ready) == expected
 
 
+def test_an_endpoint_without_pools_is_planned_while_it_has_objects(cache: ClusterCache) -> None:
+    known = {*cache.work_keys()}
+    marks = {"labels": {labels.ENDPOINT: "left"}}
+    cache.upsert_child(body("Service", "left", 1, metadata=marks))
+    assert {*cache.work_keys()} - known == {EndpointKey("n", "left")}
+    cache.remove("Service-left")
+    assert {*cache.work_keys()} == known
+
+
 def test_adding_or_removing_a_node_affects_every_set() -> None:
     cache = ClusterCache(nodes=True)
     cache.upsert_pool(prefill())

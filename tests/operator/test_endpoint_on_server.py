@@ -115,7 +115,7 @@ async def test_a_changed_object_is_written_once(api: Api, namespace: str) -> Non
     assert plan_endpoint(replace(later, children=live, secret=b""), changed).apply == ()
 
 
-async def test_pods_pass_the_restricted_profile_and_are_deleted_with_the_last_pool(
+async def test_pods_pass_the_restricted_profile_and_all_but_addresses_and_keys_go_with_the_pool(
     crds: ControlPlane, api: Api, namespace: str
 ) -> None:
     enforce = "pod-security.kubernetes.io/enforce=restricted"
@@ -128,10 +128,12 @@ async def test_pods_pass_the_restricted_profile_and_are_deleted_with_the_last_po
         crds.kubectl("wait", "pods", in_namespace, selector, "--for=create", "--timeout=60s")
     crds.kubectl("delete", "decodepools", "d", in_namespace)
     ours = f"--selector={labels.ENDPOINT}=chat"
-    kinds = (
-        "deployments,services,secrets,configmaps,rolebindings,poddisruptionbudgets,networkpolicies"
-    )
+    kinds = "deployments,configmaps,rolebindings,poddisruptionbudgets,networkpolicies"
     crds.kubectl("wait", kinds, in_namespace, ours, "--for=delete", "--timeout=60s")
+    headless = ("services/chat-decode", "services/chat-epp-pods", "services/chat-epp-peers")
+    crds.kubectl("wait", *headless, in_namespace, "--for=delete", "--timeout=60s")
+    left = crds.kubectl("get", "services,secrets", in_namespace, ours, "--output=name").split()
+    assert left == ["service/chat", "service/chat-epp", "secret/chat-plan-keys"]
 
 
 async def test_a_foreign_service_is_not_taken_over(

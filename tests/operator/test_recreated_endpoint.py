@@ -1,19 +1,23 @@
-"""A DecodePool that is deleted and created again: clients hold the address of its endpoint."""
+"""A DecodePool that is deleted and created again: addresses and keys of its endpoint stay."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tandem_contract import labels
 from tandem_kube.client import Api
-from tandem_kube.errors import Invalid, NotFound
-from tandem_kube.resources import SERVICES, Object
+from tandem_kube.errors import NotFound
+from tandem_kube.resources import DEPLOYMENTS, SECRETS, SERVICES, Object, Resource
+from tandem_operator.planning.api_objects import FIELD_MANAGER
 
 from ..cluster.control_plane import ControlPlane
-from .operating import DECODE_POOLS, Operator, api_of, condition, decode, operating, until
+from .killing import proxy
+from .operating import DECODE_POOLS, Operator, api_of, decode, operating, until
+from .test_killed import kill_after_each_write
 
 pytestmark = pytest.mark.control_plane
 
@@ -23,15 +27,23 @@ _POOL: dict[str, Any] = {
     "model": {"name": "tiny", "source": {"tiny": {}}},
     "engine": {"type": "torch"},
 }
+_LONG_AGO = "2026-01-31T10:00:00Z"
+_KEPT = ((SECRETS, "d-plan-keys"), (SERVICES, "d-epp"), (SERVICES, "d"))
 
 
 @dataclass
 class Endpoint:
-    """The endpoint `d` of one namespace, and the operator that writes it."""
+    """The endpoint `d` of one namespace."""
 
     api: Api
     namespace: str
-    operator: Operator
+    kubeconfig: Path
+    log: Path
+
+    def operating(self) -> AbstractContextManager[Operator]:
+        """Run an operator until the block ends."""
+        flags = f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"
+        return operating(self.log, *flags, "--no-leader-elect")
 
     async def create(self) -> None:
         await self.api.create(DECODE_POOLS, decode("d", self.namespace, **_POOL))
@@ -39,103 +51,177 @@ class Endpoint:
     async def delete(self) -> None:
         await self.api.delete(DECODE_POOLS, "d", self.namespace)
 
-    async def service(self) -> Object | None:
+    async def get(self, resource: Resource, name: str) -> Object | None:
         try:
-            return await self.api.get(SERVICES, "d", self.namespace)
+            return await self.api.get(resource, name, self.namespace)
         except NotFound:
             return None
 
-    async def gone(self) -> None:
-        async def is_gone() -> bool:
-            return await self.service() is None
+    async def exists(self, resource: Resource, name: str) -> bool:
+        return await self.get(resource, name) is not None
 
-        await until(is_gone, self.operator)
+    async def has_all(self) -> bool:
+        """Whether the objects that stay exist, and Envoy, which does not."""
+        return all([await self.exists(*ref) for ref in (*_KEPT, (DEPLOYMENTS, "d-envoy"))])
 
-    async def address(self) -> str:
-        """Wait until there is a Service."""
-        found = list[Object]()
+    async def has_none(self) -> bool:
+        return not any([await self.exists(*ref) for ref in _KEPT])
 
-        async def exists() -> bool:
-            service = await self.service()
-            if service is not None:
-                found.append(service)
-            return bool(found)
+    async def kept(self) -> list[tuple[Any, ...]]:
+        """Uids, addresses and keys of what stays."""
+        found = [await self.get(*ref) for ref in _KEPT]
+        return [
+            (each["metadata"]["uid"], each.get("spec", {}).get("clusterIP"), each.get("data"))
+            for each in found
+            if each is not None
+        ]
 
-        await until(exists, self.operator)
-        return str(found[0]["spec"]["clusterIP"])
+    async def unused_since(self) -> str | None:
+        """The time that is written on the Service for clients; None: it is in use."""
+        service = await self.api.get(SERVICES, "d", self.namespace)
+        note: str | None = service["metadata"].get("annotations", {}).get(labels.UNUSED_SINCE)
+        return note
+
+    async def write_down(self, since: str) -> None:
+        note = {"metadata": {"annotations": {labels.UNUSED_SINCE: since}}}
+        await self.api.patch(SERVICES, "d", note, self.namespace)
+
+    async def is_unused(self) -> bool:
+        return await self.unused_since() is not None
+
+    async def is_used(self) -> bool:
+        return await self.unused_since() is None and await self.has_all()
+
+    async def is_reduced(self) -> bool:
+        """Whether Envoy is gone."""
+        return not await self.exists(DEPLOYMENTS, "d-envoy")
 
 
 @pytest.fixture
 async def endpoint(crds: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[Endpoint]:
-    async with _endpoint(crds, namespace, tmp_path) as running:
-        yield running
-
-
-@asynccontextmanager
-async def _endpoint(crds: ControlPlane, namespace: str, tmp_path: Path) -> AsyncIterator[Endpoint]:
-    flags = f"--kubeconfig={crds.kubeconfig}", f"--namespace={namespace}", "--no-leader-elect"
     async with api_of(crds.kubeconfig) as api:
-        with operating(tmp_path / "operator.log", *flags) as operator:
-            endpoint = Endpoint(api, namespace, operator)
-            await endpoint.create()
-            yield endpoint
-
-
-async def test_it_has_the_address_again(endpoint: Endpoint) -> None:
-    address = await endpoint.address()
-    await endpoint.delete()
-    await endpoint.gone()
-    await endpoint.create()
-    assert await endpoint.address() == address
-    annotated = {"routing": {"service": {"annotations": {"a": "b"}}}}
-    await endpoint.api.patch(DECODE_POOLS, "d", {"spec": annotated}, endpoint.namespace)
-
-    async def is_annotated() -> bool:
-        service = await endpoint.service()
-        return service is not None and service["metadata"]["annotations"].get("a") == "b"
-
-    await until(is_annotated, endpoint.operator)
-    assert await endpoint.address() == address, "a later write keeps it"
-
-
-async def test_it_has_the_address_again_when_it_is_created_at_once(endpoint: Endpoint) -> None:
-    address = await endpoint.address()
-    for _ in range(3):
-        await endpoint.delete()
+        endpoint = Endpoint(api, namespace, crds.kubeconfig, tmp_path / "operator.log")
         await endpoint.create()
-        pool = await endpoint.api.get(DECODE_POOLS, "d", endpoint.namespace)
-
-        async def is_owned(uid: str = pool["metadata"]["uid"]) -> bool:
-            service = await endpoint.service()
-            owners = service["metadata"]["ownerReferences"] if service else ()
-            return [owner["uid"] for owner in owners] == [uid]
-
-        await until(is_owned, endpoint.operator)
-        assert await endpoint.address() == address
+        yield endpoint
 
 
-async def test_it_gets_another_address_when_that_is_taken(endpoint: Endpoint) -> None:
-    address = await endpoint.address()
+async def test_it_has_the_same_services_and_keys_again(endpoint: Endpoint) -> None:
+    with endpoint.operating() as operator:
+        await until(endpoint.has_all, operator)
+        before = await endpoint.kept()
+        await endpoint.delete()
+        await until(endpoint.is_reduced, operator)
+        await until(endpoint.is_unused, operator)
+        assert await endpoint.kept() == before
+        await endpoint.create()
+        await until(endpoint.is_used, operator)
+        assert await endpoint.kept() == before
+
+
+async def test_it_has_them_again_when_it_is_created_at_once(endpoint: Endpoint) -> None:
+    with endpoint.operating() as operator:
+        await until(endpoint.has_all, operator)
+        before = await endpoint.kept()
+        for _ in range(3):
+            await endpoint.delete()
+            await endpoint.create()
+            pool = await endpoint.api.get(DECODE_POOLS, "d", endpoint.namespace)
+
+            async def is_owned(uid: str = pool["metadata"]["uid"]) -> bool:
+                envoy = await endpoint.get(DEPLOYMENTS, "d-envoy")
+                owners = envoy["metadata"]["ownerReferences"] if envoy else ()
+                return [owner["uid"] for owner in owners] == [uid] and await endpoint.is_used()
+
+            await until(is_owned, operator)
+            assert await endpoint.kept() == before
+
+
+async def test_another_operator_deletes_them_after_a_while(endpoint: Endpoint) -> None:
+    with endpoint.operating() as operator:
+        await until(endpoint.has_all, operator)
+        await endpoint.delete()
+        await until(endpoint.is_unused, operator)
+    await endpoint.write_down(_LONG_AGO)
+    with endpoint.operating() as operator:
+        await until(endpoint.has_none, operator)
+
+
+async def test_an_operator_killed_after_any_write_leaves_nothing_behind_for_good(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    with endpoint.operating() as operator:
+        await until(endpoint.has_all, operator)
     await endpoint.delete()
-    await endpoint.gone()
-    metadata = {"name": "other", "namespace": endpoint.namespace}
-    ports = {"clusterIP": address, "ports": [{"port": 80}]}
-    taking = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": ports}
+    await until(endpoint.is_reduced)
+    await endpoint.write_down(_LONG_AGO)
 
-    async def is_taken() -> bool:
-        try:
-            await endpoint.api.create(SERVICES, taking)
-        except Invalid:
-            # The API server releases an address a moment after the Service is gone.
-            return False
-        return True
+    async def has_none(_api: Api, _namespace: str) -> bool:
+        return await endpoint.has_none()
 
-    await until(is_taken, endpoint.operator)
-    await endpoint.create()
-    assert await endpoint.address() != address
+    async with proxy(endpoint.kubeconfig, tmp_path) as between:
+        kills = await kill_after_each_write(
+            between, endpoint.api, endpoint.namespace, endpoint.log, has_none
+        )
+    assert kills == len(_KEPT)
 
-    async def no_write_is_refused() -> bool:
-        pool = await endpoint.api.get(DECODE_POOLS, "d", endpoint.namespace)
-        return "Service d" not in condition(pool, "RouterReady").get("message", "Service d")
 
-    await until(no_write_is_refused, endpoint.operator)
+async def test_nothing_is_deleted_of_a_pool_that_the_operator_has_not_heard_of(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
+    async with proxy(endpoint.kubeconfig, tmp_path) as between:
+        with replace(endpoint, kubeconfig=between.kubeconfig).operating() as operator:
+            await until(endpoint.has_all, operator)
+            before = await endpoint.kept()
+            await endpoint.delete()
+            await until(endpoint.is_unused, operator)
+            between.silence_watches(DECODE_POOLS.plural)
+            await endpoint.create()
+            await endpoint.write_down(_LONG_AGO)
+            await until(endpoint.is_used, operator)
+    assert await endpoint.kept() == before
+
+
+async def test_an_operator_that_was_away_begins_to_count_when_it_is_back(
+    endpoint: Endpoint,
+) -> None:
+    with endpoint.operating() as operator:
+        await until(endpoint.has_all, operator)
+        before = await endpoint.kept()
+    await endpoint.delete()
+    # Garbage collection alone deletes the rest.
+    await until(endpoint.is_reduced)
+    assert not await endpoint.is_unused()
+    with endpoint.operating() as operator:
+        await until(endpoint.is_unused, operator)
+    assert await endpoint.kept() == before
+
+
+async def test_services_and_keys_of_an_older_operator_lose_their_owner_and_nothing_else(
+    endpoint: Endpoint,
+) -> None:
+    with endpoint.operating() as operator:
+        await until(endpoint.has_all, operator)
+    before = await endpoint.kept()
+    pool = await endpoint.api.get(DECODE_POOLS, "d", endpoint.namespace)
+    owner = {
+        "apiVersion": labels.API_VERSION,
+        "kind": "DecodePool",
+        "name": "d",
+        "uid": pool["metadata"]["uid"],
+    }
+    for resource, name in _KEPT:
+        live = await endpoint.api.get(resource, name, endpoint.namespace)
+        for field in ("managedFields", "resourceVersion", "creationTimestamp", "uid"):
+            live["metadata"].pop(field)
+        # It wrote the address, too.
+        live["metadata"]["ownerReferences"] = [owner]
+        await endpoint.api.apply(resource, live, manager=FIELD_MANAGER, force=True)
+
+    async def no_one_owns_them() -> bool:
+        found = [await endpoint.get(*ref) for ref in _KEPT]
+        return not any(each and each["metadata"].get("ownerReferences") for each in found)
+
+    assert not await no_one_owns_them()
+    with endpoint.operating() as operator:
+        await until(no_one_owns_them, operator)
+    assert await endpoint.kept() == before

@@ -21,6 +21,7 @@ from tandem_kube.resources import (
     SERVICES,
     Resource,
 )
+from tandem_operator.routing.objects.common import kept_objects
 
 from ..cluster.control_plane import ControlPlane
 from .killing import Proxy, proxy
@@ -77,7 +78,8 @@ async def test_nothing_of_a_deleted_pool_comes_back(
         between.before = note
 
         async def is_collected() -> bool:
-            return not [child for kind in _CHILDREN for child in await _of(api, kind, namespace)]
+            found = {child for kind in _CHILDREN for child in await _of(api, kind, namespace)}
+            return found <= {ref.name for ref in kept_objects(name)}
 
         await until(is_collected, operator)
         # While the operator makes another pool's pods, it has time to make the deleted pool's anew.

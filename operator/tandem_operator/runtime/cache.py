@@ -52,7 +52,6 @@ from ..routing.endpoint.observed import (
     ObservedEndpoint,
     UnreadablePool,
 )
-from .addresses import LeftAddresses, client_address
 from .bodies import endpoint_of, pool_key_of, pull_key_of, scope_of, trimmed, version_of
 from .store import K, Store, V, WatchScope
 
@@ -87,7 +86,6 @@ class ClusterCache:
         """Each endpoint's Secret, as last read: Secrets are neither watched nor listed."""
         self.nodes: Store[None, NodeState] | None = Store() if nodes else None
         """None when the operator may not list nodes."""
-        self._left_addresses = LeftAddresses()
         self.kinds = kinds
         """Optional kinds that the cluster serves."""
         self.failures: dict[PoolKey, Failure] = {}
@@ -101,8 +99,9 @@ class ClusterCache:
         self._clock = clock
 
     def work_keys(self) -> list[WorkKey]:
-        """The keys of all sets and endpoints."""
-        return [key for key in self.pools.all_keys() if not isinstance(key, PoolKey)]
+        """The keys of all sets and endpoints, also of endpoints that no pool names any more."""
+        keys = {key for key in self.pools.all_keys() if not isinstance(key, PoolKey)}
+        return [*keys, *(key for key in self.children.all_keys() if key not in keys)]
 
     def pool_keys(self, key: SetKey) -> tuple[PoolKey, ...]:
         """The pools of a set, with the PrefillPool that names it even when it does not exist."""
@@ -159,7 +158,6 @@ class ClusterCache:
             children={ObjectRef.of(body): body for body in self.endpoint_objects(key)},
             kinds=self.kinds,
             secret=secret,
-            address=self._address_of(key),
             failures=self.child_failures.get(key, {}),
         )
 
@@ -170,15 +168,6 @@ class ClusterCache:
         prefill = next((pool.body for pool in members if pool.key.kind == PREFILL_POOL), None)
         reading = validate_set(prefill, [resource.body], self._defaults).decodes[resource.key.name]
         return reading.pool if isinstance(reading.pool, DecodePool) else None
-
-    def _address_of(self, key: EndpointKey) -> str:
-        """The ClusterIP of the endpoint's Service, or the one that it had; empty: none."""
-        live = (client_address(child, key) for child in self.children.by_key(key))
-        return next(filter(None, live), "") or self._left_addresses.get(key, self._clock())
-
-    def address_refused(self, key: EndpointKey) -> None:
-        """The API server refused an endpoint's Service, maybe for the address that it had."""
-        self._left_addresses.refused(key, self._clock())
 
     def endpoint_objects(self, key: EndpointKey) -> list[Body]:
         """The objects of an endpoint, its Secret included."""
@@ -310,8 +299,6 @@ class ClusterCache:
         """Remove an object of any kind; with a `version` only if it is not newer than that."""
         # The caller does not know the kind of object. A store ignores a uid that it does not have,
         # except that it remembers the deletion.
-        if child := self.children.get(uid):
-            self._left_addresses.add(child, self._clock())
         keys = self.pools.remove(uid, version)
         pool_keys = self.pods.remove(uid, version) | self.revisions.remove(uid, version)
         pool_keys |= self.budgets.remove(uid, version)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tandem_contract import labels
+from tandem_contract.custom_resources import DECODE_POOL
 from tandem_kube.client import Api
 from tandem_kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from tandem_kube.events import send_event
@@ -21,6 +22,7 @@ from tandem_kube.resources import (
     JOBS,
     POD_DISRUPTION_BUDGETS,
     PODS,
+    SERVICES,
     Object,
     Resource,
     resource_of,
@@ -81,19 +83,19 @@ class Cluster:
         """Bring pools up to what the API server has now; the keys that this affects."""
         return await read_pools(self.api, self.cache, pools)
 
+    async def read_decode_pools(self, namespace: str) -> set[WorkKey]:
+        """Bring DecodePools of which the cache may not know yet into it; the affected keys."""
+        listed = await self.api.list(POOL_RESOURCES[DECODE_POOL], namespace)
+        return {key for body in listed.items for key in self.cache.upsert_pool(body)}
+
     async def lacking_plan_keys(self, pods: Iterable[Create]) -> set[WorkKey]:
-        """The endpoints whose Secret of plan keys `pods` mount although it is not there, or goes
-        with a pool that was deleted."""
-        lacking = set[WorkKey]()
+        """The endpoints whose Secret of plan keys `pods` mount although it is not there."""
         mounted = {endpoint for pod in pods if (endpoint := endpoint_of_plan_keys(pod.body))}
-        for key in mounted:
-            secret = await get_secret(self.api, key.namespace, plan_key_secret(key.name))
-            _, owners = pool_and_owners(secret) if secret else (None, [])
-            pools = [pool.uid for pool in self.cache.pools.by_key(key)]
-            # Somebody else's Secret has no pool as its owner.
-            if secret is None or (owners and set(owners).isdisjoint(pools)):
-                lacking.add(key)
-        return lacking
+        return {
+            key
+            for key in mounted
+            if await get_secret(self.api, key.namespace, plan_key_secret(key.name)) is None
+        }
 
     async def read_plan_keys(self, key: EndpointKey) -> None:
         """Bring an endpoint's Secret into the cache, which no watch keeps current."""
@@ -253,8 +255,12 @@ class Cluster:
                 raise
             except ApiError as err:
                 failures[ref] = failure_from_error(err)
-                if ref.kind == "Service":
-                    self.cache.address_refused(key)
+        for name, note in plan.notes.items():
+            change = {"metadata": {"annotations": {labels.UNUSED_SINCE: note}}}
+            # The watch removes a Service that is gone from the cache.
+            with contextlib.suppress(NotFound):
+                patched = await self.api.patch(SERVICES, name, change, key.namespace)
+                self.cache.upsert_child(patched)
         for ref in plan.delete:
             resource = resource_of({"apiVersion": ref.api_version, "kind": ref.kind})
             await self._delete(resource, key.namespace, ref.name)

@@ -95,6 +95,11 @@ class Reconcilers:
         if plan.creates(observed):
             owners = [pool.key for pool in cluster.cache.pools.by_key(key)]
             self.enqueue(await cluster.read_pools(owners))
+            observed = cluster.observe_endpoint(key)
+            plan = plan_endpoint(observed, self.router)
+        if plan.delete and not observed.pools:
+            # A pool of which the cache does not know yet needs them.
+            self.enqueue(await cluster.read_decode_pools(key.namespace))
             plan = plan_endpoint(cluster.observe_endpoint(key), self.router)
         done = await cluster.apply_endpoint(key, plan)
         # The sets' pools report the endpoint's state, so their status may need an update.

@@ -90,9 +90,6 @@ class ObservedEndpoint:
     """The `OPTIONAL_KINDS` that the cluster serves."""
     secret: bytes = field(default=b"", repr=False)
     """32 random bytes, new in each reconciliation: the plan key to add if one is due."""
-    address: str = ""
-    """ClusterIP of the Service for clients, or the one that it had until it was deleted; empty:
-    none."""
     failures: Mapping[ObjectRef, Failure] = field(default_factory=dict)
     """Writes that the API server refused in the last apply."""
 
@@ -108,8 +105,11 @@ class EndpointPlan:
     is taken, either the cache is behind (and overwriting the plan keys would invalidate the ones
     that running pods hold), or the object belongs to someone else."""
     delete: tuple[ObjectRef, ...] = ()
+    notes: Mapping[str, str | None] = field(default_factory=dict)
+    """By name of a Service: its annotation `labels.UNUSED_SINCE`; None removes it."""
     requeue_after: float | None = None
-    """Seconds until the next plan key is added or dropped; None when the endpoint has no EPP."""
+    """Seconds until the next plan key is added or dropped, or what no pool needs is deleted; None:
+    neither will be."""
 
     def creates(self, observed: ObservedEndpoint) -> bool:
         """Whether an object is created that was not among the observed children."""

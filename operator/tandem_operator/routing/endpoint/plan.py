@@ -35,6 +35,7 @@ from .requirements import (
     with_pools_settings,
 )
 from .settings import RouterSettings
+from .unused import outdated_notes, plan_unused
 
 _SECRET: Final = "Secret"  # noqa: S105 - a kind
 _MIN_REQUEUE: Final = 1.0
@@ -59,12 +60,14 @@ class RouterReason(StrEnum):
 def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> EndpointPlan:
     """The writes that bring an endpoint to what its pools require; empty once it is there.
 
-    An endpoint without a readable pool loses all its objects, unless an unreadable pool still names
-    it: then everything stays as it is. Raises ValueError when a plan key is due and
+    An endpoint without a readable pool loses its objects (`plan_unused`), unless an unreadable pool
+    still names it: then everything stays as it is. Raises ValueError when a plan key is due and
     `observed.secret` is too short.
     """
     if not observed.pools:
-        return EndpointPlan(delete=() if observed.unreadable_pools else tuple(observed.children))
+        if observed.unreadable_pools:
+            return EndpointPlan(notes=outdated_notes(observed))
+        return plan_unused(observed)
     required = combine_requirements(observed.pools)
     settings = with_pools_settings(settings, observed.pools)
     if observed.unreadable_pools and not required.api_key_secret:
@@ -85,6 +88,7 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
         delete=()
         if observed.unreadable_pools
         else tuple(ref for ref in observed.children if ref not in desired),
+        notes=outdated_notes(observed),
         requeue_after=max(_MIN_REQUEUE, rotation.next - observed.now) if rotation else None,
     )
 

@@ -15,7 +15,13 @@ from ...planning.key_rotation import secret_data
 from ...pods.containers import container_security, pod_security
 from ...pods.manifests import plan_key_secret
 from ...resources.spec import RouterPodMetadata
-from ..endpoint.observed import ApiKind, EndpointPool, ObservedEndpoint, UnreadablePool
+from ..endpoint.observed import (
+    ApiKind,
+    EndpointPool,
+    ObjectRef,
+    ObservedEndpoint,
+    UnreadablePool,
+)
 from ..endpoint.settings import RouterSettings
 
 Object = dict[str, Any]
@@ -44,14 +50,32 @@ class Names:
         self.plan_keys = plan_key_secret(endpoint)
 
 
+def kept_objects(endpoint: str) -> tuple[ObjectRef, ...]:
+    """The objects that stay for a while after the last pool: addresses that clients and gateways
+    may hold, and the keys that pods of a pool which is created again mount at once.
+
+    In the order in which they are deleted: no one lists Secrets, so that a Service leads to them.
+    """
+    names = Names(endpoint)
+    return (
+        ObjectRef("v1", "Secret", names.plan_keys),
+        ObjectRef("v1", "Service", names.epp),
+        ObjectRef("v1", "Service", names.endpoint),
+    )
+
+
 def body(
     observed: ObservedEndpoint, kind: ApiKind, name: str, component: str, **content: Any
 ) -> Object:
     """An object of the endpoint.
 
     Every pool that names the endpoint owns it, so garbage collection deletes it with the last one.
+    No one owns `kept_objects`.
     """
-    owners: list[EndpointPool | UnreadablePool] = [*observed.pools, *observed.unreadable_pools]
+    is_kept = ObjectRef(*kind, name) in kept_objects(observed.key.name)
+    owners: list[EndpointPool | UnreadablePool] = (
+        [] if is_kept else [*observed.pools, *observed.unreadable_pools]
+    )
     return {
         "apiVersion": kind[0],
         "kind": kind[1],

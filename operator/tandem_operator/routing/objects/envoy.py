@@ -82,9 +82,6 @@ def _client_service(observed: ObservedEndpoint, required: EndpointRequirements) 
     made = service(observed, Names(observed.key.name).endpoint, ENVOY, ("http", ports.ENVOY))
     # Always written: the API server would keep a type that the pool no longer states.
     made["spec"]["type"] = stated.type or "ClusterIP"
-    if observed.address:
-        # A DecodePool that is deleted and created again: clients may hold the address for long.
-        made["spec"]["clusterIP"] = observed.address
     made["metadata"]["annotations"] = {**stated.annotations, **stated_hash(stated.annotations)}
     return made
 

@@ -1,0 +1,56 @@
+"""What stays of an endpoint whose last pool is gone, and until when. Pure.
+
+    last pool gone ──► note on a Service ──GRACE──► keys and Services deleted
+                            └── a pool again ──► note removed, the same Services and keys
+
+The note is an annotation, so that any operator goes on from it.
+"""
+
+from typing import Final
+
+from tandem_contract import labels
+
+from ...observed import Body
+from ...planning.api_objects import FIELD_MANAGER, rfc3339, timestamp
+from ..objects.common import kept_objects
+from .observed import EndpointPlan, ObservedEndpoint
+
+GRACE: Final = 600.0
+"""Seconds for which addresses and keys stay. A GitOps tool that replaces a pool takes minutes at
+most; clients that keep an address for longer are rare."""
+
+
+def plan_unused(observed: ObservedEndpoint) -> EndpointPlan:
+    """The writes for an endpoint that no pool names."""
+    # Somebody's object with the endpoint's label is not the operator's to delete.
+    ours = [ref for ref, body in observed.children.items() if _is_ours(body)]
+    kept = [ref for ref in kept_objects(observed.key.name) if ref in ours]
+    rest = tuple(ref for ref in ours if ref not in kept)
+    services = [ref for ref in kept if ref.kind == "Service"]
+    since = max(filter(None, map(timestamp, _notes(observed).values())), default=None)
+    if services and since is None:
+        # On the last that is deleted: an operator that is stopped in between goes on from there.
+        note = {services[-1].name: rfc3339(observed.now)}
+        return EndpointPlan(notes=note, delete=rest, requeue_after=GRACE)
+    if services and since is not None and observed.now < since + GRACE:
+        return EndpointPlan(delete=rest, requeue_after=since + GRACE - observed.now)
+    return EndpointPlan(delete=(*rest, *kept))
+
+
+def outdated_notes(observed: ObservedEndpoint) -> dict[str, None]:
+    """`EndpointPlan.notes` for an endpoint that a pool names."""
+    return dict.fromkeys(_notes(observed))
+
+
+def _notes(observed: ObservedEndpoint) -> dict[str, str]:
+    """By name of the Service."""
+    return {
+        ref.name: note
+        for ref, body in observed.children.items()
+        if ref.kind == "Service"
+        and (note := (body["metadata"].get("annotations") or {}).get(labels.UNUSED_SINCE))
+    }
+
+
+def _is_ours(body: Body) -> bool:
+    return (body["metadata"].get("labels") or {}).get(labels.MANAGED_BY) == FIELD_MANAGER

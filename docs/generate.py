@@ -1,7 +1,8 @@
-"""Write the tables of docs/reference that come from the code: `.venv/bin/python docs/generate.py`.
+"""Write the tables of the docs that come from the code: `.venv/bin/python docs/generate.py`.
 
-    llm-d.md       llm-d's flags, plugins and metrics, and what becomes of each
-    api-paths.md   the paths that clients may request
+    reference/llm-d.md       llm-d's flags, plugins and metrics, and what becomes of each
+    reference/api-paths.md   the paths that clients may request
+    understand/resume.md     how another engine goes on with a stream, by the request's fields
 
 A table stands between two marker lines. tests/test_docs.py fails when one is out of date.
 """
@@ -14,14 +15,19 @@ import msgspec
 
 from tandem_contract.api_paths import API
 from tandem_contract.llmd_flags import LlmdFlag
+from tandem_contract.request_kinds import RequestKind
 from tandem_epp.llmd import flags as epp
 from tandem_epp.llmd.metrics.table import EXPORTED, MISSING, Exported, Missing
 from tandem_epp.llmd.plugins.plugin_types import Kind, Plugin
 from tandem_epp.llmd.plugins.registry import PLUGINS
 from tandem_epp.llmd.plugins.unsupported import REFUSED
 from tandem_sidecar import llmd_flags as sidecar
+from tandem_sidecar.resume.rules import ANY, FIELDS, ONCE, Method
 
-REFERENCE = Path(__file__).parent / "reference"
+DOCS = Path(__file__).parent
+REFERENCE = DOCS / "reference"
+RESUMED = tuple(kind for kind in RequestKind if kind in ONCE)
+"""The APIs whose streams another engine goes on with."""
 
 
 def generated() -> Iterator[tuple[Path, str]]:
@@ -43,6 +49,8 @@ def generated() -> Iterator[tuple[Path, str]]:
     rows = (f"| `{path}` | {purpose} |" for path, purpose in API.items())
     table = ["", "| path | purpose |", "|---|---|", *rows, ""]
     yield page, _with_tables(page.read_text(encoding="utf-8"), {"API paths": table})
+    page = DOCS / "understand" / "resume.md"
+    yield page, _with_tables(page.read_text(encoding="utf-8"), {"fields": _resumed_fields()})
 
 
 def _with_tables(page: str, tables: Mapping[str, Iterable[str]]) -> str:
@@ -104,6 +112,37 @@ def _exported(metric: Exported) -> str:
 def _missing(metric: Missing) -> str:
     names = ", ".join(f"`{name}`" for name in metric.names)
     return f"| {names} | | not exported: {metric.reason} | {metric.ours} |"
+
+
+def _resumed_fields() -> Iterator[str]:
+    """A row for the fields that all APIs treat alike."""
+    yield f"| field | {' | '.join(RESUMED)} |"
+    yield f"|---|{'---|' * len(RESUMED)}"
+    names = {name for fields in (*FIELDS.values(), *ONCE.values()) for name in fields}
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted(names - {"stream"}):
+        rows.setdefault(tuple(_resumed(kind, name) for kind in RESUMED), []).append(f"`{name}`")
+    for cells, alike in rows.items():
+        yield f"| {', '.join(alike)} | {' | '.join(cells)} |"
+    yield f"| any other | {' | '.join([Method.AGAIN] * len(RESUMED))} |"
+
+
+def _resumed(kind: RequestKind, name: str) -> str:
+    """What becomes of a stream whose request has this field."""
+    allowed, once = FIELDS.get(kind, {}).get(name, ()), ONCE[kind].get(name)
+    if allowed is ANY:
+        return Method.CONTINUED
+    other = Method.AGAIN if once is None else Method.NO
+    cells = []
+    if isinstance(allowed, tuple) and allowed:
+        cells.append(f"{_values(allowed)}: {Method.CONTINUED}")
+    if once:
+        cells.append(f"{_values(once)}: {Method.AGAIN}")
+    return "; ".join((*cells, f"else {other}" if cells else other))
+
+
+def _values(values: Iterable[Any]) -> str:
+    return ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in values)
 
 
 if __name__ == "__main__":

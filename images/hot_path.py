@@ -188,6 +188,7 @@ MODULES: Final = (
     "tandem_sidecar.resume.kept_stream",
     "tandem_sidecar.resume.ledger",
     "tandem_sidecar.resume.rules",
+    "tandem_sidecar.resume.whole_events",
     "tandem_sidecar.resume.whole_tokens",
     "tandem_sidecar.security.route",
 )

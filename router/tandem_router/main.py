@@ -10,13 +10,14 @@ import click
 import uvloop
 
 from tandem_contract import ports
-from tandem_contract.commandline import HOST_PORT, HostPort, command, fail
+from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, command, fail
 from tandem_contract.connections import raise_descriptor_limit
 from tandem_contract.documents import DocumentError
 from tandem_contract.memory import collect_seldom
 from tandem_epp.llmd.plugins.explain import explain
 from tandem_epp.process.configuration import log_notices
 from tandem_epp.settings import Settings as EppSettings
+from tandem_sidecar.flag_values import duration_text
 from tandem_sidecar.main import main as sidecar_command
 from tandem_sidecar.main import settings_from
 from tandem_sidecar.observability import logs
@@ -102,9 +103,16 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
 @click.option(
     "--resume/--no-resume",
     default=Settings().resume,
-    help="Let a stream of completions go on at another decode backend when its own fails, with the"
+    help="Let a stream go on at another decode backend when its own fails, with the"
     " same tokens, where that is exact (docs/understand/resume.md). Not finished: off unless asked"
     " for.",
+)
+@click.option(
+    "--resume-max-regeneration",
+    type=DURATION,
+    default=duration_text(Settings().resume_max_regeneration),
+    help="With --resume: the longest time for which another engine generates again what was sent of"
+    " a stream that it cannot continue by token ids; beyond it the stream ends with an error.",
 )
 @click.option(
     "--worker-sockets",

@@ -66,8 +66,15 @@ class PlacedRequest:
         kind = kind_of(request.method, request.target)
         self._kept: KeptStream | None = None
         if parts.context.settings.resume and kind is not None and body is not None:
+            context = parts.context
             self._kept = keep(
-                client, request, kind, body, record=record, vocabularies=parts.context.vocabularies
+                client,
+                request,
+                kind,
+                body,
+                record=record,
+                vocabularies=context.vocabularies,
+                max_regeneration=context.settings.resume_max_regeneration,
             )
         if self._kept is not None:
             self._body = self._kept.asked

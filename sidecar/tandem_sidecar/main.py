@@ -279,6 +279,13 @@ def settings_from(flags: Flags) -> Settings:
     " off unless asked for.",
 )
 @click.option(
+    "--resume-max-regeneration",
+    type=DURATION,
+    default=duration_text(_DEFAULTS.resume_max_regeneration),
+    help="With --resume: the longest time for which another engine generates again what was sent of"
+    " a stream that it cannot continue by token ids; beyond it the stream ends with an error.",
+)
+@click.option(
     "--tokenize-once/--no-tokenize-once",
     default=_DEFAULTS.tokenize_once,
     help="Pass the token ids of a chat from the prefill's answer to the decode engine.",

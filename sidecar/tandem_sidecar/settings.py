@@ -124,6 +124,11 @@ class Settings:
     resume: bool = False
     """Whether a stream whose decode engine fails goes on at another one, where that is exact (see
     `resume.rules`): the router's choice, or a pod that the plan names as an alternate."""
+    resume_max_regeneration: float = 10.0
+    """Seconds for which another engine may generate again what a stream has delivered, estimated by
+    how long the first took; a stream with more ends with an error. Its client gets nothing
+    meanwhile. Only for streams that are not continued by token ids (see `resume.rules`). Too high:
+    a few long answers keep an engine busy with what their clients have."""
     workers: int = 1
     """Processes that serve. With more than one, another process supervises them."""
     history: int = 2048

@@ -1,11 +1,15 @@
 """A stream whose engine fails goes on at another one, and the client cannot tell (--resume)."""
 
+from typing import Any
+
 import pytest
 
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_sidecar.settings import Settings
 
 from ..sidecar.peers import Script, Turn
+from ..sidecar.resume import answers
+from ..sidecar.resume.answers import TOOL
 from ..sidecar.resume.events import DONE
 from ..sidecar.resume.scripted import (
     ENDS,
@@ -139,6 +143,81 @@ async def test_a_refused_continuation_ends_with_an_error(harness: Harness) -> No
 async def test_what_cannot_be_continued_is_as_before(harness: Harness) -> None:
     engines = [await harness.decode(f"d-{number}", generates(3)) for number in range(2)]
     await harness.start({"enabled": False}, settings=RESUMES)
-    _, body = await harness.ask(asked(seed=4))
-    assert "seed is not continued" in events(body)[-1]["error"]["message"]
+    _, body = await harness.ask(asked(presence_penalty=1))
+    message = events(body)[-1]["error"]["message"]
+    assert "presence_penalty is not continued, and without temperature 0 or a seed" in message
     assert sum(len(engine.requests) for engine in engines) == 1
+
+
+AGAIN: dict[RequestKind, dict[str, Any]] = {
+    RequestKind.COMPLETIONS: {"prompt": answers.PROMPT * 40, "frequency_penalty": 1},
+    RequestKind.CHAT: {"messages": [{"role": "user", "content": "think " * 40}], "tools": [TOOL]},
+    RequestKind.MESSAGES: {"messages": [{"role": "user", "content": "think " * 40}]},
+    RequestKind.RESPONSES: {"input": "think " * 40, "tools": [TOOL]},
+}
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("kind", AGAIN)
+async def test_an_answer_that_is_generated_again_is_sent_once(
+    harness: Harness, kind: RequestKind, split: bool
+) -> None:
+    if split:
+        await harness.prefill("p")
+    # Several: the router avoids one that failed before its first token.
+    engines = [await harness.decode(f"d-{number}") for number in range(8)]
+    await harness.start({"enabled": split}, settings=RESUMES)
+    body = {"model": "m", "max_tokens": 50, "stream": True, "temperature": 0, **AGAIN[kind]}
+    for engine in engines:
+        engine.script = answers_of("first", kind)
+    _, whole = await harness.ask(body, PATHS[kind])
+    for after in range(1, whole.count(b"\n\n") - 1):
+        scripts = [answers_of("first", kind, after), answers_of("other", kind)]
+
+        async def fails_first(turn: Turn, scripts: list[Script] = scripts) -> None:
+            await scripts.pop(0)(turn)
+
+        for engine in engines:
+            engine.script = fails_first
+        response, resumed = await harness.ask(body, PATHS[kind])
+        assert not scripts
+        assert response.status == 200
+        # If nothing was sent yet, all of it is the other engine's.
+        got = resumed if b"-first" in resumed else resumed.replace(b"-other", b"-first")
+        expected = answers.comparable(answers.read([whole]))
+        assert answers.comparable(answers.read([got])) == expected, after
+
+
+async def test_another_answer_ends_the_stream_with_an_error(harness: Harness) -> None:
+    scripts = [answers_of("first", RequestKind.MESSAGES, 5)]
+    scripts += [answers_of("other", RequestKind.MESSAGES, other=0) for _ in range(2)]
+
+    async def fails_first(turn: Turn) -> None:
+        await scripts.pop(0)(turn)
+
+    for number in range(3):
+        await harness.decode(f"d-{number}", fails_first)
+    await harness.start({"enabled": False}, settings=RESUMES)
+    body = {"model": "m", "stream": True, "temperature": 0, **AGAIN[RequestKind.MESSAGES]}
+    _, got = await harness.ask(body, PATHS[RequestKind.MESSAGES])
+    assert b"event: error\n" in got
+    assert b"generates another answer" in got
+    assert b'"other"' not in got
+
+
+def answers_of(
+    name: str, kind: RequestKind, after: int | None = None, *, other: int | None = None
+) -> Script:
+    """An engine that ends its connection after so many events."""
+
+    async def script(turn: Turn) -> None:
+        turn.stream()
+        for event in answers.Engine(name, other=other).answer(kind, turn.request.body)[:after]:
+            turn.chunk(event)
+        if after is not None:
+            await turn.writer.drain()
+            turn.die()
+        else:
+            turn.end()
+
+    return script

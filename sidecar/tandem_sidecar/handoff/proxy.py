@@ -169,6 +169,7 @@ class Proxy:
             body,
             record=generation.record,
             vocabularies=context.vocabularies,
+            max_regeneration=context.settings.resume_max_regeneration,
         )
         if kept is None:
             return generation

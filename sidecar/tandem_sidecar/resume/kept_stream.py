@@ -1,6 +1,6 @@
 """One stream as its client sees it, over all engines that serve it.
 
-    kept = keep(client, request, kind, body)        None: no other engine could go on
+    kept = keep(client, request, kind, body)        None: no other engine can go on
     kept.asked                                      what the first engine is sent
     kept.read(payload, last=…) ─► kept.body(…)      its answer
     kept.move()                                     what the next engine is sent, after a failure
@@ -32,8 +32,9 @@ from .continuation import (
 )
 from .errors import StreamBroken
 from .ledger import DONE, Ledger
-from .rules import is_greedy, obstacle, stop_strings
+from .rules import count_choices, is_greedy, obstacle, repeat_obstacle, stop_strings
 from .seam import Seam
+from .transcript import Transcript
 from .whole_tokens import Vocabularies, WholeTokens
 
 _UNCODED: Final = (b"", b"identity")
@@ -50,15 +51,21 @@ class KeptStream(Relay):
         body: Body,
         *,
         record: Record,
-        tokens: WholeTokens,
+        tokens: WholeTokens | None,
+        max_regeneration: float | None,
     ) -> None:
+        """`tokens`: what is known of the model's; None: the stream is not continued by ids.
+        `max_regeneration`: seconds for which another engine may generate what was delivered; None:
+        it generates nothing again."""
         super().__init__(client, request)
         self._record = record
-        self.asked = with_ids(body)
+        self._body = body
+        self.asked = body if tokens is None else with_ids(body)
         """The request as the first engine gets it."""
         self._kind, self._tokens = kind, tokens
+        self._max_regeneration = max_regeneration
         self._keeps_ids = asks_for_ids(body.members)
-        self._ledger = self._new_ledger()
+        self._reader = self._new_reader()
         self._begun = False
         self._is_stream = True
         """Whether the answer is the stream that was asked for, and can be read: no error."""
@@ -81,8 +88,8 @@ class KeptStream(Relay):
         whatever its framing says; the caller first writes what it has `before`."""
         if not self._is_stream:
             return payload
-        out = self._ledger.take(payload)
-        if last and not self._ledger.is_done:
+        out = self._reader.take(payload)
+        if last and not self._reader.is_done:
             raise StreamBroken("the stream ended before its last event", out)
         return out
 
@@ -98,52 +105,77 @@ class KeptStream(Relay):
 
     def move(self) -> Body | None:
         """The request with which another engine goes on; None: none can."""
-        ledger = self._ledger
         if not self.written:
-            self._ledger = self._new_ledger()
+            self._reader = self._new_reader()
             self._begun = False
             return self.asked
-        if why := self._obstacle():
-            self._record.not_resumed = why
-            return None
-        ledger.begin_again()
-        ledger.editor = Splice(ledger)
-        rest = continued(self._kind, self.asked, ledger)
+        reader = self._reader
+        if not self._is_stream:
+            why, rest = "the answer is no stream of events", None
+        elif isinstance(reader, Transcript):
+            why, rest = self._begin_again(reader)
+        elif reader.transcript is not None and (reader.obstacle or not reader.delivered):
+            why, rest = self._begin_again(reader.transcript)
+        else:
+            why, rest = self._continue(reader)
         if rest is None:
-            self._record.not_resumed = "all tokens were sent"
+            self._record.not_resumed = why
         else:
             self._record.moves += 1
         return rest
 
-    def _obstacle(self) -> str:
-        """Why no other engine can go on from here; empty: one can."""
-        ledger = self._ledger
-        if not self._is_stream:
-            return "the answer is no stream of events"
+    def _continue(self, ledger: Ledger) -> tuple[str, Body | None]:
+        """The request that continues the stream by ids, or why none does."""
         if ledger.is_finished:
-            return "the stream is finished"
+            return "the stream is finished", None
         if ledger.obstacle or not ledger.prompt_ids:
-            return ledger.obstacle or "the engine sent no token ids"
+            return ledger.obstacle or "the engine sent no token ids", None
         if ledger.seam.start < ledger.delivered and not is_greedy(self.asked.members):
             # Drawn again, these tokens would be others.
-            return "tokens would have to be drawn again, and temperature is not 0"
-        return ""
+            return "tokens would have to be drawn again, and temperature is not 0", None
+        ledger.begin_again()
+        ledger.editor = Splice(ledger)
+        return "all tokens were sent", continued(self._kind, self.asked, ledger)
 
-    def _new_ledger(self) -> Ledger:
-        stops, included = stop_strings(self.asked.members)
-        seam = Seam(stops, included=included)
-        return Ledger(self._kind, seam, self._tokens, keeps_ids=self._keeps_ids)
+    def _begin_again(self, transcript: Transcript) -> tuple[str, Body | None]:
+        """The request with which the answer is generated again, or why it is not."""
+        most = self._max_regeneration
+        if most is None or transcript.obstacle:
+            return transcript.obstacle, None
+        if transcript.seconds > most:
+            taken = f"{transcript.seconds:.1f} s, more than {most:g} s"
+            return f"to generate again what was sent would take {taken}", None
+        transcript.begin_again()
+        self._reader = transcript
+        return "", self._body
+
+    def _new_reader(self) -> Ledger | Transcript:
+        if self._tokens is None:
+            return self._new_transcript()
+        stops, included = stop_strings(self._body.members)
+        return Ledger(
+            self._kind,
+            Seam(stops, included=included),
+            self._tokens,
+            keeps_ids=self._keeps_ids,
+            transcript=self._new_transcript() if self._max_regeneration is not None else None,
+        )
+
+    def _new_transcript(self) -> Transcript:
+        return Transcript(self._kind, count_choices(self._kind, self._body.members))
 
     def missing_end(self) -> bytes | None:
         """What completes a stream that its engine has finished, when only the events after the
         last token were lost; None: more is missing."""
-        ledger = self._ledger
-        if not self._is_stream or not ledger.is_finished or not ledger.prompt_ids:
+        reader, asks = self._reader, asks_for_usage(self.asked.members)
+        if not self._is_stream or not reader.is_finished or reader.is_done:
             return None
-        if ledger.obstacle or ledger.is_done:
+        lacks_usage = asks and not reader.has_usage
+        if isinstance(reader, Transcript):
+            return None if lacks_usage else DONE
+        if not reader.prompt_ids or reader.obstacle:
             return None
-        lacks_usage = asks_for_usage(self.asked.members) and not ledger.has_usage
-        return (usage_event(ledger) if lacks_usage else b"") + DONE
+        return (usage_event(reader) if lacks_usage else b"") + DONE
 
 
 def keep(
@@ -154,14 +186,23 @@ def keep(
     *,
     record: Record,
     vocabularies: Vocabularies,
+    max_regeneration: float,
 ) -> KeptStream | None:
-    """The stream that `body` asks for, if another engine can continue it exactly; otherwise the
-    record gets the reason."""
+    """The stream that `body` asks for, if another engine can go on with it; otherwise the record
+    gets the reason. `max_regeneration`: see `Settings.resume_max_regeneration`."""
     members = body.members
     if request.http10 or bytes(members.get("stream", Raw(b"false"))) != b"true":
         return None
-    if why := obstacle(kind, members):
-        record.not_resumed = why
+    by_ids, again = obstacle(kind, members), repeat_obstacle(kind, members)
+    if by_ids is not None and again is not None:
+        record.not_resumed = f"{by_ids}, and {again}"
         return None
-    tokens = vocabularies.of(bytes(members.get("model", b"")))
-    return KeptStream(client, request, kind, body, record=record, tokens=tokens)
+    return KeptStream(
+        client,
+        request,
+        kind,
+        body,
+        record=record,
+        tokens=vocabularies.of(bytes(members.get("model", b""))) if by_ids is None else None,
+        max_regeneration=max_regeneration if again is None else None,
+    )

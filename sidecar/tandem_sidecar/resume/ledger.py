@@ -8,7 +8,8 @@ The events are searched as bytes, since each token of every stream passes here. 
 JSON a quote is escaped, so a member's name is never found in a text.
 
 A chat's engine may read tokens itself (reasoning, tool calls). Its deltas then hold something else
-than text, and the state of that parser is not known by ids: such a stream is not continued.
+than text, and the state of that parser is not known by ids. Such a stream is not continued, but it
+can be generated again; then `transcript` notes what it has.
 """
 
 from array import array
@@ -21,11 +22,13 @@ from msgspec import Raw
 from tandem_contract.request_kinds import RequestKind
 
 from .errors import StreamBroken
-from .seam import Repeated, Seam
+from .repeated import Lane, Repeated
+from .seam import Seam
 from .text_events import choice_of, text_of
+from .transcript import Transcript
+from .whole_events import WholeEvents
 from .whole_tokens import WholeTokens
 
-_EVENT_END: Final = b"\n\n"
 _IDS: Final = b'"token_ids":['
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
 _FINISH: Final = b'"finish_reason":"'
@@ -45,8 +48,6 @@ _DATA: Final = b"data: "
 _LOGPROBS: Final = b'"text_offset":['
 _ERROR: Final = b'data: {"error"'
 DONE: Final = b"data: [DONE]\n\n"
-MAX_EVENT: Final = 16 * 1024 * 1024
-"""Largest event, in bytes: the first one repeats the prompt's ids."""
 
 
 class First(msgspec.Struct, frozen=True, gc=False):
@@ -69,10 +70,16 @@ class Ledger:
     """The record of one stream of completions or a chat."""
 
     def __init__(
-        self, kind: RequestKind, seam: Seam, tokens: WholeTokens, *, keeps_ids: bool
+        self,
+        kind: RequestKind,
+        seam: Seam,
+        tokens: WholeTokens,
+        *,
+        keeps_ids: bool,
+        transcript: Transcript | None = None,
     ) -> None:
         """`seam`: a new one; `tokens`: what is known of the model's; `keeps_ids`: the client asked
-        for the ids itself."""
+        for the ids itself; `transcript`: a new one; None: the answer is never generated again."""
         self.seam = seam
         self.prompt_ids: array[int] = array("I")
         self.ids: array[int] = array("I")
@@ -88,7 +95,9 @@ class Ledger:
         self.first = First()
         """What all events of the stream repeat."""
         self.obstacle = ""
-        """What in the stream keeps another engine from going on with it; empty: nothing."""
+        """What in the stream keeps another engine from going on by ids; empty: nothing."""
+        self.transcript = transcript
+        """What was delivered, if the stream has an `obstacle`; None: it lacks something."""
         self.editor: EventEditor | None = None
         """Edits the events of an engine that continues the stream."""
         self._is_chat = kind is RequestKind.CHAT
@@ -97,10 +106,10 @@ class Ledger:
         self._ends_character = True
         """Whether the text that was delivered ends where a token does that ends a character."""
         self._keeps_ids = keeps_ids
-        self._repeated = Repeated((), "")
+        self._repeated = Repeated({})
         self._logprobs = b""
         """The last event with logprobs that was delivered."""
-        self._unread = b""
+        self._events = WholeEvents()
         self._held = b""
         """Events without text, that wait for the next."""
 
@@ -109,35 +118,18 @@ class Ledger:
 
         Raises StreamBroken for an event that ends the stream early; it has those before.
         """
-        data = self._unread + payload if self._unread else payload
-        if b"\r" in data:
-            # Both end a line of an event, and JSON has neither within a string.
-            data = data.replace(b"\r\n", b"\n")
-        end = data.rfind(_EVENT_END) + len(_EVENT_END)
-        if end < len(_EVENT_END):
-            self._unread = data
-            if len(data) > MAX_EVENT:
-                raise StreamBroken(f"an event of more than {MAX_EVENT} bytes")
-            return b""
-        self._unread, data = data[end:], data[:end]
-        # Mostly one event.
-        if data.find(_EVENT_END) == end - len(_EVENT_END):
-            return self._event(data)
-        events: list[bytes] = []
-        try:
-            for event in data.split(_EVENT_END)[:-1]:
-                events.append(self._event(event + _EVENT_END))
-        except StreamBroken as err:
-            err.before = b"".join(events)
-            raise
-        return b"".join(events)
+        return self._events.take(payload, self._event)
 
     def begin_again(self) -> None:
         """Forget what the failed engine sent beyond what the client has; the next engine begins at
         the seam."""
-        self._unread = self._held = b""
+        self._events.forget()
+        self._held = b""
         del self.ids[self.delivered :]
-        self._repeated = Repeated(self.ids[self.seam.start :], self.seam.text)
+        lane = Lane()
+        name = "content" if self._is_chat else "text"
+        lane.add_tokens(name, self.seam.text, self.ids[self.seam.start :].tolist())
+        self._repeated = Repeated({0: lane})
 
     @property
     def text_offset(self) -> int:
@@ -151,7 +143,10 @@ class Ledger:
         """Note one event; returns it for the client, or nothing if it is held back."""
         if self._is_chat and _ROLE in event:
             # Another engine begins the message anew.
-            return self._first_event(event) if self.editor is None else b""
+            if self.editor is not None:
+                return b""
+            event = self._first_event(event)
+            return event if self.transcript is None else self.transcript.read(event)
         if self._repeated and not event.startswith((_ERROR, DONE)):
             event = self._repeated.rest(event)
             if not event:
@@ -174,7 +169,7 @@ class Ledger:
         count = len(self.ids) - before
         if not self._keeps_ids:
             event = b"%bnull%b" % (event[: start - 1], event[end + 1 :])
-        if self._is_chat and not self._is_text(event):
+        if self._is_chat and (self.obstacle or not self._is_text(event)):
             return self._parsed_event(event)
         if not self.prompt_ids:
             event = self._first_event(event)
@@ -228,8 +223,10 @@ class Ledger:
         else:
             if _NO_CHOICE in event:
                 self.has_usage = True
+                if self.obstacle and self.transcript is not None:
+                    event = self.transcript.read(event)
             else:
-                self._refuse("the engine sent no token ids")
+                event = self._transcribed(event, "the engine sent no token ids")
             if self.editor is not None:
                 event = self.editor.edit(event)
         held, self._held = self._held, b""
@@ -244,17 +241,23 @@ class Ledger:
 
     def _parsed_event(self, event: bytes) -> bytes:
         """The event of an engine that reads the answer's tokens itself, without the ids."""
-        self._refuse("the engine reads reasoning or tool calls from the answer")
         if _NO_DELTA in event and not self._keeps_ids and all(mark in event for mark in _UNASKED):
             event = b""
+        event = self._transcribed(event, "the engine reads reasoning or tool calls from the answer")
         held, self._held = self._held, b""
         return held + event
 
-    def _refuse(self, obstacle: str) -> None:
-        """No other engine can go on with the stream."""
+    def _transcribed(self, event: bytes, obstacle: str) -> bytes:
+        """An event with which no other engine can go on by ids; it is noted in `transcript`."""
         if self.editor is not None:
             raise StreamBroken(f"in the middle of the stream {obstacle}")
-        self.obstacle = obstacle
+        if not self.obstacle:
+            self.obstacle = obstacle
+            if self.delivered or self._held:
+                self.transcript = None
+        if event and self.transcript is not None:
+            return self.transcript.read(event)
+        return event
 
 
 _first: Final = msgspec.json.Decoder(First)

@@ -1,4 +1,7 @@
-"""Which streams another engine can continue exactly: a table of the fields that a request may have.
+"""How another engine goes on with a stream: a table of the fields that a request may have.
+
+It continues the stream by token ids where that is exact; otherwise it generates the whole answer
+again, where that gives the same one; otherwise the stream ends with an error.
 
 A continued request is a new prompt: the old one and the delivered tokens, as ids. That is exact
 where the next token depends only on the ids before it and on the field's value, or on a count that
@@ -7,9 +10,14 @@ continuation: no token may be repeated, lost or wrong.
 
 A token that is sampled without a seed is drawn anew from the distribution that the first engine
 would have drawn it from, so that is exact as well.
+
+An answer that is generated again is the other engine's own, for the same request: that serves every
+field but those whose effect is not to be had twice. What was delivered is compared, and is the same
+where tokens are not drawn, or are drawn by a seed.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +28,19 @@ from ..bodies.edit import can_reuse_token_ids
 from ..bodies.parse import UNREADABLE, Members
 
 _NULL: Final = msgspec.Raw(b"null")
+_tools: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)
+
+
+class Method(StrEnum):
+    """How another engine goes on."""
+
+    CONTINUED = "continued"
+    """By token ids, with tokens that follow those delivered."""
+    AGAIN = "again"
+    """It generates the answer again; only greedily, or with a seed."""
+    NO = "no"
+
+
 ANY: Final = object()
 """Whatever value the field has."""
 _NOT_OF_CHATS: Final = frozenset({"best_of", "prompt"})
@@ -93,6 +114,21 @@ FIELDS: Final[Mapping[RequestKind, Mapping[str, tuple[Any, ...] | object]]] = {
     RequestKind.CHAT: _CHAT,
 }
 
+ONCE: Final[Mapping[RequestKind, Mapping[str, tuple[Any, ...]]]] = {
+    RequestKind.COMPLETIONS: {"use_beam_search": (False,)},
+    RequestKind.CHAT: {"use_beam_search": (False,)},
+    RequestKind.MESSAGES: {},
+    # What one engine stores is not known to another.
+    RequestKind.RESPONSES: {
+        "background": (False,),
+        "conversation": (),
+        "previous_response_id": (),
+    },
+}
+"""Fields whose other values, besides null, prevent that the answer is generated again."""
+_WITH_CHOICES: Final = frozenset({RequestKind.COMPLETIONS, RequestKind.CHAT})
+"""APIs with `n`, and with a `seed`."""
+
 
 def obstacle(kind: RequestKind, members: Members) -> str | None:
     """Why another engine cannot continue the stream of a request, in words for its error; None: it
@@ -113,6 +149,48 @@ def obstacle(kind: RequestKind, members: Members) -> str | None:
         return "the request cannot be read"
 
 
+def repeat_obstacle(kind: RequestKind, members: Members) -> str | None:
+    """Why no other engine generates the same answer again, in words for its error; None: one
+    does."""
+    once = ONCE.get(kind)
+    if once is None:
+        return f"streams of {kind} are not generated again"
+    try:
+        for name in once.keys() & members.keys():
+            value = msgspec.json.decode(members[name])
+            if value is not None and value not in once[name]:
+                return f"with {name} the answer is not generated again"
+        if kind is RequestKind.RESPONSES and not _has_functions_only(members):
+            return "with tools that an engine calls itself the answer is not generated again"
+        count_choices(kind, members)
+        has_seed = kind in _WITH_CHOICES and bytes(members.get("seed", _NULL)) != b"null"
+        if is_greedy(members) or has_seed:
+            return None
+    except UNREADABLE:
+        return "the request cannot be read"
+    return "without temperature 0 or a seed the answer is not generated again"
+
+
+def _has_functions_only(members: Members) -> bool:
+    tools = _tools.decode(members.get("tools", _NULL)) or ()
+    return all(tool.get("type") == "function" for tool in tools)
+
+
+def count_choices(kind: RequestKind, members: Members) -> int:
+    """How many choices a stream has; 1 for an API without choices."""
+    if kind not in _WITH_CHOICES:
+        return 1
+    prompt = msgspec.json.decode(members.get("prompt", _NULL))
+    is_several = kind is RequestKind.COMPLETIONS and isinstance(prompt, list)
+    prompts = len(prompt) if is_several and not _is_ids(prompt) else 1
+    return prompts * (msgspec.json.decode(members.get("n", _NULL), type=int | None) or 1)
+
+
+def _is_ids(prompt: list[Any]) -> bool:
+    """Whether a list is one prompt of ids, and none of several prompts."""
+    return bool(prompt) and all(type(i) is int for i in prompt)
+
+
 def _prompt_obstacle(kind: RequestKind, members: Members) -> str | None:
     """Several prompts are several choices in one stream; media cannot be given as ids."""
     if kind is RequestKind.CHAT:
@@ -120,7 +198,7 @@ def _prompt_obstacle(kind: RequestKind, members: Members) -> str | None:
     if "prompt" not in members:
         return "the prompt is not known"
     prompt = msgspec.json.decode(members["prompt"])
-    if isinstance(prompt, list) and not (prompt and all(type(i) is int for i in prompt)):
+    if isinstance(prompt, list) and not _is_ids(prompt):
         return "several prompts are not continued"
     return None
 

@@ -1,9 +1,9 @@
-"""Where another engine begins to generate, and what of its answer the client has already.
+"""Where another engine begins to generate.
 
     seam = Seam(stops, included=False)
     seam.add(count, text, is_boundary=True)     text and tokens that were delivered
     seam.start                                  the tokens that belong to the next engine's prompt
-    Repeated(ids, seam.text).rest(event)        the part of an event that is new to the client
+    seam.text                                   what the client has of the answer after them
 
 An engine that is given tokens which end within a character writes wrong text, vLLM even its whole
 prompt. So it is given those up to a boundary between characters, and generates the others again.
@@ -17,13 +17,6 @@ stop string is included in the answer, are held back by an engine, which tells t
 """
 
 from collections.abc import Sequence
-from typing import Final
-
-import msgspec
-
-from .errors import StreamBroken
-
-_DATA: Final = b"data: "
 
 
 class Seam:
@@ -62,42 +55,3 @@ class Seam:
             self.start, begin = self._later[passed - 1]
             self.text = self.text[begin:]
             self._later = [(number, place - begin) for number, place in self._later[passed:]]
-
-
-class Repeated:
-    """The tokens and the text that the next engine generates again before it goes on."""
-
-    def __init__(self, ids: Sequence[int], text: str) -> None:
-        self._ids, self._text = list(ids), text
-
-    def __bool__(self) -> bool:
-        """Whether anything of it is still to come."""
-        return bool(self._ids)
-
-    def rest(self, event: bytes) -> bytes:
-        """The part of an event that is new to the client; nothing if it has all of it. Raises
-        StreamBroken if the engine generates another answer than the client has."""
-        chunk = msgspec.json.decode(event[len(_DATA) :])
-        [choice] = chunk["choices"] or [{"token_ids": [], "text": "", "finish_reason": "none"}]
-        # A chat has its text in a delta.
-        holder, name = (choice["delta"], "content") if "delta" in choice else (choice, "text")
-        ids, text = choice.get("token_ids") or [], holder.get(name) or ""
-        count, length = min(len(ids), len(self._ids)), min(len(text), len(self._text))
-        is_same = ids[:count] == self._ids[:count] and text[:length] == self._text[:length]
-        self._ids, self._text = self._ids[count:], self._text[length:]
-        is_rest = len(ids) > count
-        if is_rest:
-            # What follows the last token that the client has comes after all of its text.
-            is_same = is_same and not self._text
-        else:
-            is_same = is_same and len(text) == length and choice["finish_reason"] is None
-        if not is_same:
-            raise StreamBroken("another engine generates another answer")
-        if not is_rest:
-            return b""
-        choice["token_ids"], holder[name] = ids[count:], text[length:]
-        if logprobs := choice.get("logprobs"):
-            # Each list has an entry for each token.
-            for each, value in logprobs.items():
-                logprobs[each] = value[count:] if isinstance(value, list) else value
-        return b"%b%b\n\n" % (_DATA, msgspec.json.encode(chunk))

@@ -1,9 +1,11 @@
 """A stream goes on at the pod that its plan names as an alternate, through that pod's sidecar."""
 
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,9 @@ from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.request_kinds import PATHS, RequestKind
 
 from ..conftest import Harness
-from ..peers import FakePrefill
+from ..peers import FakePrefill, Script, Turn
+from . import answers
+from .answers import TOOL
 from .scripted import ENDS, TOKENS, End, asked, dies, events, generates, without_head
 
 ID = "r-1"
@@ -42,10 +46,10 @@ class Pods:
         return {headers.PLAN: signed, headers.REQUEST_ID: ID}
 
     async def ask(
-        self, kind: RequestKind, *prefills: FakePrefill, keeps_ids: bool = False
+        self, kind: RequestKind, *prefills: FakePrefill, keeps_ids: bool = False, **more: Any
     ) -> tuple[int, bytes]:
-        more = {"return_token_ids": True} if keeps_ids else {}
-        body = asked(is_chat=kind is RequestKind.CHAT, **more)
+        more |= {"return_token_ids": True} if keeps_ids else {}
+        body = asked(is_chat=kind is not RequestKind.COMPLETIONS, **more)
         url, plan = self.first.url(PATHS[kind]), self.plan(*prefills)
         async with self.first.http.post(url, json=body, headers=plan) as response:
             return response.status, await response.read()
@@ -81,6 +85,39 @@ async def test_the_client_gets_the_stream_of_one_engine(
             assert status == 200
             assert without_head(events(resumed)) == without_head(events(whole)), after
             assert len(second.requests) == asked_before + 1
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("kind", [RequestKind.CHAT, RequestKind.RESPONSES])
+async def test_an_answer_is_generated_again(pods: Pods, split: bool, kind: RequestKind) -> None:
+    prefills = [await pods.first.prefill()] if split else []
+    more = {"temperature": 0, "input": "think " * 40, "tools": [TOOL]}
+    events = answers.Engine("first").answer(kind, json.dumps(asked(is_chat=True, **more)).encode())
+    pods.second.decode.script = sends(answers.Engine("other"), kind)
+    for after in range(5, len(events) - 1):
+        pods.first.decode.script = sends(answers.Engine("first"), kind, after)
+        status, resumed = await pods.ask(kind, *prefills, **more)
+        assert status == 200
+        got = answers.comparable(answers.read([resumed]))
+        assert got == answers.comparable(answers.read(events)), after
+        body = pods.second.decode.requests[-1].body
+        assert body.count(b'"request_id"') == (kind is RequestKind.RESPONSES)
+
+
+def sends(engine: answers.Engine, kind: RequestKind, after: int | None = None) -> Script:
+    """The engine's answer, which breaks off after so many events."""
+
+    async def script(turn: Turn) -> None:
+        turn.stream()
+        for event in engine.answer(kind, turn.request.body)[:after]:
+            turn.chunk(event)
+        if after is not None:
+            await turn.writer.drain()
+            turn.die()
+        else:
+            turn.end()
+
+    return script
 
 
 async def test_two_pods_that_fail_end_the_stream_with_an_error(pods: Pods) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from tandem_contract.request_kinds import RequestKind
 from tandem_sidecar.bodies.parse import parse_body
-from tandem_sidecar.resume.rules import obstacle
+from tandem_sidecar.resume.rules import count_choices, obstacle, repeat_obstacle
 
 
 def why_not(kind: RequestKind = RequestKind.COMPLETIONS, **body: Any) -> str | None:
@@ -76,3 +76,38 @@ def test_which_chats_are(more: dict[str, Any], named: str) -> None:
 )
 def test_other_apis_are_not_continued_yet(kind: RequestKind) -> None:
     assert str(kind) in (why_not(kind) or "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "named"),
+    [
+        (RequestKind.COMPLETIONS, {"seed": 3, "temperature": 1, "n": 2}, ""),
+        (RequestKind.COMPLETIONS, {"temperature": 0, "a_field_of_tomorrow": 1}, ""),
+        (RequestKind.COMPLETIONS, {"temperature": 0.1}, "without temperature 0 or a seed"),
+        (RequestKind.COMPLETIONS, {"seed": None}, "without temperature 0 or a seed"),
+        (RequestKind.COMPLETIONS, {"temperature": 0, "use_beam_search": True}, "use_beam_search"),
+        (RequestKind.COMPLETIONS, {"temperature": 0, "n": "x"}, "cannot be read"),
+        # An API without a seed ignores it.
+        (RequestKind.MESSAGES, {"seed": 3}, "without temperature 0"),
+        (RequestKind.RESPONSES, {"temperature": 0, "tools": [{"type": "function"}]}, ""),
+        (RequestKind.RESPONSES, {"temperature": 0, "tools": [{"type": "mcp"}]}, "calls itself"),
+        (RequestKind.RESPONSES, {"temperature": 0, "tools": [3]}, "cannot be read"),
+        (RequestKind.RESPONSES, {"temperature": 0, "previous_response_id": "r"}, "previous"),
+        (RequestKind.GENERATE, {"temperature": 0}, "generate"),
+    ],
+)
+def test_which_answers_are_generated_again(
+    kind: RequestKind, body: dict[str, Any], named: str
+) -> None:
+    why = repeat_obstacle(kind, parse_body(json.dumps(body).encode()).members)
+    assert named in (why or "")
+    assert bool(named) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [({}, 1), ({"n": None}, 1), ({"n": 3, "prompt": ["a", "b"]}, 6), ({"prompt": [1, 2]}, 1)],
+)
+def test_choices_are_counted(body: dict[str, Any], count: int) -> None:
+    members = parse_body(json.dumps(body).encode()).members
+    assert count_choices(RequestKind.COMPLETIONS, members) == count

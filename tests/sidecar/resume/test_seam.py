@@ -13,8 +13,9 @@ from tandem_sidecar.bodies.parse import parse_body
 from tandem_sidecar.resume.continuation import Splice, continued, with_ids
 from tandem_sidecar.resume.errors import StreamBroken
 from tandem_sidecar.resume.ledger import Ledger
+from tandem_sidecar.resume.repeated import Lane, Repeated
 from tandem_sidecar.resume.rules import stop_strings
-from tandem_sidecar.resume.seam import Repeated, Seam
+from tandem_sidecar.resume.seam import Seam
 from tandem_sidecar.resume.whole_tokens import WholeTokens
 
 from .engine import PROMPT, Engine
@@ -83,8 +84,10 @@ def test_what_a_stop_string_holds_back_is_not_lost() -> None:
     ids=["token", "text", "more text", "less text", "end"],
 )
 def test_another_answer_is_not_sent(other: bytes) -> None:
+    lane = Lane()
+    lane.add_tokens("text", "lo", [8, 9])
     with pytest.raises(StreamBroken, match="another answer"):
-        Repeated([8, 9], "lo").rest(other)
+        Repeated({0: lane}).rest(other)
 
 
 @lru_cache(maxsize=256)

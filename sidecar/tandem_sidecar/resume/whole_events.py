@@ -1,0 +1,50 @@
+"""Divides the bytes of a stream into whole events."""
+
+from collections.abc import Callable
+from typing import Final
+
+from .errors import StreamBroken
+
+_END: Final = b"\n\n"
+MAX_EVENT: Final = 16 * 1024 * 1024
+"""Largest event, in bytes: the first one repeats the prompt's ids."""
+
+
+class WholeEvents:
+    """The events of one engine's stream."""
+
+    def __init__(self) -> None:
+        self._unread = b""
+
+    def take(self, payload: bytes, read: Callable[[bytes], bytes]) -> bytes:
+        """What `read` makes of each event that is complete now; `payload` are the newest bytes,
+        without chunked coding.
+
+        Raises StreamBroken for an event that ends the stream early; it has those before.
+        """
+        data = self._unread + payload if self._unread else payload
+        if b"\r" in data:
+            # Both end a line of an event, and JSON has neither within a string.
+            data = data.replace(b"\r\n", b"\n")
+        end = data.rfind(_END) + len(_END)
+        if end < len(_END):
+            self._unread = data
+            if len(data) > MAX_EVENT:
+                raise StreamBroken(f"an event of more than {MAX_EVENT} bytes")
+            return b""
+        self._unread, data = data[end:], data[:end]
+        # Mostly one event.
+        if data.find(_END) == end - len(_END):
+            return read(data)
+        events: list[bytes] = []
+        try:
+            for event in data.split(_END)[:-1]:
+                events.append(read(event + _END))
+        except StreamBroken as err:
+            err.before = b"".join(events)
+            raise
+        return b"".join(events)
+
+    def forget(self) -> None:
+        """Forget the beginning of an event whose end does not come."""
+        self._unread = b""

@@ -1,0 +1,269 @@
+"""Each feature of each API: what another engine does with a stream that breaks off."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tandem_contract.request_kinds import RequestKind
+from tandem_http1.client import ActiveRequest, ClientConnection, Limits
+from tandem_http1.messages import Request
+from tandem_http1.server import Server
+from tandem_sidecar.bodies.parse import parse_body
+from tandem_sidecar.observability.record import Record
+from tandem_sidecar.resume.errors import StreamBroken
+from tandem_sidecar.resume.kept_stream import KeptStream, keep
+from tandem_sidecar.resume.rules import ANY, FIELDS, ONCE, Method
+from tandem_sidecar.resume.transcript import Transcript
+from tandem_sidecar.resume.whole_tokens import Vocabularies
+
+from .answers import PROMPT, TOOL, Engine, Json, comparable, read
+
+KINDS = [kind for kind in RequestKind if kind is not RequestKind.GENERATE]
+FIRST = Engine("first")
+OTHERS = [Engine("other"), Engine("other", joined=(2, 1, 3))]
+BASE: dict[RequestKind, Json] = {
+    RequestKind.COMPLETIONS: {"prompt": PROMPT},
+    RequestKind.CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    RequestKind.MESSAGES: {"messages": [{"role": "user", "content": "hi"}]},
+    RequestKind.RESPONSES: {"input": "hi"},
+}
+SAMPLES: dict[str, list[Any]] = {
+    "background": [True],
+    "bad_words": [["x"]],
+    "best_of": [2],
+    "echo": [True],
+    "frequency_penalty": [0.5],
+    "include_reasoning": [False],
+    "logprobs": [True],
+    "max_completion_tokens": [50],
+    "max_tokens": [50],
+    "messages": [
+        [{"role": "user", "content": "please think"}],
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+    ],
+    "min_tokens": [2],
+    "n": [2],
+    "presence_penalty": [0.5],
+    "prompt": [PROMPT, "text", ["several", "prompts"], [[1], [2]]],
+    "response_format": [{"type": "json_schema", "json_schema": {}}],
+    "return_token_ids": [True],
+    "seed": [3],
+    "stop": ["z"],
+    "stream_options": [{"include_usage": True}],
+    "tool_choice": ["required", {"type": "function", "function": {"name": "weather"}}],
+    "tools": [[TOOL]],
+    "a_field_of_tomorrow": [1],
+}
+"""Values of a field beside those of the table; of the others `x`."""
+MEDIA_OR_PARSED = ("image_url", "think")
+
+
+def cells(kind: RequestKind) -> Iterator[tuple[str, Any, Method]]:
+    """Each field of an API, with values of both kinds: those of a column of the table."""
+    fields, once = FIELDS.get(kind, {}), ONCE[kind]
+    for name in [*fields, *once, *SAMPLES]:
+        if name in {"stream", "temperature"}:
+            continue
+        allowed = fields.get(name, ())
+        if isinstance(allowed, tuple):
+            for value in allowed:
+                yield name, value, Method.CONTINUED
+        method = Method.CONTINUED if allowed is ANY else Method.AGAIN
+        for value in SAMPLES.get(name, ["x"]):
+            of_value = Method.NO if name in once and value not in once[name] else method
+            if name == "prompt" and isinstance(value, list) and not isinstance(value[0], int):
+                of_value = Method.AGAIN
+            if any(word in json.dumps(value) for word in MEDIA_OR_PARSED):
+                of_value = Method.AGAIN
+            yield name, value, of_value
+
+
+@dataclass
+class Resumed:
+    """What a client got, and what the other engine was asked for; `why`: nothing."""
+
+    sent: list[bytes]
+    asked: bytes = b""
+    why: str = ""
+
+
+def resumed(
+    kind: RequestKind,
+    body: Json,
+    cut: int,
+    other: Engine = OTHERS[0],
+    *,
+    first: Engine = FIRST,
+    most: float = 1e9,
+) -> Resumed:
+    """The stream whose first engine dies after `cut` events."""
+    record = Record("r", kind, 0.0, 0.0)
+    kept = kept_stream(kind, body, record, most)
+    if kept is None:
+        return Resumed([], why=record.not_resumed)
+    sent: list[bytes] = []
+    take(kept, first.answer(kind, kept.asked.data)[:cut], sent)
+    rest = kept.move()
+    if rest is not None:
+        take(kept, other.answer(kind, rest.data), sent)
+        return Resumed(sent, asked=rest.data)
+    end = kept.missing_end()
+    return Resumed([*sent, end or b""], why="" if end else record.not_resumed)
+
+
+def take(kept: KeptStream, events: list[bytes], sent: list[bytes]) -> None:
+    for event in events:
+        sent.append(kept.read(event, last=False))
+        kept.written = kept.written or bool(sent[-1])
+
+
+def kept_stream(kind: RequestKind, body: Json, record: Record, most: float) -> KeptStream | None:
+    data = json.dumps({**BASE[kind], "stream": True, "model": "m", **body}).encode()
+    request = Request(b"POST", b"/", [], {}, data, http10=False, keep_alive=True)
+    return keep(
+        ClientConnection(Server(NoHandler(), Limits()).clients),
+        request,
+        kind,
+        parse_body(data),
+        record=record,
+        vocabularies=Vocabularies(),
+        max_regeneration=most,
+    )
+
+
+class NoHandler:
+    """No request arrives."""
+
+    def refuse(self, request: Request) -> bytes:
+        raise AssertionError(request)
+
+    def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
+        raise AssertionError(request, client)
+
+
+def whole(kind: RequestKind, body: Json) -> Json:
+    """What the client reads of a stream that does not break off."""
+    record = Record("r", kind, 0.0, 0.0)
+    kept = kept_stream(kind, body, record, 1e9)
+    assert kept is not None
+    sent: list[bytes] = []
+    take(kept, FIRST.answer(kind, kept.asked.data), sent)
+    return read(sent)
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["alike", "joined"])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_every_cell_of_the_table(kind: RequestKind, other: Engine) -> None:
+    for name, value, method in cells(kind):
+        case = name, value, method
+        body = {"temperature": 0, name: value}
+        if method is Method.NO:
+            assert name in resumed(kind, body, 5).why, case
+            continue
+        expected, events = whole(kind, body), len(FIRST.answer(kind, data_of(kind, body)))
+        for cut in range(1, events):
+            got = resumed(kind, body, cut, other)
+            assert not got.why, (*case, cut)
+            assert comparable(read(got.sent)) == comparable(expected), (*case, cut)
+            if got.asked and cut > 2:
+                is_again = got.asked == data_of(kind, body)
+                assert is_again == (method is Method.AGAIN), (*case, cut)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_is_drawn_without_a_seed_is_not_generated_again(kind: RequestKind) -> None:
+    for name, value, method in cells(kind):
+        got = resumed(kind, {name: value}, 5)
+        if method is Method.CONTINUED:
+            assert not got.why, (name, value)
+        elif name == "seed" and kind in {RequestKind.COMPLETIONS, RequestKind.CHAT}:
+            assert not got.why
+        else:
+            assert got.why, (name, value)
+            assert "another" not in got.why, (name, value)
+
+
+def data_of(kind: RequestKind, body: Json) -> bytes:
+    return json.dumps({**BASE[kind], "stream": True, "model": "m", **body}).encode()
+
+
+AGAIN: list[tuple[RequestKind, Json]] = [
+    (RequestKind.COMPLETIONS, {"presence_penalty": 1, "return_token_ids": True}),
+    (RequestKind.COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": 1, "logprobs": True}),
+    (RequestKind.CHAT, {"messages": [{"role": "user", "content": "think"}], "tools": [TOOL]}),
+    (RequestKind.CHAT, {"messages": [{"role": "user", "content": "think"}], "tools": []}),
+    (RequestKind.CHAT, {"n": 2, "logprobs": True, "stream_options": {"include_usage": True}}),
+    (RequestKind.MESSAGES, {"system": "think", "tools": [TOOL]}),
+    (RequestKind.RESPONSES, {"instructions": "think", "tools": [TOOL]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), AGAIN)
+async def test_a_stream_survives_two_engines(kind: RequestKind, body: Json) -> None:
+    body = {"temperature": 0, **body}
+    expected = comparable(whole(kind, body))
+    events = len(FIRST.answer(kind, data_of(kind, body)))
+    for cut in range(1, events):
+        for second in range(cut, events):
+            record = Record("r", kind, 0.0, 0.0)
+            kept = kept_stream(kind, body, record, 1e9)
+            assert kept is not None
+            sent: list[bytes] = []
+            take(kept, FIRST.answer(kind, kept.asked.data)[:cut], sent)
+            for engine, number in ((OTHERS[0], second), (OTHERS[1], events)):
+                rest = kept.move()
+                assert rest is not None
+                take(kept, engine.answer(kind, rest.data)[:number], sent)
+            assert comparable(read(sent)) == expected, (cut, second)
+
+
+@pytest.mark.parametrize("joined", [(1,), (2, 1, 3)])
+@pytest.mark.parametrize(("kind", "body"), AGAIN)
+async def test_another_answer_ends_the_stream(
+    kind: RequestKind, body: Json, joined: tuple[int, ...]
+) -> None:
+    body = {"temperature": 0, **body}
+    events = FIRST.answer(kind, data_of(kind, body))
+    for token in range(3):
+        other = Engine("other", joined, other=token)
+        for cut in range(1, len(events)):
+            difference = ""
+            got = None
+            try:
+                got = read(resumed(kind, body, cut, other).sent)
+            except StreamBroken as err:
+                difference = str(err)
+            if got is None:
+                assert "another answer" in difference
+                continue
+            # What differs came after what the client had.
+            assert "other" in str(got)
+            for name, value in read(events[:cut]).items():
+                if isinstance(value, str) and not name.startswith("response"):
+                    assert got[name].startswith(value)
+
+
+async def test_only_what_is_generated_soon_is_generated_again() -> None:
+    body = {"temperature": 0, "presence_penalty": 1}
+    assert not resumed(RequestKind.COMPLETIONS, body, 2, most=1e9).why
+    why = resumed(RequestKind.COMPLETIONS, body, 4, most=-1.0).why
+    assert "to generate again what was sent would take" in why
+
+
+def test_the_time_is_the_longest_of_the_engines() -> None:
+    now = [0.0]
+    transcript = Transcript(RequestKind.COMPLETIONS, clock=lambda: now[0])
+    events = FIRST.answer(RequestKind.COMPLETIONS, data_of(RequestKind.COMPLETIONS, {}))
+    for event in events[:3]:
+        transcript.take(event)
+        now[0] += 1.5
+    assert transcript.seconds == 3.0
+    transcript.begin_again()
+    now[0] += 100
+    for event in events[:2]:
+        transcript.take(event)
+        now[0] += 0.1
+    assert transcript.seconds == 3.0

@@ -1,4 +1,8 @@
-"""The error of a stream that cannot go on at its engine."""
+"""Errors of a stream that cannot go on at its engine.
+
+StreamBroken         another engine may go on with it
+  AnswerDiffers      none is tried: the client would wait for as uncertain an answer
+"""
 
 
 class StreamBroken(Exception):
@@ -8,3 +12,10 @@ class StreamBroken(Exception):
         """`before`: the events before it that the client may have, and has not got."""
         super().__init__(problem)
         self.before = before
+
+
+class AnswerDiffers(StreamBroken):
+    """The engine generates another answer than the one that the client has the beginning of."""
+
+    def __init__(self) -> None:
+        super().__init__("another engine generates another answer")

@@ -30,7 +30,7 @@ from .continuation import (
     usage_event,
     with_ids,
 )
-from .errors import StreamBroken
+from .errors import AnswerDiffers, StreamBroken
 from .ledger import DONE, Ledger
 from .rules import count_choices, is_greedy, obstacle, repeat_obstacle, stop_strings
 from .seam import Seam
@@ -66,6 +66,8 @@ class KeptStream(Relay):
         self._max_regeneration = max_regeneration
         self._keeps_ids = asks_for_ids(body.members)
         self._reader = self._new_reader()
+        self._difference = ""
+        """Why no further engine is tried; empty: none generated another answer."""
         self._begun = False
         self._is_stream = True
         """Whether the answer is the stream that was asked for, and can be read: no error."""
@@ -88,7 +90,11 @@ class KeptStream(Relay):
         whatever its framing says; the caller first writes what it has `before`."""
         if not self._is_stream:
             return payload
-        out = self._reader.take(payload)
+        try:
+            out = self._reader.take(payload)
+        except AnswerDiffers as err:
+            self._difference = str(err)
+            raise
         if last and not self._reader.is_done:
             raise StreamBroken("the stream ended before its last event", out)
         return out
@@ -110,7 +116,9 @@ class KeptStream(Relay):
             self._begun = False
             return self.asked
         reader = self._reader
-        if not self._is_stream:
+        if self._difference:
+            why, rest = self._difference, None
+        elif not self._is_stream:
             why, rest = "the answer is no stream of events", None
         elif isinstance(reader, Transcript):
             why, rest = self._begin_again(reader)

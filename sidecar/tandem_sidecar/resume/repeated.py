@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from .errors import StreamBroken
+from .errors import AnswerDiffers
 
 _DATA: Final = b"data: "
 _KEPT_EMPTY: Final = frozenset({"text", "content"})
@@ -68,7 +68,7 @@ class Lane:
 
     def cut(self, choice: dict[str, Any], parts: list[Part]) -> bool:
         """Remove from `choice` what was delivered; returns whether anything is left. Raises
-        StreamBroken for another answer."""
+        AnswerDiffers."""
         ids = choice.get("token_ids") or []
         known = min(len(ids), len(self._ids))
         is_same = ids[:known] == self._ids[:known]
@@ -88,8 +88,8 @@ class Lane:
             delivered = min(count, self._entries)
             self._entries -= delivered
             is_new = is_new or count > delivered
-        if not is_same or (is_new and (self._ids or self._texts)):
-            raise StreamBroken("another engine generates another answer")
+        if not is_same or (is_new and self):
+            raise AnswerDiffers
         if is_new and delivered:
             for entries in _entry_lists(choice):
                 del entries[:delivered]
@@ -123,7 +123,7 @@ class Repeated:
 
     def rest(self, event: bytes) -> bytes:
         """The part of an event that is new to the client; nothing if it has all of it. Raises
-        StreamBroken if the engine generates another answer than the client has."""
+        AnswerDiffers."""
         chunk = msgspec.json.decode(event[len(_DATA) :])
         if not self.cut(chunk):
             return b""
@@ -132,7 +132,7 @@ class Repeated:
     def cut(self, chunk: dict[str, Any]) -> bool:
         """Remove from the choices of `chunk` what was delivered; returns whether any is left."""
         if not chunk["choices"]:
-            raise StreamBroken("another engine generates another answer")
+            raise AnswerDiffers
         chunk["choices"] = [choice for choice in chunk["choices"] if self._is_new(choice)]
         return bool(chunk["choices"])
 

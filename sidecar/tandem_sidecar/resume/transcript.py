@@ -20,7 +20,7 @@ from tandem_contract.request_kinds import RequestKind
 from tandem_contract.stream_start import read_event
 
 from ..bodies.parse import UNREADABLE
-from .errors import StreamBroken
+from .errors import AnswerDiffers, StreamBroken
 from .repeated import Lane, Repeated, choice_parts
 from .typed_events import TypedIds, typed_parts
 from .whole_events import WholeEvents
@@ -126,7 +126,7 @@ class Transcript:
             if self.has_usage:
                 return False
             if self._repeated:
-                raise StreamBroken("another engine generates another answer")
+                raise AnswerDiffers
             self.has_usage = True
         if any(choice.get("finish_reason") in _FAILED for choice in choices):
             raise StreamBroken("the engine ended the request")

@@ -128,7 +128,7 @@ class Ledger:
         del self.ids[self.delivered :]
         lane = Lane()
         name = "content" if self._is_chat else "text"
-        lane.add_tokens(name, self.seam.text, self.ids[self.seam.start :].tolist())
+        lane.set_tokens(name, self.seam.text, self.ids[self.seam.start :].tolist())
         self._repeated = Repeated({0: lane})
 
     @property

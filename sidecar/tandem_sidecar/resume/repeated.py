@@ -33,8 +33,8 @@ class Lane:
     """One choice, or the only sequence of an API without choices."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, list[str]] = {}
-        """Key → what was delivered of this text, in pieces."""
+        self._texts: dict[str, str] = {}
+        """Key → what was delivered of this text."""
         self._ids: list[int] = []
         self._entries = 0
         """How many tokens' logprobs were, of tokens without ids."""
@@ -46,24 +46,24 @@ class Lane:
     def copy(self) -> "Lane":
         """The same, to be cut."""
         made = Lane()
-        made._texts = {key: ["".join(pieces)] for key, pieces in self._texts.items()}
-        made._ids, made._entries = [*self._ids], self._entries
+        made._texts, made._ids = dict(self._texts), [*self._ids]
+        made._entries = self._entries
         return made
 
     def add(self, choice: dict[str, Any], parts: list[Part]) -> None:
         """Note that `choice` is delivered, which has these parts."""
         for key, holder, name in parts:
             if text := holder[name]:
-                self._texts.setdefault(key, []).append(text)
+                self._texts[key] = self._texts.get(key, "") + text
         if ids := choice.get("token_ids"):
             self._ids += ids
         else:
             self._entries += _entry_count(choice)
 
-    def add_tokens(self, key: str, text: str, ids: list[int]) -> None:
-        """Note that tokens were delivered, with the text that `key` names."""
+    def set_tokens(self, key: str, text: str, ids: list[int]) -> None:
+        """The lane has these tokens, with the text that `key` names."""
         if text:
-            self._texts.setdefault(key, []).append(text)
+            self._texts[key] = text
         self._ids += ids
 
     def cut(self, choice: dict[str, Any], parts: list[Part]) -> bool:
@@ -99,10 +99,10 @@ class Lane:
         """Whether the part is what was delivered, and whether some of it is new."""
         key, holder, name = part
         text = holder[name] or ""
-        delivered = "".join(self._texts.pop(key, ()))
+        delivered = self._texts.pop(key, "")
         length = min(len(text), len(delivered))
         if delivered[length:]:
-            self._texts[key] = [delivered[length:]]
+            self._texts[key] = delivered[length:]
         if length:
             holder[name] = text[length:]
             if length == len(text) and name not in _KEPT_EMPTY:

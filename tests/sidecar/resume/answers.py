@@ -232,7 +232,7 @@ def _read_chunk(chunk: Json, texts: dict[str, str], lists: dict[str, list[Any]])
             head = [call.get("id"), call.get("type"), call["function"].get("name")]
             lists[f"{at} calls"] += [each for each in head if each]
         for name, text in delta.items():
-            texts[f"{at} {name}"] += text
+            texts[f"{at} {name}"] += text or ""
         lists[f"{at} ids"] += choice.get("token_ids") or []
         lists[f"{at} entries"] += (choice["logprobs"] or {}).get("content", [])
         if choice["finish_reason"]:

@@ -20,6 +20,7 @@ from tandem_sidecar.resume.transcript import Transcript
 from tandem_sidecar.resume.whole_tokens import Vocabularies
 
 from .answers import PROMPT, TOOL, Engine, Json, comparable, read
+from .events import DONE
 
 KINDS = [kind for kind in RequestKind if kind is not RequestKind.GENERATE]
 FIRST = Engine("first")
@@ -267,3 +268,33 @@ def test_the_time_is_the_longest_of_the_engines() -> None:
         transcript.take(event)
         now[0] += 0.1
     assert transcript.seconds == 3.0
+
+
+async def test_after_an_event_that_cannot_be_read_nothing_is_generated_again() -> None:
+    kind, record = RequestKind.CHAT, Record("r", RequestKind.CHAT, 0.0, 0.0)
+    kept = kept_stream(kind, {"temperature": 0, "tools": [TOOL]}, record, 1e9)
+    assert kept is not None
+    sent: list[bytes] = []
+    unreadable = b'data: {"choices": 3}\n\n'
+    take(kept, [*FIRST.answer(kind, kept.asked.data)[:3], unreadable], sent)
+    assert sent[-1] == unreadable
+    assert kept.move() is None
+    assert "an event cannot be read" in record.not_resumed
+
+
+@pytest.mark.parametrize("asks_for_usage", [False, True])
+async def test_a_finished_stream_that_lost_only_its_last_event_is_complete(
+    asks_for_usage: bool,
+) -> None:
+    kind, record = RequestKind.CHAT, Record("r", RequestKind.CHAT, 0.0, 0.0)
+    options = {"stream_options": {"include_usage": asks_for_usage}}
+    kept = kept_stream(kind, {"temperature": 0, "n": 2, **options}, record, 1e9)
+    assert kept is not None
+    events = FIRST.answer(kind, kept.asked.data)
+    end = -2 if asks_for_usage else -1
+    take(kept, events[: end - 1], [])
+    # The second choice is not finished.
+    assert kept.missing_end() is None
+    take(kept, events[end - 1 : end], [])
+    # Only another engine knows the usage.
+    assert kept.missing_end() == (None if asks_for_usage else DONE)

@@ -85,7 +85,7 @@ def test_what_a_stop_string_holds_back_is_not_lost() -> None:
 )
 def test_another_answer_is_not_sent(other: bytes) -> None:
     lane = Lane()
-    lane.add_tokens("text", "lo", [8, 9])
+    lane.set_tokens("text", "lo", [8, 9])
     with pytest.raises(StreamBroken, match="another answer"):
         Repeated({0: lane}).rest(other)
 

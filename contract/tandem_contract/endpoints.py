@@ -43,7 +43,8 @@ DRAIN: Final = "/drain"
 """On the Unix socket DRAIN_SOCKET, POST: accept no new requests. On the admin port it is 403."""
 
 DRAIN_AND_WAIT: Final = f"{DRAIN}?wait=true"
-"""The same for the engine container's preStop hook: answers once all requests have ended."""
+"""The same for the engine container's preStop hook: answers once no request needs the engine
+any more."""
 
 DRAIN_SOCKET: Final = "tandem-drain/{host}/{port}"
 """Name of the Unix socket, in Linux's abstract namespace, of a sidecar or router whose admin port

@@ -79,6 +79,7 @@ class Components:
         path.context.authorization = self._backends.authorization
         parts = Parts(path.context, decisions.picker, decisions.fleet, placements)
         decisions.warm_ups.hand_offs = OwnHandOffs(parts)
+        decisions.scraper.on_not_serving = lambda pod: self._empty(address_of(pod.backend))
         handler = RoutedRequests(parts, self.preparer.prepare, lambda: health.healthy)
         self.server = path.serve(handler, tls)
         self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
@@ -96,13 +97,23 @@ class Components:
         return [self._counters.follow()] if self._counters is not None else []
 
     def apply(self, configuration: Configuration) -> None:
-        """Use a new configuration from the next request on."""
+        """Use a new configuration from the next request on. The streams of backends that it does
+        not list any more go on at others."""
+        before = self._backends.decode_engines()
         self._backends.apply(configuration)
         self.decisions.configuration = configuration
         self._apply_to_decisions()
         # The change may be that requests are split from now on.
         self.decisions.warm_ups.warm_all()
         self._path.apply(handoff_settings(configuration, self._flags))
+        for engine in {*before} - {*self._backends.decode_engines()}:
+            self._empty(engine)
+
+    def _empty(self, engine: HostPort) -> None:
+        """Move the streams of a decode engine that is to end, as far as others can go on with
+        them."""
+        for work in list(self.lifecycle.work):
+            work.engine_drains(engine)
 
     def _apply_to_decisions(self) -> None:
         decisions = self.decisions

@@ -33,7 +33,8 @@ FAILOVERS: Final = 1
 makes engines crash takes as many with it."""
 
 MOVES: Final = 2
-"""The same of a stream that another engine can continue."""
+"""The same of a stream that another engine can continue. Moves from a backend that drains do not
+count: it has not failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +125,10 @@ class PlacedRequest:
         if self._needs_stored_response:
             # Another backend would answer that there is no such response.
             return False
-        failed, now = self._placement.decode, time()
-        self._failed.append(failed)
-        subset = self._others()
+        self._failed.append(self._placement.decode)
         most = FAILOVERS if self._kept is None else MOVES
-        if len(self._failed) > most or not subset or self._parts.context.lifecycle.draining:
+        subset = self._others() if len(self._failed) <= most else frozenset()
+        if not subset or self._parts.context.lifecycle.draining:
             if self._kept is not None:
                 self._record.not_resumed = "no further engine may serve the request"
             return False
@@ -138,15 +138,44 @@ class PlacedRequest:
             if rest is None:
                 return False
             self._body, data = rest, rest.data
-        try:
-            placement = self._parts.picker.place(replace(self._http, subset=subset), data, now)
-        except NotPlaced:
+        placement = self._place(subset, data)
+        if placement is None:
             return False
+        self._parts.placements.on_failure(self._record)
+        self._continue_at(placement)
+        return True
+
+    def try_move(self) -> bool:
+        """Give a stream whose backend drains to another one; returns whether one takes it."""
+        kept, body = self._kept, self._body
+        subset = self._others() - {self._placement.decode.address}
+        if kept is None or body is None or not subset or self._parts.context.lifecycle.draining:
+            return False
+        # Before the stream is cut: without a place it goes on where it is.
+        placement = self._place(subset, body.data)
+        if placement is None:
+            return False
+        rest = kept.move_by_ids()
+        if rest is None:
+            placement.end(time())
+            return False
+        self._body = rest
+        self._continue_at(placement)
+        return True
+
+    def _place(self, subset: frozenset[str], data: bytes) -> Placement | None:
+        """Place the request, whose body is `data` now, at backends with these addresses; None:
+        none of them can serve it."""
+        try:
+            return self._parts.picker.place(replace(self._http, subset=subset), data, time())
+        except NotPlaced:
+            return None
+
+    def _continue_at(self, placement: Placement) -> None:
         self._parts.placements.replace(self._record, placement)
         active = self.start(placement)
         if active is not None:
             self._client.continue_with(active)
-        return True
 
     @property
     def _needs_stored_response(self) -> bool:

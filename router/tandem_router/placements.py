@@ -27,12 +27,15 @@ class Placements:
         self._running[record] = placement
 
     def replace(self, record: Record, placement: Placement) -> None:
-        """The request's decode backend failed, and it is placed anew."""
-        failed, now = self._running[record], time()
-        # As Envoy would tell of a backend that closes the connection.
-        failed.on_response_headers(ResponseHeaders(timing=None, status=502), now)
-        failed.end(now)
+        """The request is placed anew."""
+        self._running[record].end(time())
         self._running[record] = placement
+
+    def on_failure(self, record: Record) -> None:
+        """The request's decode backend failed, and it is placed anew next."""
+        # As Envoy would tell of a backend that closes the connection.
+        failed = ResponseHeaders(timing=None, status=502)
+        self._running[record].on_response_headers(failed, time())
 
     def drop(self, record: Record) -> None:
         """The request was placed and is not sent."""

@@ -5,11 +5,12 @@ clear text come by `tandem_http1`, which keeps connections and takes two fifths 
 time per page. aiohttp requests the rest: pages by TLS, those to which a backend redirects, and URLs
 with what only a library should read.
 
-Errors: `PageUnavailable`, an OSError whose message says why; TimeoutError.
+Errors: `PageUnavailable`, an OSError whose message says why, and of it `NotServing`; TimeoutError.
 """
 
 import asyncio
 from functools import lru_cache
+from http import HTTPStatus
 from ssl import SSLContext
 from typing import Final
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ import aiohttp
 
 from tandem_contract.commandline import HostPort
 from tandem_http1.answers import Answer, Collector, NoAnswer
+from tandem_http1.connection import Failure
 from tandem_http1.upstream import Pool
 
 MAX_PAGE: Final = 16 << 20
@@ -28,6 +30,10 @@ IDLE_SECONDS: Final = 15.0
 
 class PageUnavailable(ConnectionError):
     """There is no page: no connection, a broken answer, or a status other than 2xx."""
+
+
+class NotServing(PageUnavailable):
+    """The backend says that it takes no requests: 503, or it refuses the connection."""
 
 
 class PageClient:
@@ -46,7 +52,7 @@ class PageClient:
     ) -> bytes:
         """The page at `url`, which must come within `seconds`. `tls`: for https; None: the system's
         authorities. `api_key`: what the backend asks for; empty: nothing. Raises PageUnavailable,
-        TimeoutError."""
+        NotServing, TimeoutError."""
         async with asyncio.timeout(seconds):
             # aiohttp checks what a header may hold.
             target = _target(url) if not api_key else None
@@ -56,7 +62,8 @@ class PageClient:
             if answer.head.status // 100 == 3:
                 return await self._get_by_library(url, tls)
         if answer.head.status // 100 != 2:
-            raise PageUnavailable(f"status {answer.head.status}")
+            error = _error_of(answer.head.status)
+            raise error(f"status {answer.head.status}")
         return answer.body
 
     async def close(self) -> None:
@@ -83,7 +90,8 @@ class PageClient:
             # When the scrape is cancelled or late, what comes now is of no use.
             call.abort()
         if isinstance(answer, NoAnswer):
-            raise PageUnavailable(answer.detail)
+            is_refused = answer.failure is Failure.REFUSED
+            raise (NotServing if is_refused else PageUnavailable)(answer.detail)
         return answer
 
     async def _get_by_library(self, url: str, tls: SSLContext | None, api_key: str = "") -> bytes:
@@ -99,8 +107,17 @@ class PageClient:
                 return bytes(body)
         except (TimeoutError, PageUnavailable):
             raise
+        except aiohttp.ClientResponseError as err:
+            raise _error_of(err.status)(str(err)) from err
+        except aiohttp.ClientConnectorError as err:
+            is_refused = isinstance(err.os_error, ConnectionRefusedError)
+            raise (NotServing if is_refused else PageUnavailable)(str(err)) from err
         except (aiohttp.ClientError, OSError) as err:
             raise PageUnavailable(str(err) or type(err).__name__) from err
+
+
+def _error_of(status: int) -> type[PageUnavailable]:
+    return NotServing if status == HTTPStatus.SERVICE_UNAVAILABLE else PageUnavailable
 
 
 @lru_cache(4096)

@@ -28,7 +28,7 @@ from .fleet import Fleet
 from .http2_client import Http2Client, speaks_http2
 from .members import Members
 from .pace import BUSY_INTERVAL, Allowance, fresh_seconds, next_interval, select_due
-from .page_client import PageClient
+from .page_client import NotServing, PageClient
 from .page_reader import PageReader
 from .pods import Pod
 from .scrape_settings import ScrapeSettings
@@ -89,6 +89,9 @@ class Scraper:
         """`on_backend_up` is called with a pod that answers for the first time, answers again
         after it was unhealthy, or answers as another process."""
         self._fleet, self._on_backend_up = fleet, on_backend_up
+        self.on_not_serving: Callable[[Pod], None] = lambda _: None
+        """Called with a pod that became unhealthy because it says so (503), or refuses connections:
+        it may still finish what runs."""
         self.settings = ScrapeSettings()
         """Replaced as a whole, for the next scrapes."""
         self.checks = HealthChecks()
@@ -211,6 +214,7 @@ class Scraper:
         """Scrape into the pods; returns whether anything changed that scorers see."""
         members = target.members
         readiness = _readiness(members)
+        failure: OSError | None
         url = self._health_url(target)
         try:
             if url:
@@ -220,19 +224,10 @@ class Scraper:
             body = await self._get(members, url, client)
         # A timeout is an OSError, too (TimeoutError).
         except OSError as err:
-            target.failures += 1
-            target.listed_process = None
-            changed = False
-            for pod in members.pods:
-                if pod.record_failed_check(self.checks):
-                    changed = True
-                    _log.warning(
-                        "backend %s is unhealthy and gets no requests until it answers %s: %s",
-                        pod.name,
-                        url,
-                        str(err) or type(err).__name__,
-                    )
+            failure, unhealthy = err, self._record_failure(target, url, err)
+            changed = bool(unhealthy)
         else:
+            failure, unhealthy = None, []
             target.failures = 0
             changed = self._apply_page(members, target.reader.read(body))
         # Before anything is awaited: a pod that is ready, and in no view, would get no requests.
@@ -240,9 +235,27 @@ class Scraper:
             self._fleet.invalidate_views()
         elif changed:
             self._fleet.invalidate_scores()
+        if isinstance(failure, NotServing):
+            # After the views: streams that move must not be placed there again.
+            for pod in unhealthy:
+                self.on_not_serving(pod)
         if not target.failures:
             await self._read_models(target, client)
         return changed
+
+    def _record_failure(self, target: _Target, url: str, err: OSError) -> list[Pod]:
+        """Count a failed check; returns the pods that it made unhealthy."""
+        target.failures += 1
+        target.listed_process = None
+        unhealthy = [p for p in target.members.pods if p.record_failed_check(self.checks)]
+        for pod in unhealthy:
+            _log.warning(
+                "backend %s is unhealthy and gets no requests until it answers %s: %s",
+                pod.name,
+                url,
+                str(err) or type(err).__name__,
+            )
+        return unhealthy
 
     def _health_url(self, target: _Target) -> str:
         """What to request before the metrics page; empty: nothing."""

@@ -1,8 +1,11 @@
-"""Streams of this pod that go on at another pod after this one's engine failed.
+"""Streams of this pod that go on at another pod after this one's engine failed, or since it drains.
 
 The signed plan of a request names other pods that may serve it. The sidecar sends what is left of
 the stream to the sidecar of one of them, with a plan of its own: the same prefill pods, and no
 further alternates, since this sidecar alone decides how often a stream moves.
+
+A stream that left because this pod drains returns to its engine if the other pod cannot go on: it
+drains, too, or fails. The engine still finishes what runs, within the drain's timeout.
 """
 
 import time
@@ -14,6 +17,7 @@ from tandem_contract.plan import RESUME, Plan, Target, sign
 from tandem_http1.client import ClientConnection
 from tandem_http1.messages import Headers
 
+from ..bodies.parse import Body
 from ..security.route import Candidate
 from .context import GenerationRequest, SidecarContext
 from .forward import SingleEngineGeneration
@@ -31,36 +35,67 @@ class Alternates:
         context: SidecarContext,
         client: ClientConnection,
         generation: GenerationRequest,
+        engine: HostPort,
+        decode_name: str,
     ) -> None:
-        """`generation`: the request, whose stream is kept."""
+        """`generation`: the request, whose stream is kept. `engine`: the one that it was sent to,
+        whose name is `decode_name`."""
         self._context, self._client, self._generation = context, client, generation
+        self._engine, self._decode_name = engine, decode_name
         self._left = list(generation.route.alternates)
+        self._may_return = False
+        """Whether the stream left `engine` only because it drains."""
 
     def try_take_over(self) -> bool:
-        """Give the rest of the stream to the next pod; returns whether there is one."""
+        """Give the rest of the stream to the next pod, or back; returns whether there is one."""
         generation = self._generation
-        if not self._left:
+        if not self._left and not self._may_return:
             generation.record.not_resumed = "no further pod may serve the request"
             return False
         rest = generation.kept.move() if generation.kept is not None else None
         if rest is None:
             return False
-        target = self._left.pop(0)
-        leg = _LegToAnotherPod(self._context, self._client, generation, target, self)
-        leg.start(parse_host_port(target.address), target.name, rest.data)
-        self._client.continue_with(leg)
+        if self._left:
+            self._send_to_another_pod(rest)
+        else:
+            self._send_back(rest)
         return True
 
+    def try_move(self) -> bool:
+        """Give the rest of the stream to the next pod, if it is at this pod's engine."""
+        kept, alternates = self._generation.kept, self._generation.route.alternates
+        if kept is None or len(self._left) < len(alternates):
+            return False
+        rest = kept.move_by_ids()
+        if rest is None:
+            return False
+        self._may_return = True
+        self._send_to_another_pod(rest)
+        return True
 
-class _LegToAnotherPod(SingleEngineGeneration):
-    """The rest of a stream, from another pod's sidecar."""
+    def _send_to_another_pod(self, rest: Body) -> None:
+        target = self._left.pop(0)
+        leg = _LegToAnotherPod(self._context, self._client, self._generation, self)
+        leg.target = target
+        leg.start(parse_host_port(target.address), target.name, rest.data)
+        self._client.continue_with(leg)
+
+    def _send_back(self, rest: Body) -> None:
+        self._may_return = False
+        leg = _Rest(self._context, self._client, self._generation, self)
+        rank = self._generation.route.decode_rank
+        leg.start(self._engine, self._decode_name, rest.data, rank=rank)
+        self._client.continue_with(leg)
+
+
+class _Rest(SingleEngineGeneration):
+    """The rest of a stream."""
 
     def __init__(
         self,
         context: SidecarContext,
         client: ClientConnection,
         generation: GenerationRequest,
-        target: Target,
         alternates: Alternates,
     ) -> None:
         super().__init__(
@@ -74,22 +109,33 @@ class _LegToAnotherPod(SingleEngineGeneration):
             routed=generation.route.routed,
             may_exhaust=generation.may_exhaust,
         )
-        self._target, self._of = target, generation
+        self.of = generation
+
+
+class _LegToAnotherPod(_Rest):
+    """The rest of a stream, from another pod's sidecar."""
+
+    target: Target
 
     def added_headers(self, _engine: HostPort) -> Headers:
-        route = self._of.route
+        route = self.of.route
         now = time.time()
         plan = Plan(
             route.path,
             RESUME,
-            self._target,
+            self.target,
             tuple(map(_target, route.candidates)),
             request_id=self.leg.attempt_id,
             expires=now + _SECONDS,
             timeouts=route.timeouts,
             alternates=(),
         )
-        return [(_PLAN, sign(plan, self._of.keys, now=now).encode())]
+        return [(_PLAN, sign(plan, self.of.keys, now=now).encode())]
+
+    def _begin(self, data: bytes) -> None:
+        # Not before: until then the stream may return to this pod's engine.
+        self.context.lifecycle.has_moved(self)
+        super()._begin(data)
 
 
 def _target(candidate: Candidate) -> Target:

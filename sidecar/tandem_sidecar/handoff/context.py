@@ -64,6 +64,9 @@ class Failover(Protocol):
         """Give the request and its record to another engine; returns whether one takes them. The
         caller then ends without a word to the client."""
 
+    def try_move(self) -> bool:
+        """Likewise of a stream that is kept and whose engine did not fail, but drains."""
+
 
 class Work(Protocol):
     """Something that must end before the process does."""
@@ -71,18 +74,28 @@ class Work(Protocol):
     def drain_expired(self) -> None:
         """The drain timeout passed: end now, with an error for the client if there is one."""
 
+    def engine_drains(self, engine: HostPort | None) -> None:
+        """A decode engine is to end soon; None: every one. If it serves this, and another engine
+        can go on with it, give it to that one now."""
+
     def describe(self) -> dict[str, object]:
         """Ids, phase and age for `/state`; never prompt text."""
 
 
 class Lifecycle:
-    """The running work, and whether new work is accepted."""
+    """The running work, and whether new work is accepted.
+
+    A drain begins with moving the streams that other engines can go on with. What is left at the
+    engines, and what needs this process, end at different times: `engines_idle` and `idle`.
+    """
 
     def __init__(self, drain_timeout: float) -> None:
         self.draining = False
         self.timeout = drain_timeout
         """Seconds that a drain leaves to running work; a reload changes it for the next drain."""
         self.work: set[Work] = set()
+        self.elsewhere: set[Work] = set()
+        """Of `work`, the streams that only pass through: another pod generates them."""
         self._emptied = asyncio.Event()
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -91,15 +104,32 @@ class Lifecycle:
 
     def remove(self, work: Work) -> None:
         self.work.discard(work)
-        if not self.work:
+        self.elsewhere.discard(work)
+        if len(self.work) == len(self.elsewhere):
+            self._emptied.set()
+
+    def has_moved(self, work: Work) -> None:
+        """Another pod generates the rest of a stream, so that this pod's engines may end."""
+        self.elsewhere.add(work)
+        if len(self.work) == len(self.elsewhere):
             self._emptied.set()
 
     def drain(self) -> None:
-        """Refuse new work; running work gets the drain timeout, counted from the first call."""
+        """Refuse new work, and move streams; what is left gets the drain timeout, counted from the
+        first call."""
         if self.draining:
             return
         self.draining = True
         self._expiry = asyncio.get_running_loop().call_later(self.timeout, self._expire)
+        # A copy: a stream that moves is other work.
+        for work in list(self.work):
+            work.engine_drains(None)
+
+    async def engines_idle(self) -> None:
+        """Wait until no work needs an engine of this pod; at most as long as `idle`."""
+        while len(self.work) > len(self.elsewhere):
+            self._emptied.clear()
+            await self._emptied.wait()
 
     async def idle(self) -> None:
         """Wait until no work runs.

@@ -101,6 +101,14 @@ class HandoffDriver:
     def drain_expired(self) -> None:
         self._handle(events_actions.DrainExpired())
 
+    def engine_drains(self, engine: HostPort | None) -> None:
+        generation = self._generation
+        if generation.kept is None or engine not in (None, self._engine):
+            return
+        if generation.failover is not None and generation.failover.try_move():
+            self._taken_over = True
+            self._handle(events_actions.DecodeTakenOver())
+
     def describe(self) -> dict[str, object]:
         return {
             "request_id": self._generation.request_id,

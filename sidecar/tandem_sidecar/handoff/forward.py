@@ -48,6 +48,7 @@ class Forward(ABC):
     kind: RequestKind | None = None
     """None: the request generates nothing."""
     leg: Leg
+    _engine: HostPort
     _head: ResponseHead
     _start: AnswerStart
     """The bytes that begin the answer."""
@@ -90,6 +91,7 @@ class Forward(ABC):
         """Send `body` to `engine`, whose name is `backend`; callbacks write the response. `rank`:
         the data-parallel rank that is to serve it; None: the engine chooses."""
         context, record, request = self.context, self.record, self._request
+        self._engine = engine
         if self.computes_prompt:
             self._overlap = context.overlaps.begin((engine, rank))
         context.lifecycle.add(self)
@@ -153,6 +155,13 @@ class Forward(ABC):
     def drain_expired(self) -> None:
         self._abort()
         self._break_off(503, DRAIN_EXPIRED_MESSAGE)
+
+    def engine_drains(self, engine: HostPort | None) -> None:
+        if self._kept is None or engine not in (None, self._engine):
+            return
+        if self._failover is not None and self._failover.try_move():
+            self._abort()
+            self.leave()
 
     def describe(self) -> dict[str, object]:
         return {

@@ -63,7 +63,7 @@ from .events_actions import (
 
 Step = tuple[State, tuple[Action, ...]]
 
-_STOPS: Final = frozenset({ClientDisconnected, DrainExpired})
+_STOPS: Final = frozenset({ClientDisconnected, DecodeTakenOver, DrainExpired})
 """Looked up by type because a failing isinstance check of a Struct is slow. For the same reason
 `step` and the functions below test frequent cases first."""
 _ASKS_TO_WAIT: Final = frozenset({Cause.BUSY, Cause.CIRCUIT_OPEN})
@@ -88,7 +88,7 @@ def step(state: State, event: Event) -> Step:
 
     Raises IllegalStep. Events after the end have no effect.
     """
-    # Tested before the state: both events end a request in whatever state it is.
+    # Tested before the state: these events end a request in whatever state it is.
     if type(event) in _STOPS and not isinstance(state, Ended):
         return _stop(state, event)
     match state:
@@ -118,6 +118,8 @@ def _stop(state: Running, event: Event) -> Step:
             actions = (AbortDecode(),)
     if isinstance(event, ClientDisconnected):
         return Ended(state.path, Outcome.ABANDONED), actions
+    if isinstance(event, DecodeTakenOver):
+        return Ended(state.path, Outcome.FAILED), actions
     if isinstance(state, Answering):
         return Ended(state.path, Outcome.CUT), (*actions, CutAnswer(503, DRAIN_EXPIRED_MESSAGE))
     return Ended(state.path, Outcome.FAILED), (*actions, SendError(503, DRAIN_EXPIRED_MESSAGE))
@@ -292,8 +294,6 @@ def _step_answering(state: Answering, event: Event) -> Step:
         case DecodeLost(detail):
             cut = Ended(state.path, Outcome.CUT)
             return cut, (CountError(ErrorPhase.DECODE), CutAnswer(502, detail))
-        case DecodeTakenOver():
-            return Ended(state.path, Outcome.FAILED), (AbortDecode(),)
         case _:
             raise IllegalStep(f"{event} while {state}")
 

@@ -174,6 +174,9 @@ class ReleaseCall:
             self._call.abort()
         self._end(Result.DEADLINE, "no answer in time")
 
+    def engine_drains(self, engine: HostPort | None) -> None:
+        """It goes on: a release takes no time."""
+
     def describe(self) -> dict[str, object]:
         return {"request_id": self._generation.request_id, "phase": "release"}
 

@@ -213,6 +213,9 @@ class PrefillLeg:
     def drain_expired(self) -> None:
         self.stop_waiting()
 
+    def engine_drains(self, engine: HostPort | None) -> None:
+        """The attempt is aborted already."""
+
     def stop_waiting(self) -> None:
         """Stop waiting for the answer to an aborted attempt."""
         if self._call is not None:

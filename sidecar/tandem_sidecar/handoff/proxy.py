@@ -154,12 +154,18 @@ class Proxy:
         generation = GenerationRequest(
             request, request_id, kind, body, chosen, record, settings, self._keys.current
         )
-        if settings.resume and chosen.alternates:
-            generation = self._kept(generation, client)
         decode_name = settings.pod_name or chosen.decode_name or str(engine)
+        if settings.resume and chosen.alternates:
+            generation = self._kept(generation, client, engine, decode_name)
         return start_generation(self._context, client, generation, engine, decode_name)
 
-    def _kept(self, generation: GenerationRequest, client: ClientConnection) -> GenerationRequest:
+    def _kept(
+        self,
+        generation: GenerationRequest,
+        client: ClientConnection,
+        engine: HostPort,
+        decode_name: str,
+    ) -> GenerationRequest:
         """The request as a stream that another pod can continue, if it is one."""
         context, body = self._context, generation.body
         kept = keep(
@@ -174,7 +180,8 @@ class Proxy:
         if kept is None:
             return generation
         generation = replace(generation, body=kept.asked, kept=kept)
-        return replace(generation, failover=Alternates(context, client, generation))
+        alternates = Alternates(context, client, generation, engine, decode_name)
+        return replace(generation, failover=alternates)
 
     def _check_length(self, kind: RequestKind, body: Body) -> None:
         """Raises BadBody for a text that cannot fit the model."""

@@ -77,7 +77,7 @@ class AdminHandlers(ABC):
         return web.Response(text="ready\n")
 
     async def drain(self, request: web.Request) -> web.Response:
-        """Begin the drain; with `?wait=true`, answer when no request runs any more.
+        """Begin the drain; with `?wait=true`, answer when no request needs an engine any more.
 
         A drain cannot be undone, so it takes a Unix socket, which only this pod reaches. An address
         tells nothing: the proxy of a mesh connects from one of this pod for every client.
@@ -116,7 +116,7 @@ class AdminHandlers(ABC):
     async def begin_drain(self, *, wait: bool) -> int:
         """Refuse new requests from now on; returns the number of requests that still run.
 
-        `wait`: return only when no request runs any more; see `Lifecycle.idle`.
+        `wait`: return only when none of them needs an engine; see `Lifecycle.engines_idle`.
         """
 
     @abstractmethod
@@ -180,7 +180,7 @@ class ProcessAdmin(AdminHandlers):
     async def begin_drain(self, *, wait: bool) -> int:
         self._lifecycle.drain()
         if wait:
-            await self._lifecycle.idle()
+            await self._lifecycle.engines_idle()
         return len(self._lifecycle.work)
 
     async def current_state(self) -> dict[str, Any]:
@@ -219,7 +219,7 @@ class WorkerGroup(Protocol):
         """The workers that serve now."""
 
     async def drain(self, *, wait: bool) -> None:
-        """Have all refuse new requests; with `wait`, return when none runs any more."""
+        """Have all refuse new requests; with `wait`, return when none needs an engine."""
 
 
 class SupervisorAdmin(AdminHandlers):

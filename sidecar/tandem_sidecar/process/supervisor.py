@@ -235,7 +235,7 @@ class Supervisor:
             worker.send_signal(signal.SIGHUP)
 
     async def drain(self, *, wait: bool) -> None:
-        """Have all workers refuse new requests; with `wait`, return when no request runs."""
+        """Have all workers refuse new requests; with `wait`, return when none needs an engine."""
         # First: `_replace` drains a worker that is started from now on.
         self.draining = True
         path, seconds = endpoints.DRAIN, _GRACE_SECONDS
@@ -247,14 +247,16 @@ class Supervisor:
     async def stop(self) -> None:
         """Drain all workers, then end them.
 
-        Until the last one is idle, every worker keeps running and answers new requests with 503.
+        Until no request needs an engine, every worker keeps running and answers new requests with
+        503. A worker then ends with the last stream that passes through it.
         """
         # Restarting stops only afterwards: during the drain new clients still need a worker's 503.
         await self.drain(wait=True)
         self._stop_restarting()
         for worker in self._alive:
             worker.send_signal(signal.SIGTERM)
-        await self._wait_for_all()
+        # The drain, which began above, limits what still passes through them.
+        await self._wait_for_all(self._settings.drain_timeout + _GRACE_SECONDS)
 
     async def kill(self) -> None:
         """End every worker that still runs."""
@@ -263,12 +265,12 @@ class Supervisor:
         for number in (signal.SIGQUIT, signal.SIGKILL):
             for worker in self._alive:
                 worker.send_signal(number)
-            await self._wait_for_all()
+            await self._wait_for_all(_GRACE_SECONDS)
 
-    async def _wait_for_all(self) -> None:
+    async def _wait_for_all(self, seconds: float) -> None:
         waits = [asyncio.ensure_future(worker.wait()) for worker in self._alive]
         if waits:
-            await asyncio.wait(waits, timeout=_GRACE_SECONDS)
+            await asyncio.wait(waits, timeout=seconds)
 
     def _stop_restarting(self) -> None:
         for restarter in self._restarters:

@@ -4,6 +4,7 @@
     kept.asked                                      what the first engine is sent
     kept.read(payload, last=…) ─► kept.body(…)      its answer
     kept.move()                                     what the next engine is sent, after a failure
+    kept.move_by_ids()                              likewise, without a failure
 
 It takes the place of `Relay`: the client's head is sent once, and then whole events of whichever
 engine serves the stream.
@@ -112,9 +113,7 @@ class KeptStream(Relay):
     def move(self) -> Body | None:
         """The request with which another engine goes on; None: none can."""
         if not self.written:
-            self._reader = self._new_reader()
-            self._begun = False
-            return self.asked
+            return self._start_again()
         reader = self._reader
         if self._difference:
             why, rest = self._difference, None
@@ -126,6 +125,28 @@ class KeptStream(Relay):
             why, rest = self._begin_again(reader.transcript)
         else:
             why, rest = self._continue(reader)
+        return self._moves(why, rest)
+
+    def move_by_ids(self) -> Body | None:
+        """Likewise of a stream that its engine still sends; None: it is left as it is. Not by
+        generating the answer again: that takes longer and can end the stream."""
+        if not self.written:
+            return self._start_again()
+        reader = self._reader
+        if not self._is_stream:
+            return self._moves("the answer is no stream of events", None)
+        if isinstance(reader, Transcript):
+            return self._moves("it is not continued by token ids", None)
+        return self._moves(*self._continue(reader))
+
+    def _start_again(self) -> Body:
+        """The request of a stream of which nothing was delivered."""
+        self._reader = self._new_reader()
+        self._begun = False
+        return self.asked
+
+    def _moves(self, why: str, rest: Body | None) -> Body | None:
+        """Record a move, or why there is none."""
         if rest is None:
             self._record.not_resumed = why
         else:
@@ -141,9 +162,12 @@ class KeptStream(Relay):
         if ledger.seam.start < ledger.delivered and not is_greedy(self.asked.members):
             # Drawn again, these tokens would be others.
             return "tokens would have to be drawn again, and temperature is not 0", None
+        rest = continued(self._kind, self.asked, ledger)
+        if rest is None:
+            return "all tokens were sent", None
         ledger.begin_again()
         ledger.editor = Splice(ledger)
-        return "all tokens were sent", continued(self._kind, self.asked, ledger)
+        return "", rest
 
     def _begin_again(self, transcript: Transcript) -> tuple[str, Body | None]:
         """The request with which the answer is generated again, or why it is not."""

@@ -1,5 +1,7 @@
 """A stream goes on at its plan's alternate after this pod's engine was killed."""
 
+import asyncio
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, load_keys, sign
 from tandem_contract.request_kinds import PATHS, RequestKind
 
+from ..processes import drain
 from ..resume.scripted import events
 from .engine import Engine
 from .pair import SPLIT, Pair, start_pair
@@ -23,6 +26,43 @@ BODIES: dict[RequestKind, dict[str, Any]] = {
     RequestKind.CHAT: {"messages": [{"role": "user", "content": "Tell me of rivers. " * 8}]},
 }
 
+ASKED: dict[str, Any] = {
+    "max_tokens": TOKENS,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+STREAMS = 8
+
+
+def with_keys(directory: Path) -> tuple[str, ...]:
+    """Flags of sidecars that follow the plans of `plan`."""
+    (directory / "k1").write_bytes(b"0123456789abcdef")
+    return ("--plan-key-dir", str(directory), "--resume")
+
+
+def plan(
+    keys: Path,
+    pod: Pair,
+    name: str,
+    request_id: str,
+    prefills: tuple[Target, ...],
+    *alternates: Target,
+) -> dict[str, str]:
+    """Headers of a request for `pod`, whose name this is."""
+    now = time.time()
+    parts = Plan(
+        SPLIT if prefills else RoutingPath.UNIFIED,
+        "unit",
+        Target(name, str(pod.sidecar.listen)),
+        prefills,
+        request_id=request_id,
+        expires=now + 60,
+        alternates=alternates,
+    )
+    return {headers.PLAN: sign(parts, load_keys(keys), now=now), headers.REQUEST_ID: request_id}
+
 
 @pytest.mark.parametrize("kind", BODIES)
 @pytest.mark.parametrize("path", [RoutingPath.UNIFIED, SPLIT])
@@ -34,40 +74,19 @@ async def test_the_client_cannot_tell(
     kind: RequestKind,
     path: RoutingPath,
 ) -> None:
-    (tmp_path / "k1").write_bytes(b"0123456789abcdef")
-    flags = ("--plan-key-dir", str(tmp_path), "--resume")
-    body = BODIES[kind] | {
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    flags, body = with_keys(tmp_path), BODIES[kind] | ASKED
     async with (
         start_pair(decode, *flags) as first,
         start_pair(unified, *flags, "--pod-name", "decode-1") as second,
     ):
         prefills = (Target("prefill-0", str(prefill.address)),) if path is SPLIT else ()
-
-        def plan(pod: Pair, name: str, request_id: str, *alternates: Target) -> dict[str, str]:
-            now, decodes = time.time(), Target(name, str(pod.sidecar.listen))
-            parts = Plan(
-                path,
-                "unit",
-                decodes,
-                prefills,
-                request_id=request_id,
-                expires=now + 60,
-                alternates=alternates,
-            )
-            signed = sign(parts, load_keys(tmp_path), now=now)
-            return {headers.PLAN: signed, headers.REQUEST_ID: request_id}
-
-        url, unbroken = second.sidecar.url(PATHS[kind]), plan(second, "decode-1", "r-1")
+        url = second.sidecar.url(PATHS[kind])
+        unbroken = plan(tmp_path, second, "decode-1", "r-1", prefills)
         async with second.http.post(url, json=body, headers=unbroken) as response:
             expected = events(await response.read())
         alternate = Target("decode-1", str(second.sidecar.listen))
-        url, broken = first.sidecar.url(PATHS[kind]), plan(first, "decode-0", "r-2", alternate)
+        url = first.sidecar.url(PATHS[kind])
+        broken = plan(tmp_path, first, "decode-0", "r-2", prefills, alternate)
         async with first.http.post(url, json=body, headers=broken) as response:
             begin = await response.content.readuntil(b"\n\n")
             decode.kill()
@@ -84,3 +103,49 @@ async def test_the_client_cannot_tell(
 def text_of(stream: list[Any]) -> str:
     choices = [choice for event in stream for choice in event["choices"]]
     return "".join(each["text"] if "text" in each else each["delta"]["content"] for each in choices)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", BODIES)
+@pytest.mark.parametrize("path", [RoutingPath.UNIFIED, SPLIT])
+async def test_a_drained_engine_may_end_at_once(
+    decode: Engine,
+    unified: Engine,
+    prefill: Engine,
+    tmp_path: Path,
+    kind: RequestKind,
+    path: RoutingPath,
+    workers: int,
+) -> None:
+    """As the kubelet does it: the preStop hook, the engine's end, SIGTERM for the sidecar."""
+    flags, body = with_keys(tmp_path), BODIES[kind] | ASKED
+    async with (
+        start_pair(decode, *flags, "--workers", str(workers)) as first,
+        start_pair(unified, *flags, "--pod-name", "decode-1") as second,
+    ):
+        prefills = (Target("prefill-0", str(prefill.address)),) if path is SPLIT else ()
+        alternate, begun = Target("decode-1", str(second.sidecar.listen)), asyncio.Semaphore(0)
+
+        async def ask(pod: Pair, name: str, request_id: str, *alternates: Target) -> list[Any]:
+            signed = plan(tmp_path, pod, name, request_id, prefills, *alternates)
+            async with pod.http.post(
+                pod.sidecar.url(PATHS[kind]), json=body, headers=signed
+            ) as response:
+                begin = await response.content.readuntil(b"\n\n")
+                begun.release()
+                return events(begin + await response.read())
+
+        expected = await ask(second, "decode-1", "r-0")
+        begun = asyncio.Semaphore(0)
+        ids = [f"r-{number}" for number in range(1, 1 + STREAMS)]
+        asks = [asyncio.create_task(ask(first, "decode-0", id, alternate)) for id in ids]
+        for _ in range(STREAMS):
+            await begun.acquire()
+        await drain(first.sidecar.admin, wait=True)
+        decode.kill()
+        first.sidecar.process.send_signal(signal.SIGTERM)
+        for got in await asyncio.gather(*asks):
+            assert text_of(got) == text_of(expected)
+            assert got[-1]["usage"]["total_tokens"] == expected[-1]["usage"]["total_tokens"]
+        assert await first.sidecar.exit_status() == 0
+        await second.wait_until_idle(unified)

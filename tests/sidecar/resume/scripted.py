@@ -1,7 +1,7 @@
 """A scripted engine whose streams fail in every way, and how to compare what its client gets."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..peers import Script, Turn
@@ -13,6 +13,8 @@ TOKENS = 8
 ERROR = b'data: {"error":{"message":"the core died","code":500}}\n\n'
 End = Callable[[Turn, bytes], None]
 """Sends the last event, and ends in some way."""
+Pause = Callable[[Turn], Awaitable[None]]
+"""Returns when the engine is to go on."""
 
 
 def dies(turn: Turn, last: bytes) -> None:
@@ -59,9 +61,21 @@ ENDS = [
 ]
 
 
-def generates(after: int | None = None, end: End = dies, *, id: str = "cmpl-a") -> Script:
+async def until_gone(turn: Turn) -> None:
+    """Generate no more."""
+    await turn.gone.wait()
+
+
+def generates(
+    after: int | None = None,
+    end: End = dies,
+    *,
+    id: str = "cmpl-a",
+    pause: Pause | None = None,
+) -> Script:
     """An engine whose next token follows from the one before it; after so many tokens it ends as
-    `end` does. Every third token has no text: it is the beginning of the next one's character."""
+    `end` does, or with `pause` waits for that and goes on, unless its peer is gone by then. Every
+    third token has no text: it is the beginning of the next one's character."""
 
     async def script(turn: Turn) -> None:
         body = turn.request.json
@@ -73,9 +87,9 @@ def generates(after: int | None = None, end: End = dies, *, id: str = "cmpl-a") 
             turn.chunk(role_event(prompt if asked else None, id=id, created=len(id)))
         for number in range(wanted):
             if number == after:
-                await turn.writer.drain()
-                end(turn, unsent)
-                return
+                if not await _goes_on(turn, unsent, end, pause):
+                    return
+                unsent = b""
             if unsent:
                 turn.chunk(unsent)
             last = (last * 7 + 3) % 1000
@@ -85,10 +99,8 @@ def generates(after: int | None = None, end: End = dies, *, id: str = "cmpl-a") 
             pending = "" if text else pending
             ids, first = ([last], prompt if number == 0 else None) if asked else (None, None)
             finish = "length" if is_last else None
-            if is_chat:
-                unsent = chat_event(text, ids, finish=finish, id=id, created=len(id))
-            else:
-                unsent = event(text, ids, first, finish=finish, id=id, created=len(id))
+            head: dict[str, Any] = {"id": id, "created": len(id)}
+            unsent = _event(text, ids, first, is_chat=is_chat, finish=finish, **head)
         if after == wanted:
             await turn.writer.drain()
             end(turn, unsent)
@@ -100,6 +112,24 @@ def generates(after: int | None = None, end: End = dies, *, id: str = "cmpl-a") 
         turn.end()
 
     return script
+
+
+async def _goes_on(turn: Turn, unsent: bytes, end: End, pause: Pause | None) -> bool:
+    """End as `end` does; or pause, and return whether the peer still waits for the rest."""
+    await turn.writer.drain()
+    if pause is None:
+        end(turn, unsent)
+        return False
+    if unsent:
+        turn.chunk(unsent)
+    await pause(turn)
+    return not turn.gone.is_set()
+
+
+def _event(
+    text: str, ids: list[int] | None, first: list[int] | None, *, is_chat: bool, **more: Any
+) -> bytes:
+    return chat_event(text, ids, **more) if is_chat else event(text, ids, first, **more)
 
 
 def prompt_of(body: dict[str, Any]) -> list[int]:

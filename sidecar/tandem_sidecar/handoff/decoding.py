@@ -27,7 +27,7 @@ from .events_actions import (
     DecodeStarted,
     SendError,
 )
-from .timing import measure_leg, merge_timing, read_timing
+from .timing import EVENTS_SEARCHED, measure_leg, merge_timing, read_timing
 
 _READS_STREAMS: Final = headers.READS_STREAMS.encode()
 _KV_CONTRADICTED: Final = headers.KV_CONTRADICTED.encode()
@@ -185,7 +185,7 @@ class DecodeLeg:
         seconds = None if failed else self._start.seconds_since(self._leg.started)
         inflight = None if self._overlap is None else self._overlap.others
         whole = self._chunks is None
-        data = self._start.data
+        data = self._start.data if whole else self._start.data[:EVENTS_SEARCHED]
         return measure_leg(self.timing, seconds, data, inflight=inflight, whole=whole)
 
     def merge(self, prefill: Timing) -> Timing:

@@ -29,7 +29,7 @@ from .liveness import EngineLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
 from .outbound import engine_request, new_attempt_id
 from .reply import ANSWER_DROPPED, NO_RETRY, ServedBy, not_sent, send_error
-from .timing import complete_timing, measure_leg, read_timing
+from .timing import EVENTS_SEARCHED, complete_timing, measure_leg, read_timing
 
 log = logging.getLogger(__name__)
 
@@ -201,11 +201,21 @@ class Forward(ABC):
         # The end is recorded before the last bytes are written, which may start the client's next
         # request within this call (pipelining).
         if last:
-            self.inspect_last_bytes(b"".join((*self._recent, data)))
+            self.inspect_last_bytes(self._end_with(data))
             self.end_leg(result_of(self.leg.status or 0))
             self.end(Outcome.ANSWERED)
         self._recent = self._recent[1], data
         self._relay.body(data, last=last)
+
+    def _end_with(self, data: bytes) -> bytes:
+        """The end of an answer whose last piece is `data`: of a stream, as much as its last events
+        may be long."""
+        if self._chunks is None:
+            return b"".join((*self._recent, data))
+        for piece in reversed(self._recent):
+            if len(data) < EVENTS_SEARCHED:
+                data = piece[-EVENTS_SEARCHED:] + data
+        return data[-EVENTS_SEARCHED:]
 
     def _read_kept(self, kept: KeptStream, data: bytes, *, last: bool) -> bytes | None:
         """What the client may have now of a kept stream; None: it broke off."""
@@ -388,7 +398,8 @@ class SingleEngineGeneration(Forward):
         seconds = None if failed else self._start.seconds_since(self.leg.started)
         others = None if self._overlap is None else self._overlap.others
         whole = not head.event_stream
-        self.record.timing = measure_leg(engine, seconds, data, inflight=others, whole=whole)
+        first = data if whole else data[:EVENTS_SEARCHED]
+        self.record.timing = measure_leg(engine, seconds, first, inflight=others, whole=whole)
         self._end_overlap()
         if head.status >= 500:
             self._count_error(

@@ -22,6 +22,9 @@ from tandem_http1.messages import ResponseHead
 from ..bodies.usage import TokenCounts, read_token_counts
 from ..observability.record import Leg, Result
 
+EVENTS_SEARCHED: Final = 16 * 1024
+"""Bytes at the beginning and at the end of a stream that are searched for its usage: a fast engine
+sends more at once, and hundreds of events can have none."""
 _TIMING: Final = headers.TIMING.encode()
 
 

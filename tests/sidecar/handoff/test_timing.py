@@ -44,6 +44,8 @@ class FakeVllm:
     def __init__(self) -> None:
         self.finish = asyncio.Event()
         """Streams end once it is set."""
+        self.last_tokens = 0
+        """Events with a token that a stream still sends then."""
 
     async def __call__(self, turn: Turn) -> None:
         if not turn.request.json.get("stream"):
@@ -52,6 +54,8 @@ class FakeVllm:
         turn.stream()
         turn.event(TOKENS.get(turn.request.target, TEXT))
         await self.finish.wait()
+        for _ in range(self.last_tokens):
+            turn.event(TEXT)
         turn.event('{"choices":[],' + USAGE.decode() + "}")
         turn.event("[DONE]")
         turn.end()
@@ -201,10 +205,12 @@ async def test_a_fallback_is_measured_on_the_engine_that_computed(harness: Harne
     assert timing.prompt is None
 
 
+@pytest.mark.parametrize("last_tokens", [0, 2000])
 async def test_the_usage_that_ends_a_stream_is_counted_and_traced(
-    harness: Harness, keys: PlanKeys
+    harness: Harness, keys: PlanKeys, last_tokens: int
 ) -> None:
     engine = FakeVllm()
+    engine.last_tokens = last_tokens
     await harness.start(engine, keys=keys)
     headers = planned(harness, keys, RoutingPath.FAST_DECODE)
     timing = parse_timing(await ask(harness, headers, finish=engine.finish) or "")

@@ -83,26 +83,28 @@ class FigureTable:
             head_ends if late_share else 0.0, late_share, queued + standing + load + fixed * harmed,
             per_token * harmed, per_pair * harmed, itl_harm,
         )  # fmt: skip
-        near, around, far = self.receiving
         # Only a part of the transfer is waited for, but all of it must be within its share.
         share *= exposed
-        constant, spare, per_token_size = step + standing, share * fixed, kv.short * exposed
+        constant, spare, size = step + standing, share * fixed, kv.short * exposed
         share_token, share_pair = share * per_token, share * per_pair
-        latency, per_byte = transfers[-1]
-        near[row] = around[row] = far[row] = (
-            latency + constant, per_byte * per_token_size, itl_harm,
+        # One by one: in compiled code a loop over them costs as much as all else here.
+        near, around, far = self.receiving
+        (latency, per_byte), (around_latency, around_byte), (far_latency, far_byte) = transfers
+        near[row] = (
+            latency + constant, per_byte * size, itl_harm,
             spare - latency * exposed, share_token, share_pair,
         )  # fmt: skip
-        least, least_per_byte = latency, per_byte
-        # Where little is known, all are the same object.
-        if not transfers[0] is transfers[1] is transfers[2]:
-            for rows, (latency, per_byte) in zip((near, around), transfers, strict=False):
-                least, least_per_byte = min(least, latency), min(least_per_byte, per_byte)
-                rows[row] = (
-                    latency + constant, per_byte * per_token_size, itl_harm,
-                    spare - latency * exposed, share_token, share_pair,
-                )  # fmt: skip
-        self.least_receiving[row] = least + constant, least_per_byte * per_token_size, itl_harm
+        around[row] = (
+            around_latency + constant, around_byte * size, itl_harm,
+            spare - around_latency * exposed, share_token, share_pair,
+        )  # fmt: skip
+        far[row] = (
+            far_latency + constant, far_byte * size, itl_harm,
+            spare - far_latency * exposed, share_token, share_pair,
+        )  # fmt: skip
+        least = min(latency, around_latency, far_latency)
+        least_per_byte = min(per_byte, around_byte, far_byte)
+        self.least_receiving[row] = least + constant, least_per_byte * size, itl_harm
         self.free_tokens[row] = free_tokens
         if late_share or queued:
             self.queues[row] = (head_ends if late_share else 0.0, late_share, queued)

@@ -76,7 +76,7 @@ class Ejections:
         is_requests = outcome.may_be_requests and self._is_requests_fault(
             pod, RequestPart(fingerprint, is_prefill), now
         )
-        if outcome is Outcome.ANSWERED and self._failed_requests:
+        if outcome is Outcome.ANSWERED and self._failed_requests.parts:
             self._restore(RequestPart(fingerprint, is_prefill), now)
         changed = health.record(
             outcome,

@@ -50,21 +50,18 @@ class FailedRequests(Generic[P]):
     """The requests that failed lately."""
 
     def __init__(self) -> None:
-        self._parts: OrderedDict[RequestPart, FailedPart[P]] = OrderedDict()
+        self.parts: OrderedDict[RequestPart, FailedPart[P]] = OrderedDict()
         """The one that failed last comes last."""
-
-    def __bool__(self) -> bool:
-        return bool(self._parts)
 
     def on_failure(self, part: RequestPart, pod: P, now: float) -> list[tuple[P, float]] | None:
         """A request failed at `pod`. None: it counts at the pod. Otherwise the request is at fault:
         the failures that were counted so far and must not."""
         self._drop_expired(now)
-        failed = self._parts.pop(part, None) or FailedPart()
+        failed = self.parts.pop(part, None) or FailedPart()
         failed.last = now
-        self._parts[part] = failed
-        if len(self._parts) > MAX_REQUESTS:
-            self._parts.popitem(last=False)
+        self.parts[part] = failed
+        if len(self.parts) > MAX_REQUESTS:
+            self.parts.popitem(last=False)
         if failed.is_answered:
             return None
         earlier, was_faulty = failed.failed_at, failed.is_faulty
@@ -77,7 +74,7 @@ class FailedRequests(Generic[P]):
     def on_answer(self, part: RequestPart, now: float) -> list[tuple[P, float]]:
         """A pod answered the request. Returns the failures that were not counted and must be."""
         self._drop_expired(now)
-        if (failed := self._parts.get(part)) is None:
+        if (failed := self.parts.get(part)) is None:
             return []
         uncounted = failed.failed_at if failed.is_faulty else []
         failed.is_answered, failed.is_faulty, failed.failed_at = True, False, []
@@ -85,5 +82,5 @@ class FailedRequests(Generic[P]):
 
     def _drop_expired(self, now: float) -> None:
         """Their pods may have left the fleet."""
-        while self._parts and now - next(iter(self._parts.values())).last > MEMORY:
-            self._parts.popitem(last=False)
+        while self.parts and now - next(iter(self.parts.values())).last > MEMORY:
+            self.parts.popitem(last=False)

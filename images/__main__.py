@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import build, contents
+from . import build, contents, hot_path
 
 
 def main() -> int:
@@ -17,9 +17,17 @@ def main() -> int:
         action="store_true",
         help="keep torch's GPU libraries in tandem-engine (about 4 GB more)",
     )
+    parser.add_argument(
+        "--optimize",
+        type=int,
+        choices=range(4),
+        default=hot_path.OPTIMIZE,
+        help="level of the C compiler for the request paths (default: %(default)s); 0 is for tests",
+    )
     arguments = parser.parse_args()
+    checkout = build.Checkout(root, arguments.whole, arguments.optimize)
     try:
-        build.build(build.Checkout(root, arguments.whole), arguments.out, _say)
+        build.build(checkout, arguments.out, _say)
     except contents.BuildFailed as failed:
         sys.stderr.write(f"images: {failed}\n")
         return 1

@@ -41,6 +41,8 @@ class Checkout:
 
     root: Path
     whole_engine: bool = False
+    optimize: int = hot_path.OPTIMIZE
+    """As for `hot_path.compile_modules`."""
 
     @property
     def layers(self) -> Path:
@@ -132,7 +134,7 @@ def _project(checkout: Checkout, say: Say) -> Layer:
     compiled: Path | None
     compiled = checkout.root / "build/compiled"
     try:
-        hot_path.compiled_copy(checkout.root, compiled, say)
+        hot_path.compiled_copy(checkout.root, compiled, say, checkout.optimize)
     except hot_path.CannotCompile as err:
         say(f"the EPP of these images uses a third more CPU per request: {err}")
         compiled = None

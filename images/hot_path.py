@@ -2,6 +2,7 @@
 
     python -m images.hot_path SITE                     the packages in SITE, for images
     python -m images.hot_path SITE --copy-of ROOT      a copy of those of a checkout, for tests
+    … --optimize 0                                     in a quarter of the time, for tests only
 
 Extension modules are written beside the sources, which stay: Python prefers the former. Needs a C
 compiler, Python's headers, mypy and setuptools. Without this step the same sources run interpreted.
@@ -41,6 +42,8 @@ from typing import Final
 import setuptools
 from mypyc.build import mypycify
 
+OPTIMIZE: Final = 2
+"""Level of the C compiler."""
 PACKAGES: Final = (
     "contract/tandem_contract",
     "http1/tandem_http1",
@@ -207,10 +210,13 @@ class CannotCompile(Exception):
     """The modules could not be compiled: the message says why and what to do."""
 
 
-def compiled_copy(root: Path, site: Path, say: Callable[[str], object]) -> None:
+def compiled_copy(
+    root: Path, site: Path, say: Callable[[str], object], optimize: int = OPTIMIZE
+) -> None:
     """Have `site` contain the packages of the checkout `root`, compiled; takes no time if it has
-    them as they are now. `say`: shows a line of progress. Raises CannotCompile."""
-    key, record = _key(root), site / "key"
+    them as they are now. `say`: shows a line of progress. `optimize`: as for `compile_modules`.
+    Raises CannotCompile."""
+    key, record = f"{_key(root)} {optimize}", site / "key"
     if record.exists() and record.read_text() == key:
         return
     shutil.rmtree(site, ignore_errors=True)
@@ -218,14 +224,15 @@ def compiled_copy(root: Path, site: Path, say: Callable[[str], object]) -> None:
         target = site / Path(package).name
         shutil.copytree(root / package, target, ignore=shutil.ignore_patterns("__pycache__"))
     say("compiling the request paths of EPP and sidecar, in three minutes or more …")
-    compile_modules(site)
+    compile_modules(site, optimize=optimize)
     check_import(site)
     record.write_text(key)
 
 
-def compile_modules(site: Path, python: str = sys.executable) -> None:
+def compile_modules(site: Path, python: str = sys.executable, optimize: int = OPTIMIZE) -> None:
     """Compile `MODULES` of the packages in `site`. `python`: the interpreter, of this version, that
-    has the libraries which they import: their types are read. Raises CannotCompile."""
+    has the libraries which they import: their types are read. `optimize`: the C compiler's level, 0
+    to 3. Raises CannotCompile."""
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise CannotCompile("no C compiler: install gcc and Python's headers")
     paths = [f"{module.replace('.', '/')}.py" for module in MODULES]
@@ -246,7 +253,7 @@ def compile_modules(site: Path, python: str = sys.executable) -> None:
             with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
                 modules = mypycify(
                     [*flags, *paths],
-                    opt_level="2",
+                    opt_level=str(optimize),
                     debug_level="0",
                     target_dir=scratch,
                     separate=groups,
@@ -295,12 +302,14 @@ def main() -> int:
     parser.add_argument("site", type=Path, help="folder with the packages")
     parser.add_argument("--copy-of", type=Path, metavar="ROOT", help="first copy this checkout's")
     parser.add_argument("--python", default=sys.executable, help="interpreter with the libraries")
+    parser.add_argument("--optimize", type=int, choices=range(4), default=OPTIMIZE)
     arguments = parser.parse_args()
     try:
         if arguments.copy_of is not None:
-            compiled_copy(arguments.copy_of.resolve(), arguments.site, print)
+            root = arguments.copy_of.resolve()
+            compiled_copy(root, arguments.site, print, arguments.optimize)
         else:
-            compile_modules(arguments.site, arguments.python)
+            compile_modules(arguments.site, arguments.python, arguments.optimize)
             check_import(arguments.site, arguments.python)
     except CannotCompile as err:
         sys.stderr.write(f"images.hot_path: {err}\n")

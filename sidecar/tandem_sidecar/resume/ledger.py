@@ -41,10 +41,11 @@ _ROLE: Final = b'"delta":{"role":"'
 """The first event of a chat, which has no token."""
 _NO_DELTA: Final = b'"delta":{}'
 _UNASKED: Final = (b'"finish_reason":null', b'"logprobs":null')
-"""With these an event without a delta was sent only because ids were asked for."""
+"""What an event without a delta has that was sent only because ids were asked for."""
 _NO_CHOICE: Final = b'"choices":[]'
 _FAILED: Final = (b'"finish_reason":"abort"', b'"finish_reason":"error"')
 _DATA: Final = b"data: "
+_CHAT_LOGPROBS: Final = b'"logprobs":{'
 _LOGPROBS: Final = b'"text_offset":['
 _ERROR: Final = b'data: {"error"'
 DONE: Final = b"data: [DONE]\n\n"
@@ -112,6 +113,10 @@ class Ledger:
         self._events = WholeEvents()
         self._held = b""
         """Events without text, that wait for the next."""
+        self._sent_text = bytearray()
+        """With a transcript: the text of a chat that was delivered, encoded as in JSON."""
+        self._has_logprobs = False
+        """Whether an event has some; with a transcript."""
 
     def take(self, payload: bytes) -> bytes:
         """The bytes that may be sent now; `payload` are the newest ones, without chunked coding.
@@ -169,14 +174,15 @@ class Ledger:
         count = len(self.ids) - before
         if not self._keeps_ids:
             event = b"%bnull%b" % (event[: start - 1], event[end + 1 :])
-        if self._is_chat and (self.obstacle or not self._is_text(event)):
-            return self._parsed_event(event)
+        if self._is_chat and not self._take_text(event):
+            return self._parsed_event(event, before)
         if not self.prompt_ids:
             event = self._first_event(event)
         if self.editor is not None:
             event = self.editor.edit(event)
-        if self._no_text in event and not self.is_finished:
-            self._held += event
+        if not self.is_finished and (self._no_text in event or _NO_DELTA in event):
+            if self._keeps_ids or not _is_unasked(event):
+                self._held += event
             return b""
         self._delivered(event, count)
         if self._held:
@@ -226,38 +232,65 @@ class Ledger:
                 if self.obstacle and self.transcript is not None:
                     event = self.transcript.read(event)
             else:
-                event = self._transcribed(event, "the engine sent no token ids")
+                event = self._transcribed(event, len(self.ids), "the engine sent no token ids")
             if self.editor is not None:
                 event = self.editor.edit(event)
         held, self._held = self._held, b""
         return held + event
 
-    def _is_text(self, event: bytes) -> bool:
-        """Whether text is all that the delta of a chat's event has."""
+    def _take_text(self, event: bytes) -> bool:
+        """Note the text of a chat's event, if its delta has nothing else; returns whether it has
+        not."""
+        if self.obstacle:
+            return False
+        if self.transcript is not None and _CHAT_LOGPROBS in event:
+            self._has_logprobs = True
+        # A parser has no text, and no delta, for a token that ends within a character.
+        if _NO_DELTA in event:
+            return True
         text = event.find(self._text)
         start = text + len(self._text)
         end = event.find(b'"},"', start)
-        return text >= 0 and end >= 0 and event.find(b'","', start, end) < 0
+        if text < 0 or end < 0 or event.find(b'","', start, end) >= 0:
+            return False
+        if self.transcript is not None:
+            self._sent_text += event[start:end]
+        return True
 
-    def _parsed_event(self, event: bytes) -> bytes:
-        """The event of an engine that reads the answer's tokens itself, without the ids."""
-        if _NO_DELTA in event and not self._keeps_ids and all(mark in event for mark in _UNASKED):
+    def _parsed_event(self, event: bytes, before: int) -> bytes:
+        """The event of an engine that reads the answer's tokens itself, without the ids; so many
+        tokens came before it."""
+        if not self._keeps_ids and _is_unasked(event):
             event = b""
-        event = self._transcribed(event, "the engine reads reasoning or tool calls from the answer")
+        obstacle = "the engine reads reasoning or tool calls from the answer"
+        event = self._transcribed(event, before, obstacle)
         held, self._held = self._held, b""
         return held + event
 
-    def _transcribed(self, event: bytes, obstacle: str) -> bytes:
-        """An event with which no other engine can go on by ids; it is noted in `transcript`."""
+    def _transcribed(self, event: bytes, before: int, obstacle: str) -> bytes:
+        """An event with which no other engine can go on by ids; it is noted in `transcript`. So
+        many tokens came before it."""
         if self.editor is not None:
             raise StreamBroken(f"in the middle of the stream {obstacle}")
         if not self.obstacle:
             self.obstacle = obstacle
-            if self.delivered or self._held:
+            if before and not self._is_chat:
                 self.transcript = None
+            elif before and self.transcript is not None:
+                self.transcript.set_text(
+                    msgspec.json.decode(b'"%b"' % bytes(self._sent_text)),
+                    self.ids[:before].tolist() if self._keeps_ids else [],
+                    before if self._has_logprobs else 0,
+                )
+                self._sent_text = bytearray()
         if event and self.transcript is not None:
             return self.transcript.read(event)
         return event
+
+
+def _is_unasked(event: bytes) -> bool:
+    """Whether a chat's event was sent only because ids were asked for."""
+    return _NO_DELTA in event and all(mark in event for mark in _UNASKED)
 
 
 _first: Final = msgspec.json.Decoder(First)

@@ -60,11 +60,14 @@ class Lane:
         else:
             self._entries += _entry_count(choice)
 
-    def set_tokens(self, key: str, text: str, ids: list[int]) -> None:
-        """The lane has these tokens, with the text that `key` names."""
+    def set_tokens(self, key: str, text: str, ids: list[int], entries: int = 0) -> None:
+        """The lane has these tokens, with the text that `key` names; `entries`: so many logprobs of
+        tokens without ids."""
         if text:
             self._texts[key] = text
         self._ids += ids
+        if not ids:
+            self._entries += entries
 
     def cut(self, choice: dict[str, Any], parts: list[Part]) -> bool:
         """Remove from `choice` what was delivered; returns whether anything is left. Raises

@@ -56,6 +56,8 @@ class Transcript:
         """None: the first engine serves the stream."""
         self._begun: float | None = None
         """When this engine's first event came."""
+        self._first_read: float | None = None
+        """When the stream's first event came."""
         self._head: dict[str, Any] | None = None
         """Id and time of the stream's first event."""
         self._call_ids: dict[tuple[int, int], str] = {}
@@ -74,6 +76,12 @@ class Transcript:
         """
         return self._events.take(payload, self.read)
 
+    def set_text(self, text: str, ids: list[int], entries: int) -> None:
+        """A chat, whose first event was read, has this text since then, with ids, or without them
+        so many logprobs."""
+        self._begun = self._first_read
+        self._lanes.setdefault(0, Lane()).set_tokens("content", text, ids, entries)
+
     def begin_again(self) -> None:
         """Another engine begins the same answer."""
         self._events.forget()
@@ -82,6 +90,8 @@ class Transcript:
 
     def read(self, event: bytes) -> bytes:
         """Note one event that is delivered; returns what the client gets of it."""
+        if self._first_read is None:
+            self._first_read = self._clock()
         name, data = _divided(event)
         meaning = read_event(self._kind, name, data)
         if meaning is Meaning.ERROR:

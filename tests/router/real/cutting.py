@@ -88,11 +88,18 @@ async def cutting_proxy(engine: str, cuts: dict[str, int]) -> AsyncIterator[Cutt
 
 
 def _tokens(event: bytes) -> int:
-    """How many tokens an event has."""
-    if b"[DONE]" in event:
+    """How many tokens an event has; one that may have some, and names no ids, counts as one."""
+    data = event.rpartition(b"data: ")[2]
+    if data == b"[DONE]":
         return 0
-    choices = json.loads(event.removeprefix(b"data: "))["choices"]
-    return sum(len(choice.get("token_ids") or ()) for choice in choices)
+    chunk = json.loads(data)
+    return sum(map(_tokens_of_choice, chunk["choices"])) if "choices" in chunk else 1
+
+
+def _tokens_of_choice(choice: dict[str, Any]) -> int:
+    if (ids := choice.get("token_ids")) is not None:
+        return len(ids)
+    return int("role" not in choice.get("delta", {}))
 
 
 class Cutter:
@@ -106,16 +113,17 @@ class Cutter:
         self._users = itertools.count()
         self._free = asyncio.Semaphore(TOGETHER)
 
-    async def whole(self, body: dict[str, Any]) -> Streamed:
-        """The engine's own answer."""
-        return await stream(self._http, self._engine, body)
+    async def whole(self, body: dict[str, Any], path: str = "") -> Streamed:
+        """The engine's own answer; `path`: see `stream`."""
+        return await stream(self._http, self._engine, body, path)
 
-    async def broken(self, body: dict[str, Any], after: int) -> Streamed:
+    async def broken(self, body: dict[str, Any], after: int, path: str = "") -> Streamed:
         """The answer through the router, where the first backend's has so many tokens."""
         async with self._free:
             user = str(next(self._users))
             self.cuts[user] = after
-            answer = await stream(self._http, self.router.url, {**body, "user": user})
+            asked = {**body, "user": user}
+            answer = await stream(self._http, self.router.url, asked, path)
             assert user not in self.cuts
             return answer
 

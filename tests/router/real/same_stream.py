@@ -86,10 +86,13 @@ class Streamed:
         return [value for choice in choices for value in choice.get(name, ())]
 
 
-async def stream(http: aiohttp.ClientSession, server: str, body: dict[str, Any]) -> Streamed:
-    """The answer of the server with this URL."""
+async def stream(
+    http: aiohttp.ClientSession, server: str, body: dict[str, Any], path: str = ""
+) -> Streamed:
+    """The answer of the server with this URL. `path`: of the request; empty: that of completions or
+    chats, as the body says."""
     data, head = io.BytesIO(json.dumps(body).encode()), {"content-type": "application/json"}
-    path = PATHS[RequestKind.CHAT if "messages" in body else RequestKind.COMPLETIONS]
+    path = path or PATHS[RequestKind.CHAT if "messages" in body else RequestKind.COMPLETIONS]
     async with http.post(server + path, data=data, headers=head) as response:
         content = await response.content.read()
         assert response.status == 200, content

@@ -30,12 +30,15 @@ Field = tuple[str, str]
 @dataclass(frozen=True)
 class Engine:
     """`joined`: tokens of its events, repeated; `other`: it answers something else from this token
-    on; `parses`: it reads the reasoning itself."""
+    on; `parses`: it reads the reasoning itself; `silent`: this token has its text in the
+    next; `calls`: it calls a tool even where none is named."""
 
     name: str
     joined: Sequence[int] = (1,)
     other: int | None = None
     parses: bool = True
+    silent: int | None = None
+    calls: bool = False
 
     def answer(self, kind: RequestKind, data: bytes) -> list[bytes]:
         """The events of the answer to a request."""
@@ -52,11 +55,14 @@ class Engine:
         tokens = [("content", part) for part in TEXT]
         if self.parses and "think" in json.dumps(body):
             tokens = [*(("reasoning", part) for part in _REASONING), *tokens]
-        if body.get("tools"):
+        if body.get("tools") or self.calls:
             tokens[-1:] = (("arguments", part) for part in _ARGUMENTS)
         if self.other is not None:
             name, _ = tokens[self.other]
             tokens[self.other] = name, "other"
+        if self.silent is not None:
+            (name, first), (_, second) = tokens[self.silent : self.silent + 2]
+            tokens[self.silent : self.silent + 2] = (name, ""), (name, first + second)
         return tokens
 
     def _joined(self, tokens: Sequence[Field]) -> Iterator[list[Field]]:
@@ -89,6 +95,11 @@ class Engine:
                 more["token_ids"] = [_FIRST + place + n for n in range(len(part))]
                 if not is_chat:
                     more["prompt_token_ids"] = prompt if place == start else None
+            if is_chat and not any(texts.values()):
+                if not (asks or body.get("logprobs")):
+                    place += len(part)
+                    continue
+                more["delta"] = {}
             place += len(part)
             if body.get("logprobs"):
                 more["logprobs"] = {"content": [{"token": text} for _, text in part]}

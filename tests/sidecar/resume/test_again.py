@@ -298,3 +298,30 @@ async def test_a_finished_stream_that_lost_only_its_last_event_is_complete(
     take(kept, events[end - 1 : end], [])
     # Only another engine knows the usage.
     assert kept.missing_end() == (None if asks_for_usage else DONE)
+
+
+@pytest.mark.parametrize("silent", range(1, 5))
+@pytest.mark.parametrize("body", [{}, {"return_token_ids": True}, {"logprobs": True}])
+async def test_a_chat_whose_parser_has_no_text_for_a_token_goes_on(silent: int, body: Json) -> None:
+    kind, body = RequestKind.CHAT, {"temperature": 0, **body}
+    first = Engine("first", silent=silent)
+    expected = comparable(read(first.answer(kind, data_of(kind, body))))
+    for cut in range(1, len(first.answer(kind, data_of(kind, {"return_token_ids": True})))):
+        for joined in ((1,), (2, 1, 3)):
+            other = Engine("other", joined, silent=silent)
+            got = resumed(kind, body, cut, other, first=first)
+            assert not got.why
+            assert comparable(read(got.sent)) == expected, (cut, joined)
+
+
+@pytest.mark.parametrize("more", [{}, {"return_token_ids": True}, {"logprobs": True}])
+async def test_a_chat_whose_engine_parses_after_a_text_is_generated_again(more: Json) -> None:
+    kind, body = RequestKind.CHAT, {"temperature": 0, **more}
+    first, other = Engine("first", calls=True), Engine("other", (2, 1, 3), calls=True)
+    expected = comparable(read(first.answer(kind, data_of(kind, body))))
+    events = first.answer(kind, data_of(kind, {"return_token_ids": True}))
+    calls = next(n for n, event in enumerate(events) if b"tool_calls" in event)
+    for cut in range(calls + 1, len(events)):
+        got = resumed(kind, body, cut, other, first=first)
+        assert got.asked == data_of(kind, body)
+        assert comparable(read(got.sent)) == expected, cut

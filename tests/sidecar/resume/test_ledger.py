@@ -123,7 +123,6 @@ def test_a_chat_has_the_prompts_ids_in_its_first_event(size: int) -> None:
 @pytest.mark.parametrize(
     "delta",
     [
-        {},
         {"reasoning": "hm"},
         {"content": "x", "reasoning": None},
         {"content": "x", "tool_calls": []},
@@ -134,9 +133,26 @@ def test_a_chat_that_its_engine_parses_is_not_continued(delta: dict[str, object]
     record = ledger(RequestKind.CHAT)
     record.take(role_event([1]) + chat_event("a", [2]))
     got = record.take(chat_event(delta, [3]))
-    # Without the ids that were asked for, the event without a delta would not have been sent.
-    assert got == (chat_event(delta, None) if delta else b"")
+    assert got == chat_event(delta, None)
     assert "tool calls" in record.obstacle
+
+
+@pytest.mark.parametrize("keeps_ids", [False, True])
+def test_a_parser_without_text_for_a_token_waits_for_the_next(keeps_ids: bool) -> None:
+    record = ledger(RequestKind.CHAT, keeps_ids=keeps_ids)
+    record.take(role_event([1]) + chat_event("a", [2]))
+    assert record.take(chat_event({}, [3])) == b""
+    assert (record.delivered, record.obstacle) == (1, "")
+    got = record.take(chat_event("é", [4]))
+    if keeps_ids:
+        assert got == chat_event({}, [3]) + chat_event("é", [4])
+    else:
+        # The first was sent only because the ids were asked for.
+        assert got == chat_event("é", None)
+    assert record.delivered == 3
+    last = record.take(chat_event({}, [5], finish="stop"))
+    assert last == chat_event({}, [5] if keeps_ids else None, finish="stop")
+    assert (record.is_finished, record.obstacle) == (True, "")
 
 
 def test_a_chat_without_ids_is_not_continued() -> None:

@@ -103,9 +103,8 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
 @click.option(
     "--resume/--no-resume",
     default=Settings().resume,
-    help="Let a stream go on at another decode backend when its own fails, with the"
-    " same tokens, where that is exact (docs/understand/resume.md). Not finished: off unless asked"
-    " for.",
+    help="Let a stream go on at another decode backend when its own fails or drains, with the same"
+    " tokens, where that is exact (docs/understand/resume.md). Not finished: off unless asked for.",
 )
 @click.option(
     "--resume-max-regeneration",

@@ -275,8 +275,8 @@ def settings_from(flags: Flags) -> Settings:
     "--resume/--no-resume",
     default=_DEFAULTS.resume,
     help="Let a stream go on at a pod that its plan names as an alternate when this pod's engine"
-    " fails, with the same tokens, where that is exact (docs/understand/resume.md). Not finished:"
-    " off unless asked for.",
+    " fails or this pod drains, with the same tokens, where that is exact"
+    " (docs/understand/resume.md). Not finished: off unless asked for.",
 )
 @click.option(
     "--resume-max-regeneration",

@@ -12,7 +12,7 @@ import pytest
 from tandem_contract.request_kinds import PATHS, RequestKind
 
 from ...engine.utf8_model import make_utf8_model
-from ...sidecar.real.client import Stream, open_response
+from ...sidecar.real.client import ClientResult, Stream, open_response
 from ...sidecar.real.engine import SERVED, Engine, engines
 from ...sidecar.real.pair import call, expected_tokens
 from .conftest import routed
@@ -22,6 +22,8 @@ from .test_failures import backends, busy_backend
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(300)]
 TOKENS = 60
+STREAMS = 8
+LONG = 400
 PROMPTS: Final = (f"{CANARY}: how far is the harbour?", f"灯台守は何を見る? 🚀😀 {CANARY}")
 MODES: Final[dict[str, dict[str, Any]]] = {
     "ids": {"return_token_ids": True},
@@ -46,6 +48,39 @@ async def test_a_stream_survives_the_death_of_its_engine(
             result = await stream.read_to_end()
         assert (result.status, result.error) == (200, "")
         assert result.tokens == expected_tokens(request)
+
+
+@pytest.mark.parametrize("unified", [False, True])
+async def test_streams_leave_an_engine_that_is_told_to_end(
+    shared: dict[str, Engine], tmp_path: Path, unified: bool
+) -> None:
+    """It finishes what runs within its shutdown timeout, but nothing is left to finish."""
+    prefill = () if unified else ("prefill-0",)
+    chosen = await backends(shared, *prefill, "decode-0", "decode-1")
+    checks = {"path": "/health", "interval": "100ms", "unhealthy_threshold": 1}
+    request = call(90 + unified, tokens=LONG, stream=True)
+    path = tmp_path / "router.yaml"
+    async with routed(path, chosen, "--resume", health_checks=checks) as router:
+        expected = await router.ask(request)
+        begun = [asyncio.Event() for _ in range(STREAMS)]
+
+        async def ask(begins: asyncio.Event) -> ClientResult:
+            async with open_response(router.http, router.url, request) as response:
+                stream = Stream(response)
+                await stream.wait_for_first_bytes()
+                begins.set()
+                return await stream.read_to_end()
+
+        tasks = [asyncio.create_task(ask(event)) for event in begun]
+        for event in begun:
+            await event.wait()
+        await shared["decode-0"].end()
+        listed = {each["name"]: each for each in (await router.state())["backends"]}
+        assert listed["decode-0"]["in_flight"] == 0
+        assert listed["decode-1"]["in_flight"] == STREAMS
+        for result in await asyncio.gather(*tasks):
+            assert (result.status, result.error) == (200, "")
+            assert result.tokens == expected.tokens
 
 
 @pytest.mark.parametrize("unified", [False, True])

@@ -1,8 +1,8 @@
 """The router's configuration file: `disaggregated_serving`, `health_checks`, `kv_cache_index`,
-`cache_salt` and `backends`.
+`cache_salt`, `resume` and `backends`.
 
 `load_router_config` reads one YAML file. Fields of an `EndpointPickerConfig` may stand beside these
-five; they belong to the EPP and are passed on in `extra`.
+six; they belong to the EPP and are passed on in `extra`.
 
 Errors: `documents.DocumentError`, with file, line and field.
 """
@@ -22,6 +22,7 @@ from .documents import Document, DocumentError, load_documents
 from .durations import format_duration, parse_duration
 from .labels import FABRIC_DOMAIN
 from .paths import Role
+from .plan import ResumeLimits
 
 _UNKNOWN_FIELD: Final = re.compile("Object contains unknown field `(.*)`")
 """Message of msgspec."""
@@ -30,6 +31,7 @@ _KNOWN: Final = (
     "health_checks",
     "kv_cache_index",
     "cache_salt",
+    "resume",
     "backends",
 )
 
@@ -41,8 +43,9 @@ _DURATIONS: Final = {
     ("disaggregated_serving", "kv_transfer_timeout"): _NO_HANDOFF,
     ("health_checks", "interval"): "0 is no interval: write a time of at least 100ms",
     ("health_checks", "timeout"): _NO_CHECK,
+    ("resume", "max_regeneration"): "",
 }
-"""Section and name of each duration, and what is wrong with one of 0."""
+"""Section and name of each duration, and what is wrong with one of 0; empty: nothing."""
 MIN_CHECK_INTERVAL: Final = 0.1
 """Seconds: the shortest interval between two checks of a backend. The EPP reads the metrics of a
 busy backend as often."""
@@ -143,6 +146,22 @@ class CacheSalt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     computes a common system prompt itself then."""
 
 
+class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether a stream goes on at another engine when its own fails; see `plan.ResumeLimits`."""
+
+    enabled: bool = False
+    """An EPP asks the sidecars for it in its signed plans."""
+    max_regeneration: float = ResumeLimits().max_regeneration
+    """Seconds; 0: only streams that are continued by token ids go on."""
+    max_moves: int = ResumeLimits().max_moves
+    """At least 1. A sidecar has as many other engines as the plan has alternates, mostly one."""
+
+    @property
+    def limits(self) -> ResumeLimits | None:
+        """Of a stream; None: none goes on."""
+        return ResumeLimits(self.max_regeneration, self.max_moves) if self.enabled else None
+
+
 class BackendCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an engine asks of its clients. `repr` does not show it."""
 
@@ -197,6 +216,7 @@ class RouterConfig(msgspec.Struct, frozen=True):
     health_checks: HealthChecks = msgspec.field(default_factory=HealthChecks)
     kv_cache_index: KvCacheIndex = msgspec.field(default_factory=KvCacheIndex)
     cache_salt: CacheSalt = msgspec.field(default_factory=CacheSalt)
+    resume: Resume = msgspec.field(default_factory=Resume)
     backends: tuple[Backend, ...] = ()
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
     """The other top-level fields: the EPP's scheduling configuration."""
@@ -206,8 +226,8 @@ def load_router_config(file: Path, environ: Mapping[str, str] = os.environ) -> R
     """Read, check and resolve `file`.
 
     Raises DocumentError when it is no single YAML mapping, a field is unknown or of the wrong
-    type, a duration does not parse, a `${VAR}` in credentials is not set, a weight or threshold is
-    below 1, a URL is not http(s), or two backends share a name.
+    type, a duration does not parse, a `${VAR}` in credentials is not set, a weight, threshold
+    or number of moves is below 1, a URL is not http(s), or two backends share a name.
     """
     documents = load_documents(file)
     if len(documents) != 1 or not isinstance(documents[0].data, dict):
@@ -245,6 +265,9 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
     if config.kv_cache_index.storage_offloading.max_bytes < 1 << 20:
         message = "is too small: write at least 1048576"
         raise document.error("kv_cache_index.storage_offloading.max_bytes", message)
+    if config.resume.max_moves < 1:
+        message = f"{config.resume.max_moves} is below 1: to move no stream, write enabled: false"
+        raise document.error("resume.max_moves", message)
     _check_backends(document, config)
     _check_api_paths(document, config.disaggregated_serving.api_paths)
     storage = config.disaggregated_serving.default_external_storage
@@ -266,8 +289,8 @@ def _resolve_durations(document: Document, data: dict[str, Any]) -> None:
             seconds = parse_duration(fields[name])
         except ValueError as err:
             raise document.error(path, str(err)) from err
-        if seconds == 0:
-            raise document.error(path, _DURATIONS[section, name])
+        if seconds == 0 and (mistake := _DURATIONS[section, name]):
+            raise document.error(path, mistake)
         data[section] = {**fields, name: seconds}
 
 

@@ -78,6 +78,18 @@ NO_TIMEOUTS: Final = Timeouts()
 """The configuration states none."""
 
 
+class ResumeLimits(msgspec.Struct, frozen=True, array_like=True):
+    """How far other engines go on with a stream whose own failed (`tandem_sidecar.resume`)."""
+
+    max_regeneration: float = 10.0
+    """Seconds for which another engine may generate again what was delivered; more ends the stream
+    with an error. Its client gets nothing meanwhile. Too high: a few long answers keep an engine
+    busy with what their clients have."""
+    max_moves: int = 2
+    """Other engines that a stream is given to after failures. Too many: a request that crashes
+    engines takes all of them with it."""
+
+
 class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The routing decision for one request."""
 
@@ -102,6 +114,10 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The other pods that Envoy may send the request to when `decode` fails. A sidecar refuses a
     plan that names its pod in neither. None, from an EPP that does not know the field: the plan
     holds at every pod."""
+    resume: ResumeLimits | None = None
+    """Asks the sidecar to let the stream go on at an alternate, even without its flag; takes
+    precedence over the flags' limits. None: only with the flag. A sidecar that does not know the
+    field ignores it; the plan of an EPP that does not know it has none."""
 
 
 decode_plan: Final = msgspec.json.Decoder(Plan).decode

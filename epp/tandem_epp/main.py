@@ -25,7 +25,7 @@ from .llmd.plugins.explain import explain
 from .llmd.values import selects_pods, with_values
 from .process import logs
 from .process.compiled import is_compiled
-from .process.configuration import load, load_text, log_notices, log_unsent_timeouts
+from .process.configuration import load, load_text, log_notices, log_unsent_settings
 from .process.service import serve
 from .server.http2.tls import TlsSettings
 from .settings import Settings
@@ -299,7 +299,7 @@ def _serve(settings: Settings) -> None:
         fail(str(err), status=2)
     log_notices(configuration, settings.feature_gates)
     if directory is None:
-        log_unsent_timeouts(configuration)
+        log_unsent_settings(configuration)
     _log.info("the request path is %s", "compiled" if is_compiled() else "not compiled")
     reuse_large_blocks()
     collect_seldom()

@@ -101,6 +101,13 @@ def handoff_settings(configuration: Configuration, flags: Settings) -> Settings:
     """The settings of the data path: those of `flags`, and what the file says."""
     serving = configuration.routing.serving
     prefill, transfer = serving.prefill_timeout, serving.kv_transfer_timeout
+    if (resume := configuration.router.resume.limits) is not None:
+        flags = replace(
+            flags,
+            resume=True,
+            resume_max_regeneration=resume.max_regeneration,
+            resume_max_moves=resume.max_moves,
+        )
     return replace(
         flags,
         policy=Policy(fallback_to_unified=serving.fallback_to_unified),

@@ -32,10 +32,6 @@ FAILOVERS: Final = 1
 """Other backends that a request is sent to after its decode engine failed. More: a request that
 makes engines crash takes as many with it."""
 
-MOVES: Final = 2
-"""The same of a stream that another engine can continue. Moves from a backend that drains do not
-count: it has not failed."""
-
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -66,7 +62,9 @@ class PlacedRequest:
         self._failed: list[Pod] = []
         kind = kind_of(request.method, request.target)
         self._kept: KeptStream | None = None
-        if parts.context.settings.resume and kind is not None and body is not None:
+        self._most = FAILOVERS
+        limits = parts.context.settings.resume_limits
+        if limits is not None and kind is not None and body is not None:
             context = parts.context
             self._kept = keep(
                 client,
@@ -75,10 +73,11 @@ class PlacedRequest:
                 body,
                 record=record,
                 vocabularies=context.vocabularies,
-                max_regeneration=context.settings.resume_max_regeneration,
+                max_regeneration=limits.max_regeneration,
             )
-        if self._kept is not None:
-            self._body = self._kept.asked
+            if self._kept is not None:
+                # Moves from a backend that drains do not count: it has not failed.
+                self._body, self._most = self._kept.asked, limits.max_moves
         self._placement: Placement
 
     def start(self, placement: Placement) -> ActiveRequest | None:
@@ -126,8 +125,7 @@ class PlacedRequest:
             # Another backend would answer that there is no such response.
             return False
         self._failed.append(self._placement.decode)
-        most = FAILOVERS if self._kept is None else MOVES
-        subset = self._others() if len(self._failed) <= most else frozenset()
+        subset = self._others() if len(self._failed) <= self._most else frozenset()
         if not subset or self._parts.context.lifecycle.draining:
             if self._kept is not None:
                 self._record.not_resumed = "no further engine may serve the request"

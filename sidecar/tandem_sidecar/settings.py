@@ -8,6 +8,7 @@ from tandem_contract import endpoints, ports
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.commandline import HostPort
 from tandem_contract.connectors import ConnectorName
+from tandem_contract.plan import ResumeLimits
 from tandem_http1.client import Limits
 
 from .observability.logs import LogFormat
@@ -123,12 +124,16 @@ class Settings:
     A decode engine keeps blocks for the prompt from then on."""
     resume: bool = False
     """Whether a stream whose decode engine fails goes on at another one, where that is exact (see
-    `resume.rules`): the router's choice, or a pod that the plan names as an alternate."""
-    resume_max_regeneration: float = 10.0
+    `resume.rules`): the router's choice, or a pod that the plan names as an alternate. In a sidecar
+    a plan can ask for it, too."""
+    resume_max_regeneration: float = ResumeLimits().max_regeneration
     """Seconds for which another engine may generate again what a stream has delivered, estimated by
     how long the first took; a stream with more ends with an error. Its client gets nothing
     meanwhile. Only for streams that are not continued by token ids (see `resume.rules`). Too high:
     a few long answers keep an engine busy with what their clients have."""
+    resume_max_moves: int = ResumeLimits().max_moves
+    """Other engines that such a stream is given to after failures. The router's file states it, or
+    a plan; it has no flag."""
     workers: int = 1
     """Processes that serve. With more than one, another process supervises them."""
     history: int = 2048
@@ -140,6 +145,13 @@ class Settings:
     otlp_endpoint: str = ""
     """URL of the OpenTelemetry collector; empty: the environment may name one, else no spans are
     sent. By gRPC or HTTP, see `tandem_contract.otlp`."""
+
+    @property
+    def resume_limits(self) -> ResumeLimits | None:
+        """Of a stream whose plan states none; None: it ends with its engine."""
+        if not self.resume:
+            return None
+        return ResumeLimits(self.resume_max_regeneration, self.resume_max_moves)
 
     def engine_of(self, rank: int) -> HostPort:
         """Address of the engine of a data-parallel rank. Raises ValueError if there is none."""

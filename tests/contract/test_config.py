@@ -17,6 +17,7 @@ from tandem_contract.config import (
 )
 from tandem_contract.documents import DocumentError
 from tandem_contract.paths import Role
+from tandem_contract.plan import ResumeLimits
 
 SECRETS = {"STORAGE_ACCESS_KEY": "hush-access", "STORAGE_SECRET_KEY": "hush-secret"}
 STORAGE = ExternalStorage("http://storage-cluster:8080", "inference/kv-cache")
@@ -90,6 +91,17 @@ def test_the_full_example_loads(tmp_path: Path) -> None:
         Backend("decode-worker-1", "http://vllm-decode-1:8000", Role.DECODE, 2),
         Backend("unified-fallback", "http://vllm-unified:8000", Role.UNIFIED, 1),
     )
+
+
+def test_streams_are_resumed_only_if_the_file_says_so(tmp_path: Path) -> None:
+    def limits(section: str) -> ResumeLimits | None:
+        return loaded(tmp_path, section).resume.limits
+
+    assert limits("resume: {enabled: true}") == ResumeLimits(10.0, 2)
+    text = "resume: {enabled: true, max_regeneration: 0s, max_moves: 1}"
+    assert limits(text) == ResumeLimits(0.0, 1)
+    assert limits("resume: {max_moves: 1}") is None
+    assert limits(MINIMAL) is None
 
 
 def test_the_minimal_example_takes_the_defaults(tmp_path: Path) -> None:
@@ -211,6 +223,10 @@ FIRST = "backends:\n- name: a\n  url: http://a\n"
         ("health_checks: {healthy_threshold: 0}", 1, "healthy_threshold: 0 is below 1"),
         ("health_checks: {unhealthy_threshold: 0}", 1, "unhealthy_threshold: 0 is below 1"),
         ("health_checks: {retries: 1}", 1, "unknown field `retries`"),
+        ("resume: {max_moves: 0}", 1, "max_moves: 0 is below 1: .* write enabled: false"),
+        ("resume: {max_regeneration: 10}", 1, "max_regeneration: 10 has no unit"),
+        ("resume: {enabled: auto}", 1, "resume.enabled: Expected `bool`"),
+        ("resume: {moves: 1}", 1, "unknown field `moves`"),
         ("backends: {}", 1, "backends: Expected `array`"),
         ("backends:\n- 3", 2, r"backends\[0\]: Expected `object`"),
         (FIRST + "- name: b", 4, r"backends\[1\]: Object missing required field `url`"),

@@ -14,6 +14,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import (
     Plan,
     PlanRejected,
+    ResumeLimits,
     Target,
     Timeouts,
     key_id,
@@ -105,6 +106,32 @@ def test_the_plan_of_an_epp_that_knows_no_timeouts_has_none() -> None:
 def test_timeouts_are_read_back(timeouts: Timeouts) -> None:
     plan = msgspec.structs.replace(PLAN, timeouts=timeouts)
     assert verified(sign(plan, NEW, now=999.0)) == plan
+
+
+class PlanWithoutResume(OldPlan, array_like=True, omit_defaults=True):
+    """`Plan` before it asked for streams to be resumed."""
+
+    timeouts: Timeouts = Timeouts()
+    alternates: tuple[Target, ...] | None = None
+
+
+def test_a_sidecar_that_resumes_no_stream_reads_the_rest() -> None:
+    asking = msgspec.structs.replace(PLAN, resume=ResumeLimits())
+    payload = sign(asking, NEW, now=999.0).split(".")[2]
+    plan = msgspec.json.decode(urlsafe_b64decode(payload + "=="), type=PlanWithoutResume)
+    names = PlanWithoutResume.__struct_fields__
+    assert plan == PlanWithoutResume(*(getattr(PLAN, name) for name in names))
+
+
+def test_the_plan_of_an_epp_that_resumes_no_stream_asks_for_nothing() -> None:
+    names = PlanWithoutResume.__struct_fields__
+    old: Any = PlanWithoutResume(*(getattr(PLAN, name) for name in names))
+    assert verified(sign(old, NEW, now=999.0)).resume is None
+
+
+def test_the_limits_of_resumed_streams_are_read_back() -> None:
+    plan = msgspec.structs.replace(PLAN, resume=ResumeLimits(0.5, 1))
+    assert verified(sign(plan, NEW, now=999.0)).resume == ResumeLimits(0.5, 1)
 
 
 def test_the_value_fits_a_header() -> None:

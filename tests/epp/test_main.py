@@ -17,6 +17,7 @@ from tandem_epp.settings import Settings
 
 from .real import Backend, epp, serving, until
 
+SERVING = "disaggregated_serving."
 KUBERNETES = ("--discovery", "kubernetes")
 SELECTED = ("--namespace", "n", "--selector", "app=vllm")
 GOOD = "backends: [{name: a, url: 'http://127.0.0.1:1'}]\n"
@@ -136,14 +137,17 @@ def test_a_missing_cluster_configuration_is_explained(
 @pytest.mark.parametrize(
     ("text", "has_keys", "unsent"),
     [
-        ("{prefill_timeout: 5s}", False, ["prefill_timeout"]),
-        ("{prefill_timeout: 5s, kv_transfer_timeout: 5s}", False,
-         ["prefill_timeout", "kv_transfer_timeout"]),
-        ("{prefill_timeout: 5s}", True, []),
-        ("{enabled: true}", False, []),
+        ("disaggregated_serving: {prefill_timeout: 5s}", False, [SERVING + "prefill_timeout"]),
+        ("disaggregated_serving: {prefill_timeout: 5s, kv_transfer_timeout: 5s}", False,
+         [SERVING + "prefill_timeout", SERVING + "kv_transfer_timeout"]),
+        ("disaggregated_serving: {prefill_timeout: 5s}", True, []),
+        ("disaggregated_serving: {enabled: true}", False, []),
+        ("resume: {enabled: true}", False, ["resume"]),
+        ("resume: {enabled: true}", True, []),
+        ("resume: {max_moves: 1}", False, []),
     ],
 )  # fmt: skip
-def test_timeouts_that_no_plan_takes_to_the_sidecars_are_a_warning(
+def test_what_no_plan_takes_to_the_sidecars_is_a_warning(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -155,13 +159,13 @@ def test_timeouts_that_no_plan_takes_to_the_sidecars_are_a_warning(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     file, keys = tmp_path / "router.yaml", tmp_path / "keys"
-    file.write_text(f"disaggregated_serving: {text}\n")
+    file.write_text(f"{text}\n")
     keys.mkdir()
     (keys / "k").write_bytes(b"0123456789abcdef")
     flags = ("--plan-key-dir", str(keys)) if has_keys else ()
     invoke("--config", str(file), *KUBERNETES, *SELECTED, *flags)
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert [re.findall(r"serving\.(\w+) has no effect", message) for message in warnings] == [
+    assert [re.findall(r"^([\w.]+) has no effect", message) for message in warnings] == [
         [name] for name in unsent
     ]
 

@@ -1,10 +1,12 @@
 """A stream whose engine fails goes on at another one, and the client cannot tell (--resume)."""
 
+import os
 from typing import Any
 
 import pytest
 
 from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_router.configuration import load
 from tandem_sidecar.settings import Settings
 
 from ..sidecar.peers import Script, Turn
@@ -26,6 +28,24 @@ from ..sidecar.resume.scripted import (
 from .conftest import LOOPBACK, Harness
 
 RESUMES = Settings(listen=LOOPBACK, admin=LOOPBACK, resume=True)
+
+
+@pytest.mark.parametrize(("most", "served"), [(1, 2), (2, 3)])
+async def test_the_file_says_that_streams_are_resumed_and_how_often(
+    harness: Harness, most: int, served: int
+) -> None:
+    engines = [await harness.decode(f"d-{number}") for number in range(4)]
+    await harness.start(resume={"enabled": True, "max_moves": most})
+    for engine in engines:
+        engine.script = generates(2)
+    _, body = await harness.ask(asked(is_chat=False))
+    assert "error" in events(body)[-1]
+    assert sum(len(engine.requests) for engine in engines) == served
+    harness.write({}, resume={"enabled": False})
+    harness.router.components.apply(load(harness.file, os.environ))
+    _, body = await harness.ask(asked(is_chat=False))
+    assert "error" in events(body)[-1]
+    assert sum(len(engine.requests) for engine in engines) == served + 1
 
 
 @pytest.mark.parametrize("end", ENDS)

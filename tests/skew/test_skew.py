@@ -23,7 +23,9 @@ pytestmark = pytest.mark.component
 SPLIT = "prefill_then_decode"
 
 
-def configuration(decode: HostPort, prefill: HostPort, *, always_splits: bool) -> str:
+def configuration(
+    decode: HostPort, prefill: HostPort, *, always_splits: bool, resumes: bool
+) -> str:
     backends = [
         {"name": f"{role}-0", "role": role, "url": f"http://{address}", "models": [SERVED]}
         for role, address in (("decode", decode), ("prefill", prefill))
@@ -31,10 +33,13 @@ def configuration(decode: HostPort, prefill: HostPort, *, always_splits: bool) -
     decider = "always-disagg-pd-decider" if always_splits else "prefix-based-pd-decider"
     parameters = {} if always_splits else {"parameters": {"nonCachedTokens": 100_000}}
     plugins = [{"type": "max-score-picker"}, {"type": decider, **parameters}]
-    # The plan of a new EPP then has timeouts, which an old sidecar ignores.
+    # The plan of a new EPP then has timeouts, and asks for resumed streams: an old sidecar ignores
+    # what it does not know.
     timeouts = {"prefill_timeout": "30s", "kv_transfer_timeout": "10s"}
     serving = {"enabled": True, "fallback_to_unified": False, **timeouts}
-    return json.dumps({"plugins": plugins, "disaggregated_serving": serving, "backends": backends})
+    sections = {"plugins": plugins, "disaggregated_serving": serving, "backends": backends}
+    # An old EPP refuses the section; the operator writes it only if a pool asks for it.
+    return json.dumps({**sections, "resume": {"enabled": True}} if resumes else sections)
 
 
 @pytest.mark.parametrize("has_plan", [True, False])
@@ -64,7 +69,8 @@ async def test_requests_pass_between_two_versions(
         )
         config = tmp_path / "router.yaml"
         pair = before_decode.listen, prefill.address
-        config.write_text(configuration(*pair, always_splits=always_splits))
+        resumes = old == "sidecar"
+        config.write_text(configuration(*pair, always_splits=always_splits, resumes=resumes))
         environment = {"PYTHONPATH": older_packages} if old == "epp" else {}
         picker = await stack.enter_async_context(epp(config, *flags, **environment))
         settings = envoy_settings(picker.grpc, (str(before_decode.listen),))

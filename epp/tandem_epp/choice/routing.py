@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.config import DisaggregatedServing
+from tandem_contract.plan import ResumeLimits
 
 from ..backends.fleet import Fleet
 from ..backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS, Pod
@@ -124,3 +125,5 @@ class Routing:
     scheduling: Scheduling
     api: ApiPaths = field(default_factory=ApiPaths)
     """The paths that clients may request."""
+    resume: ResumeLimits | None = None
+    """What plans ask of the sidecars; None: nothing."""

@@ -328,10 +328,16 @@ class EndpointPicker:
         decision: Decision,
         rewrite: Rewrite | None = None,
     ) -> Placement:
-        now, serving = decision.decided_at, self.routing.serving
+        now = decision.decided_at
         length = len(rewrite.body) if rewrite is not None else None
         mutation = header_changes(
-            request, result, decision.request_id, self._signer, now, serving=serving, length=length
+            request,
+            result,
+            decision.request_id,
+            self._signer,
+            now,
+            routing=self.routing,
+            length=length,
         )
         self._record(parsed, result, decision)
         pods = CountedRequest(
@@ -343,7 +349,7 @@ class EndpointPicker:
             parsed.chain if parsed is not None else NO_CHAIN,
             decision.model,
             parsed.text_tokens if parsed is not None else 0,
-            serving.fallback_to_unified,
+            self.routing.serving.fallback_to_unified,
             media_parts=parsed.media_parts if parsed is not None else 0,
             fingerprint=parsed.fingerprint if parsed is not None else 0,
             alternate=result.alternate,

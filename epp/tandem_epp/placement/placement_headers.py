@@ -5,13 +5,13 @@ from functools import lru_cache
 from typing import Final
 
 from tandem_contract import headers as wire
-from tandem_contract.config import DisaggregatedServing
 from tandem_contract.paths import Role
 from tandem_contract.plan import CLOCK_SECONDS, Plan, Target, Timeouts
 from tandem_contract.plan_signer import PlanSigner
 
 from ..backends.pods import Pod
 from ..choice.result import SchedulingResult
+from ..choice.routing import Routing
 from ..exchange import HeaderChanges, HttpRequest
 
 PLAN_SECONDS: Final = 60.0 + CLOCK_SECONDS
@@ -30,12 +30,12 @@ def header_changes(
     signer: PlanSigner | None,
     now: float,
     *,
-    serving: DisaggregatedServing,
+    routing: Routing,
     length: int | None = None,
 ) -> HeaderChanges:
     """The changes for `request`, which was placed as in `result` at `now` (Unix seconds) and goes
-    on under `request_id`. `signer`: None sends no plan. `serving`: the configuration, whose
-    timeouts go into the plan. `length`: bytes of the body if it was changed."""
+    on under `request_id`. `signer`: None sends no plan. `routing`: the configuration, of which the
+    plan gets timeouts and limits. `length`: bytes of the body if it was changed."""
     headers = {}
     if length is not None and _LENGTH in request.headers:
         headers[_LENGTH] = str(length)
@@ -51,7 +51,7 @@ def header_changes(
         headers[wire.DATA_PARALLEL_RANK] = str(rank)
     if signer is not None:
         # Bound to this request id: the plan cannot be replayed for another request.
-        headers[wire.PLAN] = signer.sign(_plan(result, request_id, now, serving), now)
+        headers[wire.PLAN] = signer.sign(_plan(result, request_id, now, routing), now)
     return HeaderChanges(
         tuple(headers.items()), _removals(tuple(headers), *_rewrite_headers(request)), destination
     )
@@ -84,10 +84,9 @@ def _common_rank(pods: Sequence[Pod]) -> int | None:
     return ranks.pop() if len(ranks) == 1 else None
 
 
-def _plan(
-    result: SchedulingResult, request_id: str, now: float, serving: DisaggregatedServing
-) -> Plan:
+def _plan(result: SchedulingResult, request_id: str, now: float, routing: Routing) -> Plan:
     path, reason = result.decision
+    serving = routing.serving
     alternates = result.decode[1:] if result.alternate is None else (result.alternate,)
     return Plan(
         path=path,
@@ -99,6 +98,7 @@ def _plan(
         expires=now + PLAN_SECONDS,
         timeouts=Timeouts(serving.prefill_timeout, serving.kv_transfer_timeout),
         alternates=tuple(map(_target, alternates)),
+        resume=routing.resume,
     )
 
 

@@ -73,7 +73,8 @@ def read(
     if router.backends and lists_backends is False:
         message = "backends come from the cluster: remove them, or use --discovery static"
         raise documents[0].error("backends", message)
-    routing = load_routing(documents[0], router.extra, router.disaggregated_serving)
+    serving, resume = router.disaggregated_serving, router.resume.limits
+    routing = load_routing(documents[0], router.extra, serving, resume)
     return Configuration(router, routing)
 
 
@@ -94,16 +95,21 @@ def log_notices(configuration: Configuration, feature_gates: Collection[str] = f
         )
 
 
-def log_unsent_timeouts(configuration: Configuration) -> None:
-    """Warn of timeouts in the file, of an EPP that has no keys and thus sends no plan."""
+def log_unsent_settings(configuration: Configuration) -> None:
+    """Warn of what the file asks of sidecars, of an EPP that has no keys and thus sends no plan."""
     serving = configuration.router.disaggregated_serving
-    for name in ("prefill_timeout", "kv_transfer_timeout"):
-        if getattr(serving, name) is not None:
+    fields = {
+        "disaggregated_serving.prefill_timeout": serving.prefill_timeout,
+        "disaggregated_serving.kv_transfer_timeout": serving.kv_transfer_timeout,
+        "resume": configuration.router.resume.limits,
+    }
+    for name, value in fields.items():
+        if value is not None:
             _log.warning(
-                "disaggregated_serving.%s has no effect: it reaches the sidecars in signed plans, "
-                "so give --plan-key-dir, here and to the sidecars, or set the sidecars' --%s",
+                "%s has no effect: it reaches the sidecars in signed plans, so give "
+                "--plan-key-dir, here and to the sidecars, or set the sidecars' --%s",
                 name,
-                name.replace("_", "-"),
+                name.rpartition(".")[2].replace("_", "-"),
             )
 
 

@@ -37,25 +37,29 @@ class Alternates:
         generation: GenerationRequest,
         engine: HostPort,
         decode_name: str,
+        *,
+        max_moves: int,
     ) -> None:
         """`generation`: the request, whose stream is kept. `engine`: the one that it was sent to,
-        whose name is `decode_name`."""
+        whose name is `decode_name`. `max_moves`: as in `plan.ResumeLimits`."""
         self._context, self._client, self._generation = context, client, generation
         self._engine, self._decode_name = engine, decode_name
-        self._left = list(generation.route.alternates)
+        self._left, self._moves_left = list(generation.route.alternates), max_moves
         self._may_return = False
         """Whether the stream left `engine` only because it drains."""
 
     def try_take_over(self) -> bool:
         """Give the rest of the stream to the next pod, or back; returns whether there is one."""
         generation = self._generation
-        if not self._left and not self._may_return:
+        leaves = bool(self._left) and self._moves_left > 0
+        if not leaves and not self._may_return:
             generation.record.not_resumed = "no further pod may serve the request"
             return False
         rest = generation.kept.move() if generation.kept is not None else None
         if rest is None:
             return False
-        if self._left:
+        if leaves:
+            self._moves_left -= 1
             self._send_to_another_pod(rest)
         else:
             self._send_back(rest)

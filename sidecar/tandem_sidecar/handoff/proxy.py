@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
-from tandem_contract.plan import RESUME, PlanRejected, Target
+from tandem_contract.plan import RESUME, PlanRejected, ResumeLimits, Target
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.prompt_length import EXHAUSTING, length_problem
 from tandem_contract.request_kinds import RequestKind
@@ -155,8 +155,8 @@ class Proxy:
             request, request_id, kind, body, chosen, record, settings, self._keys.current
         )
         decode_name = settings.pod_name or chosen.decode_name or str(engine)
-        if settings.resume and chosen.alternates:
-            generation = self._kept(generation, client, engine, decode_name)
+        if chosen.alternates and (limits := chosen.resume or settings.resume_limits) is not None:
+            generation = self._kept(generation, client, engine, decode_name, limits)
         return start_generation(self._context, client, generation, engine, decode_name)
 
     def _kept(
@@ -165,6 +165,7 @@ class Proxy:
         client: ClientConnection,
         engine: HostPort,
         decode_name: str,
+        limits: ResumeLimits,
     ) -> GenerationRequest:
         """The request as a stream that another pod can continue, if it is one."""
         context, body = self._context, generation.body
@@ -175,12 +176,14 @@ class Proxy:
             body,
             record=generation.record,
             vocabularies=context.vocabularies,
-            max_regeneration=context.settings.resume_max_regeneration,
+            max_regeneration=limits.max_regeneration,
         )
         if kept is None:
             return generation
         generation = replace(generation, body=kept.asked, kept=kept)
-        alternates = Alternates(context, client, generation, engine, decode_name)
+        alternates = Alternates(
+            context, client, generation, engine, decode_name, max_moves=limits.max_moves
+        )
         return replace(generation, failover=alternates)
 
     def _check_length(self, kind: RequestKind, body: Body) -> None:

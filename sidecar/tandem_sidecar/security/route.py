@@ -28,6 +28,7 @@ from tandem_contract.plan import (
     NO_TIMEOUTS,
     Plan,
     PlanRejected,
+    ResumeLimits,
     Target,
     Timeouts,
 )
@@ -98,6 +99,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     """The time limits that the plan states."""
     alternates: tuple[Target, ...] = ()
     """Other pods that the plan names for the case that this one fails."""
+    resume: ResumeLimits | None = None
+    """With which the plan asks that a stream goes on at an alternate; None: it does not ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +290,7 @@ def _route_of_plan(plan: Plan, own: Target) -> Route:
         timeouts=plan.timeouts,
         # An alternate has the request because the pod that was chosen failed.
         alternates=tuple([each for each in plan.alternates or () if each is not own]),
+        resume=plan.resume,
     )
 
 

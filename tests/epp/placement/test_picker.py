@@ -12,7 +12,7 @@ from tandem_contract import headers as wire
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role, RoutingPath
-from tandem_contract.plan import Plan, Timeouts, key_id
+from tandem_contract.plan import Plan, ResumeLimits, Timeouts, key_id
 from tandem_contract.plan_verification import verify
 from tandem_contract.request_ids import usable_request_id
 from tandem_contract.request_kinds import PATHS
@@ -447,6 +447,23 @@ def test_the_plan_has_the_timeouts_that_the_configuration_states(
     document = f"disaggregated_serving: {text}"
     setup.picker.routing = load_text(document, {}, lists_backends=False).routing
     assert setup.place()[1].timeouts == timeouts
+
+
+@pytest.mark.parametrize(
+    ("section", "limits"),
+    [
+        ("{enabled: true, max_regeneration: 1m, max_moves: 3}", ResumeLimits(60.0, 3)),
+        ("{enabled: false}", None),
+        ("{}", None),
+    ],
+)
+def test_the_plan_asks_for_resumed_streams_as_the_configuration_does(
+    section: str, limits: ResumeLimits | None
+) -> None:
+    setup = PickerSetup(d="decode", other="decode")
+    assert setup.place()[1].resume is None
+    setup.picker.routing = load_text(f"resume: {section}", {}, lists_backends=False).routing
+    assert setup.place()[1].resume == limits
 
 
 def test_without_keys_there_is_no_plan() -> None:

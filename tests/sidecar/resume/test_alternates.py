@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from tandem_contract import headers
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, Target, sign
+from tandem_contract.plan import Plan, ResumeLimits, Target, sign
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.request_kinds import PATHS, RequestKind
 
@@ -29,6 +29,8 @@ class Pods:
 
     def __init__(self, first: Harness, second: Harness, keys: PlanKeys) -> None:
         self.first, self.second, self._keys = first, second, keys
+        self.resume: ResumeLimits | None = None
+        """What the plans ask for."""
 
     def plan(self, *prefills: FakePrefill) -> dict[str, str]:
         """Headers of a request for the first pod, with the second as its alternate."""
@@ -41,6 +43,7 @@ class Pods:
             request_id=ID,
             expires=now + 60,
             alternates=(Target("decode-1", str(self.second.sidecar.listen)),),
+            resume=self.resume,
         )
         signed = sign(plan, self._keys.current, now=now)
         return {headers.PLAN: signed, headers.REQUEST_ID: ID}
@@ -55,15 +58,27 @@ class Pods:
             return response.status, await response.read()
 
 
-@pytest.fixture
-async def pods(harness: Harness, tmp_path: Path) -> AsyncIterator[Pods]:
-    (tmp_path / "k").write_text("0123456789abcdef")
-    keys = PlanKeys(tmp_path)
+@asynccontextmanager
+async def two_pods(harness: Harness, folder: Path, *, resume: bool) -> AsyncIterator[Pods]:
+    (folder / "k").write_text("0123456789abcdef")
+    keys = PlanKeys(folder)
     async with AsyncExitStack() as stack:
         second = Harness(stack)
-        await harness.start(keys=keys, resume=True)
-        await second.start(keys=keys, resume=True, pod_name="decode-1")
+        await harness.start(keys=keys, resume=resume)
+        await second.start(keys=keys, resume=resume, pod_name="decode-1")
         yield Pods(harness, second, keys)
+
+
+@pytest.fixture
+async def pods(harness: Harness, tmp_path: Path) -> AsyncIterator[Pods]:
+    async with two_pods(harness, tmp_path, resume=True) as running:
+        yield running
+
+
+@pytest.fixture
+async def pods_without_flag(harness: Harness, tmp_path: Path) -> AsyncIterator[Pods]:
+    async with two_pods(harness, tmp_path, resume=False) as running:
+        yield running
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -102,6 +117,37 @@ async def test_an_answer_is_generated_again(pods: Pods, split: bool, kind: Reque
         assert got == answers.comparable(answers.read(events)), after
         body = pods.second.decode.requests[-1].body
         assert body.count(b'"request_id"') == (kind is RequestKind.RESPONSES)
+
+
+async def test_a_plan_asks_for_it_without_the_flag(pods_without_flag: Pods) -> None:
+    pods = pods_without_flag
+    pods.first.decode.script, pods.second.decode.script = generates(3), generates()
+    _, broken = await pods.ask(RequestKind.COMPLETIONS)
+    assert "error" in events(broken)[-1]
+    # No engine is asked for ids in vain.
+    assert "return_token_ids" not in pods.first.decode.requests[-1].json
+    pods.resume = ResumeLimits()
+    _, resumed = await pods.ask(RequestKind.COMPLETIONS)
+    pods.first.decode.script = generates()
+    _, whole = await pods.ask(RequestKind.COMPLETIONS)
+    assert without_head(events(resumed)) == without_head(events(whole))
+
+
+async def test_the_limits_of_a_plan_hold_instead_of_the_flags(pods: Pods) -> None:
+    kind, more = RequestKind.CHAT, {"temperature": 0, "presence_penalty": 1}
+    pods.first.decode.script = sends(answers.Engine("first"), kind, 5)
+    pods.second.decode.script = sends(answers.Engine("other"), kind)
+    for limits, ends_in_error in ((None, False), (ResumeLimits(0.0), True)):
+        pods.resume = limits
+        _, body = await pods.ask(kind, **more)
+        assert (b"more than 0 s" in body) == ends_in_error
+
+
+async def test_a_stream_moves_as_often_as_its_plan_allows(pods: Pods) -> None:
+    pods.first.decode.script, pods.second.decode.script = generates(3), generates()
+    pods.resume = ResumeLimits(max_moves=0)
+    _, body = await pods.ask(RequestKind.COMPLETIONS)
+    assert "no further pod" in events(body)[-1]["error"]["message"]
 
 
 def sends(engine: answers.Engine, kind: RequestKind, after: int | None = None) -> Script:

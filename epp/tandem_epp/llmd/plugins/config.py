@@ -28,6 +28,7 @@ from tandem_contract.api_paths import ApiPaths
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.documents import Document
 from tandem_contract.paths import Role
+from tandem_contract.plan import ResumeLimits
 from tandem_planner.kv_size import KvSize, kv_size
 from tandem_planner.model_config import UnknownModelConfig, model_config
 
@@ -50,16 +51,19 @@ from .sessions import SessionFilter, SessionScorer, TokenSession
 
 
 def load_routing(
-    document: Document, fields: Mapping[str, Any], serving: DisaggregatedServing
+    document: Document,
+    fields: Mapping[str, Any],
+    serving: DisaggregatedServing,
+    resume: ResumeLimits | None = None,
 ) -> Routing:
-    """The routing that `document` configures; `fields` and `serving` are parts of it, as
+    """The routing that `document` configures; the others are parts of it, `fields` and `serving` as
     `load_scheduling` takes them. Raises DocumentError."""
     scheduling = load_scheduling(document, fields, serving)
     is_silent = document.part("disaggregated_serving.enabled").data is None
     chooser = scheduling.chooser
     if is_silent and isinstance(chooser, ScoreChoice) and chooser.is_split_by_handler:
         serving = msgspec.structs.replace(serving, enabled=True)
-    return Routing(serving, scheduling, ApiPaths(serving.api_paths))
+    return Routing(serving, scheduling, ApiPaths(serving.api_paths), resume)
 
 
 def load_scheduling(

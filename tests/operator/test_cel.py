@@ -84,6 +84,8 @@ DECODE_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"prefillRef": None, "role": "unified"}, "model", "inherits no model"),
     ({"sidecar": {"prefillTimeout": "0s"}}, "sidecar.prefillTimeout", "above 0"),
     ({"sidecar": {"kvTransferTimeout": "0ms"}}, "sidecar.kvTransferTimeout", "above 0"),
+    ({"routing": {"resume": {"enabled": True}, "epp": {"enabled": False}}}, "routing.resume",
+     "enable epp"),
     ({"routing": {"gatewayRef": {"name": "g"}}}, "routing.gatewayRef", "inferencePool.enabled"),
     ({"replicas": None, "scaling": {"maxReplicas": 1, "ratio": {"min": 1, "max": 0.5}}},
      "scaling.ratio.min", "above ratio.max"),

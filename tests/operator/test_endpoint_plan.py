@@ -11,7 +11,7 @@ import pytest
 from tandem_contract import labels
 from tandem_contract.commandline import parse_host_port
 from tandem_contract.config import HealthChecks, load_router_config
-from tandem_contract.plan import key_id
+from tandem_contract.plan import ResumeLimits, key_id
 from tandem_operator.observed import Body, Failure
 from tandem_operator.routing.endpoint.observed import (
     CHILD_KINDS,
@@ -186,7 +186,10 @@ def test_an_unreadable_pool_prevents_deletions() -> None:
 def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     config = {"kind": "EndpointPickerConfig", "plugins": [{"type": "queue-scorer"}]}
     checks = {"path": "/health", "unhealthyThreshold": 2}
-    routing = {"epp": {"config": config, "replicas": 3, "healthChecks": checks}}
+    routing = {
+        "epp": {"config": config, "replicas": 3, "healthChecks": checks},
+        "resume": {"enabled": True, "maxMoves": 1},
+    }
     objects = planned(endpoint(decode(routing=routing, sidecar={"prefillTimeout": "5s"})))
     file = tmp_path / "router.yaml"
     file.write_text(objects[ObjectRef("v1", "ConfigMap", "chat-epp")]["data"]["router.yaml"])
@@ -195,6 +198,7 @@ def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     assert loaded.disaggregated_serving.prefill_timeout is None
     assert loaded.extra == config
     assert loaded.health_checks == HealthChecks(path="/health", unhealthy_threshold=2)
+    assert loaded.resume.limits == ResumeLimits(10.0, 1)
     assert objects[EPP]["spec"]["replicas"] == 3
 
 
@@ -213,6 +217,7 @@ def test_a_changed_bootstrap_rolls_envoy_and_a_changed_config_does_not_roll_the_
     assert hashes[0] != hashes[1]
     patient = decode(sidecar={"prefillTimeout": "5s"})
     assert templates(endpoint(patient)) == (envoy, epp)
+    assert templates(endpoint(decode(routing={"resume": {"enabled": True}}))) == (envoy, epp)
 
 
 def test_the_epps_pods_find_each_other_and_authenticate_by_the_plan_keys() -> None:

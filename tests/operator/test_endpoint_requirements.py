@@ -121,6 +121,18 @@ def test_the_first_health_checks_by_name_count() -> None:
     assert line.startswith("routing.epp.healthChecks of c differs from that of b, which is used")
 
 
+def test_the_first_settings_of_resumed_streams_by_name_count() -> None:
+    stated = decode("b", routing={"resume": {"enabled": True, "maxRegeneration": "1.5s"}})
+    other = decode("c", routing={"resume": {"enabled": False}})
+    asked = {"enabled": True, "max_regeneration": "1500ms", "max_moves": 2}
+    assert together(decode("a"), stated, other).resume == asked
+    assert together(decode("a"), other).resume == {}
+    assert together(decode("a")).resume == {}
+    assert find_conflicts(pools(decode("a"), stated)) == ()
+    (line,) = find_conflicts(pools(decode("a"), stated, other))
+    assert line.startswith("routing.resume of c differs from that of b, which is used")
+
+
 def test_each_gateway_is_listed_once() -> None:
     def via(pool: str, **gateway: Any) -> DecodePool:
         routing = {"inferencePool": {"enabled": True}, "gatewayRef": gateway}

@@ -295,6 +295,12 @@ class RouterPodMetadata(Section, frozen=True, kw_only=True):
     annotations: dict[str, str] = {}
 
 
+class Resume(Section, frozen=True, kw_only=True):
+    enabled: bool
+    max_regeneration: Seconds
+    max_moves: int
+
+
 class Routing(Section, frozen=True, kw_only=True):
     endpoint: str
     epp: EppSpec
@@ -311,6 +317,7 @@ class Routing(Section, frozen=True, kw_only=True):
     service: RoutingService | None = None
     pod_metadata: RouterPodMetadata | None = None
     split: Literal["auto", "off"]
+    resume: Resume | None = None
 
 
 class DecodeSpec(PoolSpec, frozen=True, kw_only=True):

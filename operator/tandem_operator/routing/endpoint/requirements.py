@@ -2,8 +2,8 @@
 
 Each object of an endpoint has one value per setting, while every pool brings its own. A component
 exists when any pool enables it; the longest drain timeout of any pool counts; fallback to unified
-serving needs the consent of every pool; of several EPP configurations and health checks those of
-the first pool by name win.
+serving needs the consent of every pool; of several EPP configurations, health checks and settings
+of resumed streams those of the first pool by name win.
 """
 
 import json
@@ -45,6 +45,8 @@ class EndpointRequirements:
     """EndpointPickerConfig as the user wrote it; empty when no pool sets it."""
     health_checks: Mapping[str, Any]
     """The section of that name in the router configuration; empty when no pool sets it."""
+    resume: Mapping[str, Any]
+    """As `health_checks`."""
     envoy: bool
     """Whether the operator runs Envoy."""
     api_key_secret: str | None
@@ -90,6 +92,7 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         epp_replicas=max(replicas, default=None),
         epp_config=epp_config(decodes),
         health_checks=health_checks(decodes),
+        resume=resume(decodes),
         envoy=any(r.envoy.enabled for r in routings),
         api_key_secret=next(filter(None, map(_api_key_secret, routings)), None),
         tls_secret=next(filter(None, map(_tls_secret, routings)), None),
@@ -129,6 +132,23 @@ def _health_checks(routing: Routing) -> dict[str, Any]:
         "healthy_threshold": checks.healthy_threshold,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def resume(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
+    """The router configuration's section `resume` for all `decodes` together, in order of their
+    names; empty when none asks for it: an EPP of an earlier version refuses a file with it."""
+    stated = next(filter(None, (_resume(d.spec.routing) for d in decodes)), {})
+    return stated if stated.get("enabled") else {}
+
+
+def _resume(routing: Routing) -> dict[str, Any]:
+    if (stated := routing.resume) is None:
+        return {}
+    return {
+        "enabled": stated.enabled,
+        "max_regeneration": format_duration(stated.max_regeneration),
+        "max_moves": stated.max_moves,
+    }
 
 
 def _duration(seconds: Seconds | None) -> str | None:
@@ -192,6 +212,7 @@ def static_router_config(sets: Sequence[PoolSet], addresses: Mapping[str, str]) 
         # Last: the rendered sections replace those in the user's configuration.
         "disaggregated_serving": disaggregated_serving(decodes),
         **({"health_checks": checks} if (checks := health_checks(decodes)) else {}),
+        **({"resume": resumed} if (resumed := resume(decodes)) else {}),
         "backends": backends,
     }
 
@@ -275,6 +296,7 @@ _COMPARED: Mapping[str, Callable[[Routing], Any]] = {
     "tls.secretName": _tls_secret,
     "service": lambda routing: _builtins(routing.service),
     "podMetadata": lambda routing: _builtins(routing.pod_metadata),
+    "resume": lambda routing: _resume(routing) or None,
     **_PODS,
 }
 """Fields of `spec.routing` that can conflict, with a function that reads each; None: not set."""

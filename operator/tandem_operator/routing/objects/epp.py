@@ -54,6 +54,7 @@ def epp_objects(
         "disaggregated_serving": required.disaggregated_serving,
         **(_STORAGE_OFFLOADING if settings.storage_offloading else {}),
         **({"health_checks": required.health_checks} if required.health_checks else {}),
+        **({"resume": required.resume} if required.resume else {}),
     }
     document = json.dumps(config, indent=1, sort_keys=True)
     replicas = required.epp_replicas or settings.epp_replicas

@@ -64,6 +64,18 @@ def test_running_pods_get_the_settings_and_none_is_replaced(
     assert cluster.condition("d", "UpdateAvailable")["status"] == "False"
 
 
+def test_turning_on_resumed_streams_changes_no_pod() -> None:
+    """The EPP asks for them, in its plans."""
+    cluster = settled(PREFILL, DECODE)
+    before, revisions, of_pods = set(cluster.pods), set(cluster.revisions), flags(cluster)
+    cluster.edit("DecodePool", "d", routing={"resume": {"enabled": True, "maxMoves": 3}})
+    assert not cluster.reconcile().label_pods
+    cluster.settle()
+    assert (set(cluster.pods), set(cluster.revisions)) == (before, revisions)
+    assert flags(cluster) == of_pods
+    assert cluster.condition("d", "UpdateAvailable")["status"] == "False"
+
+
 def test_new_pods_get_the_present_settings() -> None:
     cluster = settled(PREFILL, DECODE)
     cluster.edit("DecodePool", "d", sidecar={"retries": 5}, replicas=3)

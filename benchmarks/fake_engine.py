@@ -1,12 +1,13 @@
 """A fake engine: answers every request at once, in vLLM's format, and computes nothing.
 
-    python -m benchmarks.fake_engine PORT [--chunks 256]
+    python -m benchmarks.fake_engine PORT [--chunks 256] [--prompt-ids 100]
 
 A body with `"do_remote_decode":true` is answered with `kv_transfer_params`, one with
 `"stream":true` with a stream of events, each sent by a system call of its own, as by an engine that
-writes token by token. GET shows what was requested, so that a lost request is noticed. Of a
-request's framing only `content-length` is understood: that is what h2load, Envoy, the sidecar and
-the load generators of `benchmarks.loadtest` send.
+writes token by token; with `"return_token_ids":true` it has the ids of all tokens. GET shows what
+was requested, so that a lost request is noticed. Of a request's framing only `content-length` is
+understood: that is what h2load, Envoy, the sidecar and the load generators of `benchmarks.loadtest`
+send.
 """
 
 import asyncio
@@ -27,6 +28,7 @@ _ENDS: Final = 2048
 # Some clients write a space after the colon.
 _STREAM: Final = re.compile(rb'"stream": ?true')
 _WITH_USAGE: Final = re.compile(rb'"include_usage": ?true')
+_WITH_IDS: Final = re.compile(rb'"return_token_ids": ?true')
 
 _PARAMS: Final = {
     "do_remote_prefill": True,
@@ -49,6 +51,7 @@ class Counts:
     requests: int = 0
     prefills: int = 0
     pulls: int = 0
+    with_ids: int = 0
     ended: int = 0
 
 
@@ -88,12 +91,25 @@ _STREAM_HEAD: Final = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
-_EVENT: Final = (
-    b'data: {"id":"chatcmpl-7f3a9c0d1e2b4f5a6b7c8d9e0f1a2b3c","object":"chat.completion.chunk",'
-    b'"created":1767225600,"model":"bench","choices":[{"index":0,"delta":{"content":" word"},'
-    b'"logprobs":null,"finish_reason":null}]}\n\n'
-)
-_LAST: Final = _EVENT.replace(b'"finish_reason":null', b'"finish_reason":"length"')
+_ROLE: Final = b'{"role":"assistant","content":""}'
+_TOKEN: Final = b'{"content":" word"}'
+
+
+def _event(delta: bytes, ids: bytes = b"null", finish: bytes = b"null", more: bytes = b"") -> bytes:
+    return (
+        b'data: {"id":"chatcmpl-7f3a9c0d1e2b4f5a6b7c8d9e0f1a2b3c","object":"chat.completion.chunk",'
+        b'"created":1767225600,"model":"bench","choices":[{"index":0,"delta":%b,"logprobs":null,'
+        b'"finish_reason":%b,"token_ids":%b}]%b}\n\n' % (delta, finish, ids, more)
+    )
+
+
+def _events(chunks: int, ids: bytes, prompt_ids: bytes) -> list[bytes]:
+    """The events of a stream up to its last token."""
+    role = _event(_ROLE, more=b',"prompt_token_ids":%b' % prompt_ids)
+    token, last = _event(_TOKEN, ids), _event(_TOKEN, ids, b'"length"')
+    return [role, *[token] * (chunks - 1), last]
+
+
 _DONE: Final = b"data: [DONE]\n\n"
 # `vllm bench serve` asks for this API first, and uses its own tokenizer when the server lacks it.
 _TOKENIZE: Final = b"POST /tokenize "
@@ -116,16 +132,27 @@ def _usage_event(tokens: int) -> bytes:
 
 
 def stream_size(chunks: int) -> int:
-    """Bytes of a streamed answer of `chunks` tokens without usage and the chunked coding."""
-    return (chunks - 1) * len(_EVENT) + len(_LAST) + len(_DONE)
+    """Bytes of a streamed answer of `chunks` tokens without usage, ids and the chunked coding."""
+    return sum(map(len, _events(chunks, b"null", b"null"))) + len(_DONE)
+
+
+class Streams:
+    """The streamed answers, as chunks: `plain`, and those `with_ids`."""
+
+    def __init__(self, chunks: int, prompt_ids: int) -> None:
+        """`chunks`: tokens of an answer; `prompt_ids`: of a prompt."""
+        self.tokens = chunks
+        ids = b"[%b]" % b",".join(b"%d" % token for token in range(prompt_ids))
+        self.plain = [*map(_chunk, _events(chunks, b"null", b"null"))]
+        self.with_ids = [*map(_chunk, _events(chunks, b"[1000]", ids))]
 
 
 class Engine(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, counts: Counts, chunks: int, interval: float) -> None:
+    def __init__(self, counts: Counts, streams: "Streams", interval: float) -> None:
         self._counts = counts
-        self._chunks, self._interval = chunks, interval
+        self._answers, self._interval = streams, interval
         self._data = b""
         self._streams: set[asyncio.Task[None]] = set()
         """Streams with an interval that are not complete."""
@@ -165,33 +192,34 @@ class Engine(asyncio.Protocol):
             self._transport.write(_PREFILL)
         else:
             counts.pulls += b'"do_remote_prefill":true' in searched
+            with_ids = _WITH_IDS.search(searched)
+            counts.with_ids += with_ids is not None
+            events = self._answers.with_ids if with_ids else self._answers.plain
             if _STREAM.search(searched) and self._interval:
-                task = asyncio.get_running_loop().create_task(self._stream_slowly())
+                task = asyncio.get_running_loop().create_task(self._stream_slowly(events))
                 self._streams.add(task)
                 task.add_done_callback(self._streams.discard)
             elif _STREAM.search(searched):
-                self._stream(with_usage=bool(_WITH_USAGE.search(searched)))
+                self._stream(events, with_usage=bool(_WITH_USAGE.search(searched)))
             else:
                 self._transport.write(_PLAIN)
         counts.ended += 1
 
-    def _stream(self, *, with_usage: bool) -> None:
+    def _stream(self, events: Sequence[bytes], *, with_usage: bool) -> None:
         self._send(_STREAM_HEAD)
-        event = _chunk(_EVENT)
-        for _ in range(self._chunks - 1):
+        for event in events:
             self._send(event)
-        self._send(_chunk(_LAST))
-        usage = _chunk(_usage_event(self._chunks)) if with_usage else b""
+        usage = _chunk(_usage_event(self._answers.tokens)) if with_usage else b""
         self._send(usage + _chunk(_DONE) + b"0\r\n\r\n")
 
-    async def _stream_slowly(self) -> None:
+    async def _stream_slowly(self, events: Sequence[bytes]) -> None:
         """A stream whose events come one by one: proxies cannot combine them."""
         self._send(_STREAM_HEAD)
-        event = _chunk(_EVENT)
-        for _ in range(self._chunks - 1):
+        *events, last = events
+        for event in events:
             await asyncio.sleep(self._interval)
             self._send(event)
-        self._send(_chunk(_LAST) + _chunk(_DONE) + b"0\r\n\r\n")
+        self._send(last + _chunk(_DONE) + b"0\r\n\r\n")
 
     def _send(self, data: bytes) -> None:
         """Send now, in a TCP segment of its own; the transport would combine several writes."""
@@ -210,12 +238,14 @@ class Engine(asyncio.Protocol):
             self._transport.write(data)
 
 
-async def serve(hosts: Sequence[str], port: int, chunks: int, interval: float) -> None:
+async def serve(
+    hosts: Sequence[str], port: int, chunks: int, interval: float, prompt_ids: int = 100
+) -> None:
     """Serve on the addresses `hosts` until cancelled; `interval`: seconds between the events of a
-    stream, 0: as fast as possible."""
-    counts = Counts()
+    stream, 0: as fast as possible. `prompt_ids`: how many a stream has."""
+    counts, streams = Counts(), Streams(chunks, prompt_ids)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Engine(counts, chunks, interval), hosts, port)
+    server = await loop.create_server(lambda: Engine(counts, streams, interval), hosts, port)
     await server.serve_forever()
 
 
@@ -224,9 +254,10 @@ async def serve(hosts: Sequence[str], port: int, chunks: int, interval: float) -
 @click.option("--chunks", default=256, show_default=True, help="events in a stream")
 @click.option("--host", "hosts", multiple=True, default=["127.0.0.1"], show_default=True)
 @click.option("--interval", default=0.0, help="seconds between events")
-def main(port: int, chunks: int, hosts: tuple[str, ...], interval: float) -> None:
+@click.option("--prompt-ids", default=100, show_default=True, help="token ids of a prompt")
+def main(port: int, chunks: int, hosts: tuple[str, ...], interval: float, prompt_ids: int) -> None:
     """Serve on PORT until killed."""
-    uvloop.run(serve(hosts, port, chunks, interval))
+    uvloop.run(serve(hosts, port, chunks, interval, prompt_ids))
 
 
 if __name__ == "__main__":

@@ -88,8 +88,9 @@ class Sample:
 class Bench:
     """The servers that are measured, and the samples taken."""
 
-    def __init__(self, servers: Servers) -> None:
-        self.servers = servers
+    def __init__(self, servers: Servers, alternates: tuple[plan.Target, ...] = ()) -> None:
+        """`alternates`: those of each plan."""
+        self.servers, self._alternates = servers, alternates
         self.samples: list[Sample] = []
         self._keys = plan.load_keys(servers.keys)
 
@@ -135,11 +136,18 @@ class Bench:
     def _plan(self, case: Case, request_id: str) -> str:
         """A signed plan as the EPP sends it, valid for an hour: it holds for one request."""
         now = time.time()
+        decode = plan.Target("decode-0", f"127.0.0.1:{self.servers.sidecar.port}")
         target = plan.Target("engine-0", f"127.0.0.1:{self.servers.engine.port}")
         path = RoutingPath.PREFILL_THEN_DECODE if case.split else RoutingPath.UNIFIED
         prefill = (target,) if case.split else ()
         decision = plan.Plan(
-            path, "benchmark", target, prefill, request_id=request_id, expires=now + 3600
+            path,
+            "benchmark",
+            decode,
+            prefill,
+            request_id=request_id,
+            expires=now + 3600,
+            alternates=self._alternates,
         )
         return plan.sign(decision, self._keys, now=now)
 

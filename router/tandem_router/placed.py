@@ -76,8 +76,9 @@ class PlacedRequest:
                 max_regeneration=limits.max_regeneration,
             )
             if self._kept is not None:
+                self._request, self._body = self._kept.request, self._kept.asked
                 # Moves from a backend that drains do not count: it has not failed.
-                self._body, self._most = self._kept.asked, limits.max_moves
+                self._most = limits.max_moves
         self._placement: Placement
 
     def start(self, placement: Placement) -> ActiveRequest | None:

@@ -180,7 +180,7 @@ class Proxy:
         )
         if kept is None:
             return generation
-        generation = replace(generation, body=kept.asked, kept=kept)
+        generation = replace(generation, request=kept.request, body=kept.asked, kept=kept)
         alternates = Alternates(
             context, client, generation, engine, decode_name, max_moves=limits.max_moves
         )

@@ -16,7 +16,7 @@ from tandem_contract.request_kinds import RequestKind
 from tandem_contract.transfer_params import FIELD, PROMPT_TOKEN_IDS
 
 from ..bodies.edit import add_member, replace_members
-from ..bodies.parse import Body, Members, decode_members, parse_body
+from ..bodies.parse import Body, Members, decode_members
 from .ledger import Ledger
 
 _RETURN_IDS: Final = "return_token_ids"
@@ -39,12 +39,18 @@ def asks_for_ids(members: Members) -> bool:
 
 def with_ids(body: Body) -> Body:
     """The request as the first engine gets it: it also asks for the token ids."""
-    if asks_for_ids(body.members):
-        return body
     if _RETURN_IDS in body.members:
-        return parse_body(replace_members(body.members, {_RETURN_IDS: True}))
-    value = b"true"
-    return Body(add_member(body, _RETURN_IDS, value), {**body.members, _RETURN_IDS: Raw(value)})
+        data = replace_members(body.members, {_RETURN_IDS: True})
+    else:
+        data = add_member(body, _RETURN_IDS, b"true")
+    # Decoded, because the members of `body` refer to its bytes.
+    return Body(data, decode_members(data))
+
+
+def without_ids(body: Body) -> Body:
+    """The request without asking for them."""
+    data = replace_members(body.members, {}, (_RETURN_IDS,))
+    return Body(data, decode_members(data))
 
 
 def continued(kind: RequestKind, body: Body, ledger: Ledger) -> Body | None:

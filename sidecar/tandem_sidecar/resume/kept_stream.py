@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Final
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from tandem_contract.request_kinds import RequestKind
 from tandem_http1.answers import CutPoint, Relay, as_chunked
@@ -30,6 +31,7 @@ from .continuation import (
     continued,
     usage_event,
     with_ids,
+    without_ids,
 )
 from .errors import AnswerDiffers, StreamBroken
 from .ledger import DONE, Ledger
@@ -49,23 +51,23 @@ class KeptStream(Relay):
         client: ClientConnection,
         request: Request,
         kind: RequestKind,
-        body: Body,
+        asked: Body,
         *,
         record: Record,
         tokens: WholeTokens | None,
+        keeps_ids: bool,
         max_regeneration: float | None,
     ) -> None:
         """`tokens`: what is known of the model's; None: the stream is not continued by ids.
-        `max_regeneration`: seconds for which another engine may generate what was delivered; None:
-        it generates nothing again."""
+        `keeps_ids`: the client asked for the ids itself. `max_regeneration`: seconds for which
+        another engine may generate what was delivered; None: it generates nothing again."""
         super().__init__(client, request)
         self._record = record
-        self._body = body
-        self.asked = body if tokens is None else with_ids(body)
+        self.request, self.asked = request, asked
         """The request as the first engine gets it."""
         self._kind, self._tokens = kind, tokens
         self._max_regeneration = max_regeneration
-        self._keeps_ids = asks_for_ids(body.members)
+        self._keeps_ids = keeps_ids
         self._reader = self._new_reader()
         self._difference = ""
         """Why no further engine is tried; empty: none generated another answer."""
@@ -179,12 +181,13 @@ class KeptStream(Relay):
             return f"to generate again what was sent would take {taken}", None
         transcript.begin_again()
         self._reader = transcript
-        return "", self._body
+        by_client = self._keeps_ids or self._tokens is None
+        return "", self.asked if by_client else without_ids(self.asked)
 
     def _new_reader(self) -> Ledger | Transcript:
         if self._tokens is None:
             return self._new_transcript()
-        stops, included = stop_strings(self._body.members)
+        stops, included = stop_strings(self.asked.members)
         return Ledger(
             self._kind,
             Seam(stops, included=included),
@@ -194,7 +197,7 @@ class KeptStream(Relay):
         )
 
     def _new_transcript(self) -> Transcript:
-        return Transcript(self._kind, count_choices(self._kind, self._body.members))
+        return Transcript(self._kind, count_choices(self._kind, self.asked.members))
 
     def missing_end(self) -> bytes | None:
         """What completes a stream that its engine has finished, when only the events after the
@@ -229,12 +232,20 @@ def keep(
     if by_ids is not None and again is not None:
         record.not_resumed = f"{by_ids}, and {again}"
         return None
+    tokens, keeps_ids = None, asks_for_ids(members)
+    if by_ids is None:
+        tokens = vocabularies.of(bytes(members.get("model", b"")))
+        if not keeps_ids:
+            # The only copy of a long prompt: the client's bytes are not needed any more.
+            body = with_ids(body)
+            request = replace(request, body=body.data)
     return KeptStream(
         client,
         request,
         kind,
         body,
         record=record,
-        tokens=vocabularies.of(bytes(members.get("model", b""))) if by_ids is None else None,
+        tokens=tokens,
+        keeps_ids=keeps_ids,
         max_regeneration=max_regeneration if again is None else None,
     )

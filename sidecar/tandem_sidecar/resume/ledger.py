@@ -22,6 +22,7 @@ from msgspec import Raw
 from tandem_contract.request_kinds import RequestKind
 
 from .errors import StreamBroken
+from .plain_events import Form
 from .repeated import Lane, Repeated
 from .seam import Seam
 from .text_events import choice_of, text_of
@@ -111,6 +112,7 @@ class Ledger:
         self._logprobs = b""
         """The last event with logprobs that was delivered."""
         self._events = WholeEvents()
+        self._form = Form()
         self._held = b""
         """Events without text, that wait for the next."""
         self._sent_text = bytearray()
@@ -123,7 +125,34 @@ class Ledger:
 
         Raises StreamBroken for an event that ends the stream early; it has those before.
         """
-        return self._events.take(payload, self._event)
+        form = self._form
+        is_plain = not (self._held or self._repeated or self.editor or self.obstacle)
+        if not (form.before and is_plain) or self._events.unread:
+            return self._events.take(payload, self._event)
+        parts: list[bytes] = []
+        start, size = 0, len(payload)
+        while start < size:
+            ids, end = form.ids_of(payload, start)
+            if not ids or not self._note_plain(payload[ids:end]):
+                break
+            if self._is_chat and self.transcript is not None:
+                self._sent_text += payload[start + len(form.before) : ids - len(form.between)]
+            after = end + len(form.after)
+            event = (
+                payload[start:after] if self._keeps_ids else payload[start : ids - 1] + form.rest
+            )
+            # Mostly the only one.
+            if after - start == size:
+                return event
+            parts.append(event)
+            start = after
+        if start < size:
+            try:
+                parts.append(self._events.take(payload[start:], self._event))
+            except StreamBroken as err:
+                err.before = b"".join((*parts, err.before))
+                raise
+        return b"".join(parts)
 
     def begin_again(self) -> None:
         """Forget what the failed engine sent beyond what the client has; the next engine begins at
@@ -172,10 +201,14 @@ class Ledger:
         if end > start:
             self.ids.extend(map(int, event[start:end].split(b",")))
         count = len(self.ids) - before
+        sent = event
         if not self._keeps_ids:
             event = b"%bnull%b" % (event[: start - 1], event[end + 1 :])
         if self._is_chat and not self._take_text(event):
             return self._parsed_event(event, before)
+        text = sent.find(self._text)
+        if text >= 0 and self.seam.is_last_boundary:
+            self._form.learn(sent, text + len(self._text), start, end)
         if not self.prompt_ids:
             event = self._first_event(event)
         if self.editor is not None:
@@ -188,6 +221,25 @@ class Ledger:
         if self._held:
             event, self._held = self._held + event, b""
         return event
+
+    def _note_plain(self, data: bytes) -> bool:
+        """Note these encoded ids of an event that has only text, and is delivered; False: they may
+        end within a character, and none is noted."""
+        ids, tokens = self.ids, self._tokens
+        if b"," in data:
+            several = [*map(int, data.split(b","))]
+            if several[-1] not in tokens:
+                return False
+            ids.extend(several)
+        else:
+            token = int(data)
+            if self._ends_character and self.delivered == len(ids):
+                tokens.add(token)
+            ids.append(token)
+        self._ends_character = True
+        self.delivered = len(ids)
+        self.seam.move(self.delivered)
+        return True
 
     def _delivered(self, event: bytes, count: int) -> None:
         """Note an event that is delivered, with so many tokens."""
@@ -214,7 +266,8 @@ class Ledger:
         self.first = First(*(value.copy() for value in msgspec.structs.astuple(first)))
         start += len(_PROMPT_IDS)
         end = event.index(b"]", start)
-        self.prompt_ids.extend(map(int, event[start:end].split(b",")))
+        # From a list, so that the array is no larger than it has to be.
+        self.prompt_ids = array("I", [*map(int, event[start:end].split(b","))])
         if self._keeps_ids:
             return event
         return b"%bnull%b" % (event[: start - 1], event[end + 1 :])

@@ -14,7 +14,8 @@ class WholeEvents:
     """The events of one engine's stream."""
 
     def __init__(self) -> None:
-        self._unread = b""
+        self.unread = b""
+        """The beginning of an event."""
 
     def take(self, payload: bytes, read: Callable[[bytes], bytes]) -> bytes:
         """What `read` makes of each event that is complete now; `payload` are the newest bytes,
@@ -22,17 +23,17 @@ class WholeEvents:
 
         Raises StreamBroken for an event that ends the stream early; it has those before.
         """
-        data = self._unread + payload if self._unread else payload
+        data = self.unread + payload if self.unread else payload
         if b"\r" in data:
             # Both end a line of an event, and JSON has neither within a string.
             data = data.replace(b"\r\n", b"\n")
         end = data.rfind(_END) + len(_END)
         if end < len(_END):
-            self._unread = data
+            self.unread = data
             if len(data) > MAX_EVENT:
                 raise StreamBroken(f"an event of more than {MAX_EVENT} bytes")
             return b""
-        self._unread, data = data[end:], data[:end]
+        self.unread, data = data[end:], data[:end]
         # Mostly one event.
         if data.find(_END) == end - len(_END):
             return read(data)
@@ -47,4 +48,4 @@ class WholeEvents:
 
     def forget(self) -> None:
         """Forget the beginning of an event whose end does not come."""
-        self._unread = b""
+        self.unread = b""

@@ -1,8 +1,9 @@
-"""Streams of this pod that go on at another pod after this one's engine failed, or since it drains.
+"""Requests of this pod that another pod serves after this one's engine failed, or since it drains.
 
-The signed plan of a request names other pods that may serve it. The sidecar sends what is left of
-the stream to the sidecar of one of them, with a plan of its own: the same prefill pods, and no
-further alternates, since this sidecar alone decides how often a stream moves.
+The signed plan of a request names other pods that may serve it. The sidecar sends what is left of a
+stream to the sidecar of one of them, or the whole request if its client has nothing yet, with a
+plan of its own: the same prefill pods, and no further alternates, since this sidecar alone decides
+how often a request moves.
 
 A stream that left because this pod drains returns to its engine if the other pod cannot go on: it
 drains, too, or fails. The engine still finishes what runs, within the drain's timeout.
@@ -28,7 +29,7 @@ _SECONDS: Final = 60.0
 
 
 class Alternates:
-    """The pods that may still serve one kept stream; it is the stream's `Failover`."""
+    """The pods that may still serve one request; it is the request's `Failover`."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Alternates:
         *,
         max_moves: int,
     ) -> None:
-        """`generation`: the request, whose stream is kept. `engine`: the one that it was sent to,
+        """`generation`: the request. `engine`: the one that it was sent to,
         whose name is `decode_name`. `max_moves`: as in `plan.ResumeLimits`."""
         self._context, self._client, self._generation = context, client, generation
         self._engine, self._decode_name = engine, decode_name
@@ -49,13 +50,14 @@ class Alternates:
         """Whether the stream left `engine` only because it drains."""
 
     def try_take_over(self) -> bool:
-        """Give the rest of the stream to the next pod, or back; returns whether there is one."""
+        """Give the rest of the request to the next pod, or back; returns whether there is one."""
         generation = self._generation
         leaves = bool(self._left) and self._moves_left > 0
         if not leaves and not self._may_return:
             generation.record.not_resumed = "no further pod may serve the request"
             return False
-        rest = generation.kept.move() if generation.kept is not None else None
+        # Without a kept stream the client has nothing, and all of the request is left.
+        rest = generation.body if generation.kept is None else generation.kept.move()
         if rest is None:
             return False
         if leaves:

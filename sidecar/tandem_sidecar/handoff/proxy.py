@@ -26,6 +26,7 @@ from ..bodies.edit import with_prompt_of, with_response_id
 from ..bodies.kinds import kind_of, previous_response
 from ..bodies.parse import BadBody, Body, parse_body
 from ..resume.kept_stream import keep
+from ..resume.rules import once_obstacle
 from ..security.route import PROOF, ProvenLeg, Route, UsedPlans, proven_leg, rank_of, route
 from .alternates import Alternates
 from .context import GenerationRequest, SidecarContext
@@ -167,7 +168,8 @@ class Proxy:
         decode_name: str,
         limits: ResumeLimits,
     ) -> GenerationRequest:
-        """The request as a stream that another pod can continue, if it is one."""
+        """The request as a stream that another pod can continue, if it is one; otherwise another
+        pod may begin it again as long as the client has nothing."""
         context, body = self._context, generation.body
         kept = keep(
             client,
@@ -178,9 +180,10 @@ class Proxy:
             vocabularies=context.vocabularies,
             max_regeneration=limits.max_regeneration,
         )
-        if kept is None:
+        if kept is not None:
+            generation = replace(generation, request=kept.request, body=kept.asked, kept=kept)
+        elif once_obstacle(generation.kind, body.members) is not None:
             return generation
-        generation = replace(generation, request=kept.request, body=kept.asked, kept=kept)
         alternates = Alternates(
             context, client, generation, engine, decode_name, max_moves=limits.max_moves
         )

@@ -152,16 +152,9 @@ def obstacle(kind: RequestKind, members: Members) -> str | None:
 def repeat_obstacle(kind: RequestKind, members: Members) -> str | None:
     """Why no other engine generates the same answer again, in words for its error; None: one
     does."""
-    once = ONCE.get(kind)
-    if once is None:
-        return f"streams of {kind} are not generated again"
+    if (why := once_obstacle(kind, members)) is not None:
+        return why
     try:
-        for name in once.keys() & members.keys():
-            value = msgspec.json.decode(members[name])
-            if value is not None and value not in once[name]:
-                return f"with {name} the answer is not generated again"
-        if kind is RequestKind.RESPONSES and not _has_functions_only(members):
-            return "with tools that an engine calls itself the answer is not generated again"
         count_choices(kind, members)
         has_seed = kind in _WITH_CHOICES and bytes(members.get("seed", _NULL)) != b"null"
         if is_greedy(members) or has_seed:
@@ -169,6 +162,24 @@ def repeat_obstacle(kind: RequestKind, members: Members) -> str | None:
     except UNREADABLE:
         return "the request cannot be read"
     return "without temperature 0 or a seed the answer is not generated again"
+
+
+def once_obstacle(kind: RequestKind, members: Members) -> str | None:
+    """Why no other engine may generate an answer after the first one began to, in words for its
+    error; None: one may, though perhaps another answer."""
+    once = ONCE.get(kind)
+    if once is None:
+        return f"answers of {kind} are not generated again"
+    try:
+        for name in once.keys() & members.keys():
+            value = msgspec.json.decode(members[name])
+            if value is not None and value not in once[name]:
+                return f"with {name} the answer is not generated again"
+        if kind is RequestKind.RESPONSES and not _has_functions_only(members):
+            return "with tools that an engine calls itself the answer is not generated again"
+    except UNREADABLE:
+        return "the request cannot be read"
+    return None
 
 
 def _has_functions_only(members: Members) -> bool:

@@ -150,6 +150,49 @@ async def test_a_stream_moves_as_often_as_its_plan_allows(pods: Pods) -> None:
     assert "no further pod" in events(body)[-1]["error"]["message"]
 
 
+async def dies_at_once(turn: Turn) -> None:
+    turn.die()
+
+
+async def answers_with_an_error(turn: Turn) -> None:
+    turn.answer(500, b'{"error":{"message":"the core died"}}')
+
+
+@pytest.mark.parametrize("fails", [dies_at_once, answers_with_an_error])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", [k for k in RequestKind if k is not RequestKind.GENERATE])
+async def test_another_pod_begins_what_the_client_has_nothing_of(
+    pods: Pods, kind: RequestKind, stream: bool, split: bool, fails: Script
+) -> None:
+    """A whole answer, and a stream that no other engine could go on with."""
+    prefills = [await pods.first.prefill()] if split else []
+    text = b'{"choices":[{"text":"whole"}]}'
+
+    async def answers_whole(turn: Turn) -> None:
+        turn.answer(200, text)
+
+    pods.first.decode.script = fails
+    pods.second.decode.script = sends(answers.Engine("a"), kind) if stream else answers_whole
+    more = {"stream": stream, "temperature": 1, "presence_penalty": 1, "input": "think " * 40}
+    status, body = await pods.ask(kind, *prefills, **more)
+    assert status == 200
+    if stream:
+        expected = answers.Engine("a").answer(kind, pods.second.decode.requests[0].body)
+        assert answers.read([body]) == answers.read(expected)
+    else:
+        assert body == text
+    assert len(pods.second.decode.requests) == 1
+
+
+async def test_an_answer_that_only_its_engine_may_give_is_not_begun_again(pods: Pods) -> None:
+    pods.first.decode.script = dies_at_once
+    more = {"stream": False, "input": "hi", "background": True}
+    status, _ = await pods.ask(RequestKind.RESPONSES, **more)
+    assert status == 502
+    assert not pods.second.decode.requests
+
+
 def sends(engine: answers.Engine, kind: RequestKind, after: int | None = None) -> Script:
     """The engine's answer, which breaks off after so many events."""
 

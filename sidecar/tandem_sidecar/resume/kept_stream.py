@@ -208,7 +208,9 @@ class KeptStream(Relay):
         lacks_usage = asks and not reader.has_usage
         if isinstance(reader, Transcript):
             return None if lacks_usage else DONE
-        if not reader.prompt_ids or reader.obstacle:
+        if reader.obstacle:
+            return None if lacks_usage else DONE
+        if not reader.prompt_ids:
             return None
         return (usage_event(reader) if lacks_usage else b"") + DONE
 
@@ -229,6 +231,8 @@ def keep(
     if request.http10 or bytes(members.get("stream", Raw(b"false"))) != b"true":
         return None
     by_ids, again = obstacle(kind, members), repeat_obstacle(kind, members)
+    if not max_regeneration:
+        again = "nothing is generated again"
     if by_ids is not None and again is not None:
         record.not_resumed = f"{by_ids}, and {again}"
         return None

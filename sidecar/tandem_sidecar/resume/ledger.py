@@ -46,6 +46,7 @@ _UNASKED: Final = (b'"finish_reason":null', b'"logprobs":null')
 _NO_CHOICE: Final = b'"choices":[]'
 _FAILED: Final = (b'"finish_reason":"abort"', b'"finish_reason":"error"')
 _DATA: Final = b"data: "
+_COMMENT: Final = b":"
 _CHAT_LOGPROBS: Final = b'"logprobs":{'
 _LOGPROBS: Final = b'"text_offset":['
 _ERROR: Final = b'data: {"error"'
@@ -175,6 +176,9 @@ class Ledger:
 
     def _event(self, event: bytes) -> bytes:
         """Note one event; returns it for the client, or nothing if it is held back."""
+        if event.startswith(_COMMENT):
+            # Each engine sends its own.
+            return event if self.editor is None and not self._repeated else b""
         if self._is_chat and _ROLE in event:
             # Another engine begins the message anew.
             if self.editor is not None:

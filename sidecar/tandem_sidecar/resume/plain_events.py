@@ -28,8 +28,12 @@ class Form:
         `end`, if later events may have it."""
         if self._attempts >= _ATTEMPTS or not 0 < text < ids:
             return
+        end_of_text = event.find(_QUOTE, text)
+        # An escaped quote ends no text; another event shows where it does.
+        if event[end_of_text - 1 : end_of_text] == b"\\":
+            return
         self._attempts += 1
-        between = event[event.index(_QUOTE, text) : ids]
+        between = event[end_of_text:ids]
         # Another list would be logprobs, or the prompt's ids.
         if _UNFINISHED in between and _NO_LOGPROBS in between and b"[" not in event[end:]:
             self.before, self.between, self.after = event[:text], between, event[end:]

@@ -126,6 +126,9 @@ ONCE: Final[Mapping[RequestKind, Mapping[str, tuple[Any, ...]]]] = {
     },
 }
 """Fields whose other values, besides null, prevent that the answer is generated again."""
+_COUNTS: Final = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
+_MAX_STOP: Final = 256
+"""Characters of a stop string that is looked for across the seam: an event takes time for each."""
 _WITH_CHOICES: Final = frozenset({RequestKind.COMPLETIONS, RequestKind.CHAT})
 """APIs with `n`, and with a `seed`."""
 
@@ -139,6 +142,8 @@ def obstacle(kind: RequestKind, members: Members) -> str | None:
     try:
         for name, raw in members.items():
             allowed = fields.get(name, ())
+            if name in _COUNTS and not _is_count(raw):
+                return f"{name} that is no whole number is not continued"
             if allowed is ANY:
                 continue
             value = msgspec.json.decode(raw)
@@ -147,6 +152,12 @@ def obstacle(kind: RequestKind, members: Members) -> str | None:
         return _prompt_obstacle(kind, members) or _stop_obstacle(members)
     except UNREADABLE:
         return "the request cannot be read"
+
+
+def _is_count(raw: msgspec.Raw) -> bool:
+    """Whether a limit can be reduced: engines also take `100.0` and `"100"`."""
+    value = msgspec.json.decode(raw)
+    return value is None or type(value) is int
 
 
 def repeat_obstacle(kind: RequestKind, members: Members) -> str | None:
@@ -230,6 +241,9 @@ def _stop_obstacle(members: Members) -> str | None:
     """Another engine finds a stop string in the text that it generates itself, so it generates
     tokens again that were delivered."""
     stops, _ = stop_strings(members)
-    if max(map(len, stops), default=0) > 1 and not is_greedy(members):
+    longest = max(map(len, stops), default=0)
+    if longest > _MAX_STOP:
+        return f"stop of more than {_MAX_STOP} characters is not continued"
+    if longest > 1 and not is_greedy(members):
         return "stop is continued only with temperature 0"
     return None

@@ -22,7 +22,7 @@ from tandem_contract.stream_start import read_event
 from ..bodies.parse import UNREADABLE
 from .errors import AnswerDiffers, StreamBroken
 from .repeated import Lane, Repeated, choice_parts
-from .typed_events import TypedIds, typed_parts
+from .typed_events import TypedIds, is_ping, typed_parts
 from .whole_events import WholeEvents
 
 _EVENT: Final = b"event: "
@@ -93,13 +93,14 @@ class Transcript:
         if self._first_read is None:
             self._first_read = self._clock()
         name, data = _divided(event)
+        if not data or (self._is_typed and is_ping(name, data)):
+            # A comment or a ping: each engine sends its own.
+            return event if self._repeated is None else b""
         meaning = read_event(self._kind, name, data)
         if meaning is Meaning.ERROR:
             raise StreamBroken("the engine reported an error")
         if data == _DONE:
-            if not self._finished or self._lanes.keys() != self._finished:
-                raise StreamBroken("the stream ended without a finish reason")
-            self.is_done = True
+            self._read_done()
             return event
         try:
             chunk = msgspec.json.decode(data)
@@ -114,6 +115,13 @@ class Transcript:
             return event
         lines = _EVENT + name + b"\n" if name else b""
         return b"%b%b%b\n\n" % (lines, _DATA, msgspec.json.encode(chunk))
+
+    def _read_done(self) -> None:
+        """Note `[DONE]`. An API whose events have types may send it besides its own last event."""
+        is_whole = self._finished and self._lanes.keys() == self._finished
+        if not is_whole and not (self._is_typed and self.is_done):
+            raise StreamBroken("the stream ended without a finish reason")
+        self.is_done = True
 
     def _unreadable(self, event: bytes, err: Exception) -> bytes:
         """An event that is none of the API's: the client may understand it, but nothing is compared

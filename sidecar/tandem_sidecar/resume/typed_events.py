@@ -18,6 +18,11 @@ _NAMED: Final = ("type", "name")
 """What identifies the block or the item that an event begins."""
 
 
+def is_ping(name: bytes, data: bytes) -> bool:
+    """Whether an event only keeps the connection open."""
+    return name == b"ping" or data in {b'{"type":"ping"}', b'{"type": "ping"}'}
+
+
 def typed_parts(event: dict[str, Any]) -> list[Part]:
     """The texts of an event."""
     place = ".".join(str(event[name]) for name in _PLACES if name in event)

@@ -3,8 +3,15 @@
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from .errors import StreamBroken
 
+_MALFORMED: Final = (
+    *(msgspec.MsgspecError, ValueError, OverflowError, RecursionError),
+    *(KeyError, IndexError, TypeError, AttributeError),
+)
+"""What an event raises that is none of the API's."""
 _END: Final = b"\n\n"
 MAX_EVENT: Final = 16 * 1024 * 1024
 """Largest event, in bytes: the first one repeats the prompt's ids."""
@@ -34,16 +41,20 @@ class WholeEvents:
                 raise StreamBroken(f"an event of more than {MAX_EVENT} bytes")
             return b""
         self.unread, data = data[end:], data[:end]
-        # Mostly one event.
-        if data.find(_END) == end - len(_END):
-            return read(data)
         events: list[bytes] = []
         try:
+            # Mostly one event.
+            if data.find(_END) == end - len(_END):
+                return read(data)
             for event in data.split(_END)[:-1]:
                 events.append(read(event + _END))
         except StreamBroken as err:
             err.before = b"".join(events)
             raise
+        except _MALFORMED as err:
+            # Without what it says, which may be of the answer.
+            problem = f"an event cannot be read ({type(err).__name__})"
+            raise StreamBroken(problem, b"".join(events)) from err
         return b"".join(events)
 
     def forget(self) -> None:

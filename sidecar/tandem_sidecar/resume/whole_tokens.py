@@ -11,6 +11,8 @@ from typing import Final
 MAX_ID: Final = 1 << 20
 """Ids from here on are not noted."""
 MAX_MODELS: Final = 64
+MAX_NAME: Final = 512
+"""Bytes of a model's name: a client may make one up."""
 
 
 class WholeTokens:
@@ -39,10 +41,11 @@ class Vocabularies:
         self._of_models: dict[bytes, WholeTokens] = {}
 
     def of(self, model: bytes) -> WholeTokens:
-        """The tokens of `model`; the model that came first is forgotten beyond MAX_MODELS."""
-        tokens = self._of_models.get(model)
-        if tokens is None:
-            if len(self._of_models) >= MAX_MODELS:
-                del self._of_models[next(iter(self._of_models))]
-            tokens = self._of_models[model] = WholeTokens()
+        """The tokens of `model`, its encoded name; beyond MAX_MODELS the one that was asked for
+        least lately is forgotten. A name of more than MAX_NAME bytes is not kept."""
+        tokens = self._of_models.pop(model, None) or WholeTokens()
+        if len(model) <= MAX_NAME:
+            self._of_models[model] = tokens
+        if len(self._of_models) > MAX_MODELS:
+            del self._of_models[next(iter(self._of_models))]
         return tokens

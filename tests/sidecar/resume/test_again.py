@@ -282,6 +282,57 @@ async def test_after_an_event_that_cannot_be_read_nothing_is_generated_again() -
     assert "an event cannot be read" in record.not_resumed
 
 
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+COMMENT = b": alive\n\n"
+
+
+@pytest.mark.parametrize("kind", [RequestKind.MESSAGES, RequestKind.RESPONSES, RequestKind.CHAT])
+async def test_what_keeps_a_connection_open_is_compared_with_nothing(kind: RequestKind) -> None:
+    body = {"temperature": 0, "presence_penalty": 1}
+    ping = COMMENT if kind is RequestKind.CHAT else PING
+    first, other = (e.answer(kind, data_of(kind, body)) for e in (FIRST, OTHERS[0]))
+    kept = kept_stream(kind, body, Record("r", kind, 0.0, 0.0), 1e9)
+    assert kept is not None
+    sent: list[bytes] = []
+    take(kept, [first[0], ping, COMMENT, first[1], ping, *first[2:4]], sent)
+    assert kept.move() is not None
+    take(kept, [ping, *other[:2], COMMENT, *other[2:4], ping, *other[4:]], sent)
+    assert sent.count(ping) + sent.count(COMMENT) >= 3
+    texts = [each for each in sent if each not in (ping, COMMENT)]
+    assert comparable(read(texts)) == comparable(read(first))
+
+
+@pytest.mark.parametrize("kind", [RequestKind.MESSAGES, RequestKind.RESPONSES])
+async def test_an_api_may_end_with_done_besides_its_own_last_event(kind: RequestKind) -> None:
+    kept = kept_stream(kind, {"temperature": 0}, Record("r", kind, 0.0, 0.0), 1e9)
+    assert kept is not None
+    events = [*FIRST.answer(kind, kept.asked.data), DONE]
+    assert [kept.read(event, last=False) for event in events] == events
+    assert kept.read(b"", last=True) == b""
+    kept = kept_stream(kind, {"temperature": 0}, Record("r", kind, 0.0, 0.0), 1e9)
+    assert kept is not None
+    with pytest.raises(StreamBroken, match="without a finish reason"):
+        kept.read(events[0] + DONE, last=False)
+
+
+async def test_with_no_time_to_generate_nothing_is_generated_again() -> None:
+    body = {"temperature": 0, "presence_penalty": 1}
+    assert resumed(RequestKind.COMPLETIONS, body, 2, most=0.0).why
+
+
+@pytest.mark.parametrize("asks_for_usage", [False, True])
+async def test_a_chat_with_a_parser_that_lost_only_its_last_event_is_complete(
+    asks_for_usage: bool,
+) -> None:
+    kind, options = RequestKind.CHAT, {"stream_options": {"include_usage": asks_for_usage}}
+    body = {"messages": [{"role": "user", "content": "think"}], "temperature": 0, **options}
+    kept = kept_stream(kind, body, Record("r", kind, 0.0, 0.0), 1e9)
+    assert kept is not None
+    events = FIRST.answer(kind, kept.asked.data)
+    take(kept, events[: -2 if asks_for_usage else -1], [])
+    assert kept.missing_end() == (None if asks_for_usage else DONE)
+
+
 @pytest.mark.parametrize("asks_for_usage", [False, True])
 async def test_a_finished_stream_that_lost_only_its_last_event_is_complete(
     asks_for_usage: bool,

@@ -2,6 +2,7 @@ import pytest
 
 from tandem_contract.request_kinds import RequestKind
 from tandem_sidecar.resume.errors import StreamBroken
+from tandem_sidecar.resume.whole_tokens import MAX_MODELS, MAX_NAME, Vocabularies
 
 from .events import DONE, chat_event, event, ledger, role_event, usage_event
 
@@ -171,3 +172,37 @@ def test_a_token_that_is_known_to_be_whole_ends_a_character() -> None:
     # It came alone, but as the end of a character that another token began.
     record.take(event("", [11]) + event("é", [12]) + event("bé", [8, 11, 12]))
     assert (record.delivered, record.seam.start) == (12, 9)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        event("b", [-1]),
+        event("b", [8], []),
+        event("b", [1 << 40]),
+        b'data: {"choices":[{"text":"b","token_ids":[x]}]}\n\n',
+    ],
+    ids=["negative", "no prompt", "too large", "no number"],
+)
+def test_an_event_that_is_none_of_the_apis_breaks_the_stream(odd: bytes) -> None:
+    record = ledger()
+    with pytest.raises(StreamBroken, match="cannot be read") as caught:
+        record.take(role_event(None) + event("a", [7]) + odd)
+    assert caught.value.before == role_event(None) + event("a", None)
+
+
+def test_a_comment_is_no_event_of_the_stream() -> None:
+    record, comment = ledger(), b": ping\n\n"
+    sent = record.take(event("a", [7], [1]) + comment + event("b", [8]))
+    assert sent == event("a", None) + comment + event("b", None)
+    assert not record.obstacle
+    assert list(record.ids) == [7, 8]
+
+
+def test_made_up_names_of_models_take_no_room() -> None:
+    known = Vocabularies()
+    known.of(b"real").add(5)
+    for number in range(3 * MAX_MODELS):
+        known.of(b"%d" % number * MAX_NAME).add(6)
+        known.of(b"%d" % number)
+        assert 5 in known.of(b"real")

@@ -62,6 +62,9 @@ def test_most_events_have_a_known_form() -> None:
     form = Form()
     sent = event("a", [7])
     form.learn(sent, sent.index(b"a", sent.index(b'"text"')), sent.index(b"7"), sent.index(b"]"))
+    for _ in range(9):
+        # Its end is not known.
+        form.learn(quoted := event('"', [7]), quoted.index(b'\\"'), quoted.index(b"[7") + 1, -8)
     other = event("other text", [1234])
     begin, end = form.ids_of(b"before" + other, len(b"before"))
     assert (b"before" + other)[begin:end] == b"1234"

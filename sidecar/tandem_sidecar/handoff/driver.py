@@ -187,24 +187,24 @@ class HandoffDriver:
                     release_kv(self._context, self._generation, self._engine, attempt_id, kv_hold)
             case events_actions.SendError() as error:
                 self._send_error(error)
-            case events_actions.CutAnswer(status, message):
-                self._cut_answer(status, message)
+            case events_actions.CutAnswer() as cut:
+                self._cut_answer(cut)
             case events_actions.CountError(phase):
                 self._record.errors += (phase,)
         return None
 
-    def _cut_answer(self, status: int, message: str) -> None:
-        """End an answer that breaks off, unless another engine goes on with it, or all of it was
-        there but the end."""
+    def _cut_answer(self, cut: events_actions.CutAnswer) -> None:
+        """End an answer that breaks off, unless all of it was there but the end, or its engine
+        failed and another one goes on with it."""
         kept, decode = self._generation.kept, self._decode
         if kept is not None and (rest := kept.missing_end()) is not None:
             self._is_completed = True
             kept.body(rest, last=True)
-        elif kept is not None and self._try_take_over():
+        elif cut.decode_failed and kept is not None and self._try_take_over():
             self._abort_decode()
         else:
             at = CutPoint.WITHIN_EVENT if decode is None else decode.cut_point()
-            self._relay.cut(status, self._record.cut_message(message), at)
+            self._relay.cut(cut.status, self._record.cut_message(cut.message), at)
 
     def _abort_decode(self) -> None:
         if self._decode is not None:

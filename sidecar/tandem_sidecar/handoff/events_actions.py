@@ -251,6 +251,8 @@ class CutAnswer(msgspec.Struct, frozen=True, gc=False):
 
     status: int
     message: str
+    decode_failed: bool = False
+    """As of `ForwardDecodeAnswer`."""
 
 
 class CountError(msgspec.Struct, frozen=True, gc=False):

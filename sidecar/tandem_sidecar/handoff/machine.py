@@ -293,7 +293,7 @@ def _step_answering(state: Answering, event: Event) -> Step:
             return Ended(state.path, Outcome.ANSWERED), ()
         case DecodeLost(detail):
             cut = Ended(state.path, Outcome.CUT)
-            return cut, (CountError(ErrorPhase.DECODE), CutAnswer(502, detail))
+            return cut, (CountError(ErrorPhase.DECODE), CutAnswer(502, detail, decode_failed=True))
         case _:
             raise IllegalStep(f"{event} while {state}")
 

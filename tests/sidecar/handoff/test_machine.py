@@ -279,7 +279,7 @@ def test_concurrent_legs_a_decode_failure_aborts_the_prefill() -> None:
 
 
 def test_decode_dies_in_mid_stream() -> None:
-    expected = (ended_state(Outcome.CUT), (DECODE, m.CutAnswer(502, "gone")))
+    expected = (ended_state(Outcome.CUT), (DECODE, m.CutAnswer(502, "gone", decode_failed=True)))
     assert h.step(m.Answering(SPLIT), m.DecodeLost("gone")) == expected
 
 

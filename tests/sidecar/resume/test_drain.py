@@ -244,3 +244,22 @@ async def test_what_cannot_be_moved_ends_with_the_drains_limit(pods: Pods) -> No
         error = events(begin + await response.read())[-1]["error"]["message"]
     assert "shutting down" in error
     assert "not continued by token ids" in error
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_nothing_goes_on_elsewhere_once_the_drains_limit_has_passed(
+    pods: Pods, split: bool
+) -> None:
+    """The alternate would serve the whole answer, and the process would wait for it."""
+    prefills = [await pods.first.prefill()] if split else []
+    pods.first.sidecar.lifecycle.timeout = 0.1
+    pods.first.decode.generate, pods.second.decode.generate = pauses(3), pauses(0)
+    body = asked(is_chat=True, presence_penalty=1, temperature=0)
+    url, plan = pods.first.url(PATHS[CHAT]), pods.plan(*prefills)
+    async with pods.first.http.post(url, json=body, headers=plan) as response:
+        begin = await response.content.readuntil(b"\n\n")
+        pods.first.sidecar.lifecycle.drain()
+        body = begin + await asyncio.wait_for(response.read(), 10)
+    assert "shutting down" in events(body)[-1]["error"]["message"]
+    await asyncio.wait_for(pods.first.sidecar.lifecycle.idle(), 10)
+    assert not pods.second.decode.requests

@@ -6,13 +6,16 @@ import pytest
 
 from tandem_contract import labels
 from tandem_kube.client import Api, connect
-from tandem_kube.resources import CONFIG_MAPS, SECRETS, Object, Resource
+from tandem_kube.resources import CONFIG_MAPS, SECRETS, SERVICES, Object, Resource
 from tandem_operator.observed import EndpointKey
 from tandem_operator.routing.endpoint.observed import EndpointPlan, ObjectRef
+from tandem_operator.routing.endpoint.plan import plan_endpoint
+from tandem_operator.routing.endpoint.settings import RouterSettings
 from tandem_operator.runtime.cache import ClusterCache
 from tandem_operator.runtime.cluster import Cluster
 
 from ..cluster.control_plane import ControlPlane
+from .endpoints import decode, endpoint
 
 pytestmark = pytest.mark.control_plane
 
@@ -86,3 +89,30 @@ async def test_existing_plan_keys_missing_from_the_cache_are_kept(api: Api, name
     assert (await api.get(SECRETS, "chat-x", namespace))["data"] == {"old": "eA=="}
     (child,) = late.observe_endpoint(key).children.values()
     assert child["data"] == {"old": "eA=="}
+
+
+async def test_a_service_that_someone_has_taken_over_is_not_overwritten(
+    api: Api, namespace: str
+) -> None:
+    key, service = EndpointKey(namespace, "chat"), ObjectRef("v1", "Service", "chat")
+    observed = endpoint(decode(), key=key)
+    plan = EndpointPlan(
+        apply=tuple(
+            planned
+            for planned in plan_endpoint(observed, RouterSettings()).apply
+            if ObjectRef.of(planned) == service
+        )
+    )
+    cluster = Cluster(api, ClusterCache(nodes=False))
+    assert await cluster.apply_endpoint(key, plan)
+    theirs: Object = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "chat", "namespace": namespace},
+        "spec": {"selector": dict.fromkeys(plan.apply[0]["spec"]["selector"], "theirs")},
+    }
+    cluster.cache.upsert_child(await api.apply(SERVICES, theirs, manager="theirs", force=True))
+    assert not await cluster.apply_endpoint(key, plan)
+    assert cluster.cache.child_failures[key][service].reason == "NameTaken"
+    live = await api.get(SERVICES, "chat", namespace)
+    assert live["spec"]["selector"] == theirs["spec"]["selector"]

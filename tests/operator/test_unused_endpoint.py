@@ -118,3 +118,52 @@ def test_what_others_have_labelled_stays() -> None:
     assert ObjectRef.of(mine) not in plan.delete
     alone = replace(observed, children={ObjectRef.of(mine): mine})
     assert plan_endpoint(alone, SETTINGS) == EndpointPlan()
+
+
+def taken_over(observed: ObservedEndpoint, *services: ObjectRef) -> ObservedEndpoint:
+    """With Services to which someone else has applied a selector of their own."""
+    changed = {
+        ref: {**observed.children[ref], "spec": {"selector": {"app": "theirs"}}} for ref in services
+    }
+    return replace(observed, children={**observed.children, **changed})
+
+
+def test_a_service_that_someone_has_taken_over_stays_without_a_note() -> None:
+    alone = replace(left(), children={CLIENTS: left().children[CLIENTS]})
+    old = taken_over(noted(alone, CLIENTS, rfc3339(NOW - GRACE)), CLIENTS)
+    assert plan_endpoint(old, SETTINGS) == EndpointPlan()
+    back = replace(old, pools=endpoint().pools)
+    assert plan_endpoint(back, SETTINGS).notes == {}
+    without_epp = endpoint(decode(routing={"epp": {"enabled": False}}))
+    theirs = taken_over(noted(left(), EPP, rfc3339(NOW)), EPP)
+    plan = plan_endpoint(replace(theirs, pools=without_epp.pools), SETTINGS)
+    assert (EPP in plan.delete, plan.notes) == (False, {})
+
+
+def test_the_time_then_is_on_the_other_service() -> None:
+    observed = taken_over(noted(left(), CLIENTS, rfc3339(NOW - GRACE)), CLIENTS)
+    plan = plan_endpoint(observed, SETTINGS)
+    assert plan.notes == {"chat-epp": rfc3339(NOW)}
+    assert {KEYS, EPP, CLIENTS}.isdisjoint(plan.delete)
+
+
+@pytest.mark.parametrize("ahead", [301.0, 200e9])
+def test_a_time_that_is_to_come_is_replaced(ahead: float) -> None:
+    plan = plan_endpoint(noted(left(), CLIENTS, rfc3339(NOW + ahead)), SETTINGS)
+    assert plan.notes == {"chat": rfc3339(NOW)}
+    soon = plan_endpoint(noted(left(), CLIENTS, rfc3339(NOW + 300)), SETTINGS)
+    assert soon.notes == {}
+
+
+def test_only_the_services_that_stay_have_a_time() -> None:
+    observed = left()
+    metadata = {
+        "name": "mine",
+        "labels": {labels.ENDPOINT: "chat"},
+        "annotations": {labels.UNUSED_SINCE: rfc3339(NOW - GRACE)},
+    }
+    mine = {"apiVersion": "v1", "kind": "Service", "metadata": metadata}
+    beside = replace(observed, children={**observed.children, ObjectRef.of(mine): mine})
+    assert plan_endpoint(beside, SETTINGS).notes == {"chat": rfc3339(NOW)}
+    used = plan_endpoint(replace(beside, pools=endpoint().pools), SETTINGS)
+    assert (used.notes, used.delete) == ({}, ())

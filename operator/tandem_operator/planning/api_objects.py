@@ -31,7 +31,8 @@ from ..observed import (
 )
 
 FIELD_MANAGER: Final = "tandem-operator"
-"""Server-side apply's owner of the fields that this operator sets."""
+"""Server-side apply's owner of the fields that this operator sets, and the value of the label
+`labels.MANAGED_BY` on its objects."""
 _PHASES: Final = frozenset(get_args(Phase))
 _WAITING_IS_NORMAL: Final = frozenset({"ContainerCreating", "PodInitializing", ""})
 _KILLED: Final = {128 + number: number.name for number in signal.Signals}

@@ -36,6 +36,7 @@ from ..planning.revisions import sample_pod
 from ..planning.status import StatusBody, status_events
 from ..pods.manifests import plan_key_secret
 from ..routing.endpoint.observed import EndpointPlan, ObjectRef, ObservedEndpoint
+from ..routing.objects.common import is_taken_over
 from .bodies import endpoint_of_plan_keys, is_foreign, pool_and_owners
 from .cache import ClusterCache, WorkKey
 from .reads import get_by_name, get_secret, read_plan_keys, read_pools
@@ -231,7 +232,7 @@ class Cluster:
         """
         failures: dict[ObjectRef, Failure] = {}
         cache_was_behind = False
-        known = {ObjectRef.of(child) for child in self.cache.endpoint_objects(key)}
+        known = {ObjectRef.of(child): child for child in self.cache.endpoint_objects(key)}
         for body in plan.apply:
             ref, resource = ObjectRef.of(body), resource_of(body)
             try:
@@ -246,9 +247,10 @@ class Cluster:
                         cache_was_behind = True
                         continue
                 # Without force, an object that someone creates right now causes a conflict instead
-                # of losing fields to us.
+                # of losing fields to us. So does a Service that someone has taken over.
+                force = ref in known and not is_taken_over(key.name, known[ref])
                 applied = await self.api.apply(
-                    resource, dict(body), manager=FIELD_MANAGER, force=ref in known
+                    resource, dict(body), manager=FIELD_MANAGER, force=force
                 )
                 self.cache.upsert_child(applied)
             except TRANSIENT_ERRORS:

@@ -35,7 +35,7 @@ from .requirements import (
     with_pools_settings,
 )
 from .settings import RouterSettings
-from .unused import outdated_notes, plan_unused
+from .unused import outdated_notes, own_children, plan_unused
 
 _SECRET: Final = "Secret"  # noqa: S105 - a kind
 _MIN_REQUEUE: Final = 1.0
@@ -87,7 +87,7 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
         ),
         delete=()
         if observed.unreadable_pools
-        else tuple(ref for ref in observed.children if ref not in desired),
+        else tuple(ref for ref in own_children(observed) if ref not in desired),
         notes=outdated_notes(observed),
         requeue_after=max(_MIN_REQUEUE, rotation.next - observed.now) if rotation else None,
     )

@@ -11,6 +11,8 @@ from typing import Any, Final
 from tandem_contract import labels
 from tandem_contract.custom_resources import DECODE_POOL
 
+from ...observed import Body
+from ...planning.api_objects import FIELD_MANAGER
 from ...planning.key_rotation import secret_data
 from ...pods.containers import container_security, pod_security
 from ...pods.manifests import plan_key_secret
@@ -26,7 +28,6 @@ from ..endpoint.settings import RouterSettings
 
 Object = dict[str, Any]
 
-OPERATOR: Final = "tandem-operator"
 ENVOY: Final = "envoy"
 EPP: Final = "epp"
 """`ENVOY` and `EPP` are values of the label `app.kubernetes.io/component` and container names."""
@@ -64,6 +65,17 @@ def kept_objects(endpoint: str) -> tuple[ObjectRef, ...]:
     )
 
 
+def is_taken_over(endpoint: str, body: Body) -> bool:
+    """Whether one of the `kept_objects` is a Service that selects other pods than the operator
+    writes. Then someone else has made it theirs while no pool owned it: server-side apply leaves
+    our labels on it."""
+    names = Names(endpoint)
+    component = {names.epp: EPP, names.endpoint: ENVOY}.get(body["metadata"]["name"])
+    if body["kind"] != "Service" or component is None:
+        return False
+    return bool(body["spec"].get("selector") != _selector(endpoint, component))
+
+
 def body(
     observed: ObservedEndpoint, kind: ApiKind, name: str, component: str, **content: Any
 ) -> Object:
@@ -82,7 +94,7 @@ def body(
         "metadata": {
             "name": name,
             "namespace": observed.key.namespace,
-            "labels": {**selector(observed, component), labels.MANAGED_BY: OPERATOR},
+            "labels": {**selector(observed, component), labels.MANAGED_BY: FIELD_MANAGER},
             # Without `controller`: only one owner may be that, and pools of one endpoint are
             # equals. Sorted, because drift detection compares lists by position.
             "ownerReferences": [
@@ -101,11 +113,15 @@ def body(
 
 def selector(observed: ObservedEndpoint, component: str) -> dict[str, str]:
     """Labels that select one component's pods of one endpoint and no others."""
+    return _selector(observed.key.name, component)
+
+
+def _selector(endpoint: str, component: str) -> dict[str, str]:
     return {
         labels.NAME: "tandem",
-        labels.INSTANCE: observed.key.name,
+        labels.INSTANCE: endpoint,
         labels.COMPONENT: component,
-        labels.ENDPOINT: observed.key.name,
+        labels.ENDPOINT: endpoint,
     }
 
 
@@ -164,7 +180,7 @@ def deployment(
 ) -> Object:
     """A Deployment whose rolling update never takes it below `replicas` pods; `stated`: what pools
     state of its pods' metadata."""
-    own = {**selector(observed, component), labels.MANAGED_BY: OPERATOR}
+    own = {**selector(observed, component), labels.MANAGED_BY: FIELD_MANAGER}
     own_annotations = template.get("metadata", {}).get("annotations", {})
     metadata = {"labels": {**stated.labels, **own}}
     if annotations := {**stated.annotations, **own_annotations}:

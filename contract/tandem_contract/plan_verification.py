@@ -7,9 +7,11 @@ from typing import Final
 
 import msgspec
 
-from .plan import PREFILL_LEG, VERSION, Plan, PlanRejected, decode_plan
+from .plan import PREFILL_LEG, RESUME, VERSION, Plan, PlanRejected, decode_plan
 from .plan_mac import header_mac
 
+_BEGINNING: Final = 96
+"""Characters of an encoded plan that hold its path and its reason; a multiple of 4."""
 _FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
 
 
@@ -22,6 +24,20 @@ def verify_proof(value: str, keys: Mapping[str, bytes], *, attempt_id: str, now:
     if plan.reason != PREFILL_LEG:
         raise PlanRejected("the plan is no proof of a prefill leg")
     return plan
+
+
+def says_resume(value: bytes) -> bool:
+    """Whether a header value, which may be forged, says that it is a plan for the rest of a stream.
+    Not to be trusted: only to refuse a request."""
+    parts = value.split(b".")
+    if len(parts) != 4:
+        return False
+    beginning = parts[2][:_BEGINNING].translate(_FROM_URL)
+    try:
+        # The array begins with two strings: path and reason.
+        return a2b_base64(beginning + b"==").split(b'"', 4)[3:4] == [RESUME.encode()]
+    except ValueError:
+        return False
 
 
 def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float) -> Plan:
@@ -41,7 +57,7 @@ def verify(value: str, keys: Mapping[str, bytes], *, request_id: str, now: float
     secret = keys.get(key_id.decode())
     if secret is None:
         raise PlanRejected("the plan is signed with an unknown key")
-    # Constant time, and before the payload is parsed: unsigned bytes are never decoded.
+    # Constant time, and before the payload is parsed: unsigned bytes are never parsed as JSON.
     if not hmac.compare_digest(mac, header_mac(whole[: -len(mac) - 1], secret)):
         raise PlanRejected("the plan's signature is wrong")
     try:

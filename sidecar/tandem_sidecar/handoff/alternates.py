@@ -15,6 +15,7 @@ from typing import Final
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort, parse_host_port
 from tandem_contract.plan import RESUME, Plan, Target, sign
+from tandem_contract.plan_keys import PlanKeys
 from tandem_http1.client import ClientConnection
 from tandem_http1.messages import Headers
 
@@ -39,12 +40,14 @@ class Alternates:
         engine: HostPort,
         decode_name: str,
         *,
+        keys: PlanKeys,
         max_moves: int,
     ) -> None:
-        """`generation`: the request. `engine`: the one that it was sent to,
-        whose name is `decode_name`. `max_moves`: as in `plan.ResumeLimits`."""
+        """`generation`: the request. `engine`: the one that it was sent to, whose name is
+        `decode_name`. `keys`: with those in force by then the plan of the rest is signed, since a
+        stream may last longer than a key. `max_moves`: as in `plan.ResumeLimits`."""
         self._context, self._client, self._generation = context, client, generation
-        self._engine, self._decode_name = engine, decode_name
+        self._engine, self._decode_name, self._keys = engine, decode_name, keys
         self._left, self._moves_left = list(generation.route.alternates), max_moves
         self._may_return = False
         """Whether the stream left `engine` only because it drains."""
@@ -81,21 +84,23 @@ class Alternates:
 
     def _send_to_another_pod(self, rest: Body) -> None:
         target = self._left.pop(0)
-        leg = _LegToAnotherPod(self._context, self._client, self._generation, self)
-        leg.target = target
+        leg = _LegToAnotherPod(
+            self._context, self._client, self._generation, self, target, self._keys
+        )
         leg.start(parse_host_port(target.address), target.name, rest.data)
         self._client.continue_with(leg)
 
     def _send_back(self, rest: Body) -> None:
         self._may_return = False
-        leg = _Rest(self._context, self._client, self._generation, self)
+        leg = _LegAfterFirst(self._context, self._client, self._generation, self)
         rank = self._generation.route.decode_rank
         leg.start(self._engine, self._decode_name, rest.data, rank=rank)
         self._client.continue_with(leg)
 
 
-class _Rest(SingleEngineGeneration):
-    """The rest of a stream."""
+class _LegAfterFirst(SingleEngineGeneration):
+    """What the first engine left of a request: the rest of a stream, or all of a request whose
+    client has nothing yet."""
 
     def __init__(
         self,
@@ -118,10 +123,21 @@ class _Rest(SingleEngineGeneration):
         self.of = generation
 
 
-class _LegToAnotherPod(_Rest):
-    """The rest of a stream, from another pod's sidecar."""
+class _LegToAnotherPod(_LegAfterFirst):
+    """The same, served by another pod's sidecar."""
 
-    target: Target
+    def __init__(  # noqa: PLR0917 - those of the base class, and two more
+        self,
+        context: SidecarContext,
+        client: ClientConnection,
+        generation: GenerationRequest,
+        alternates: Alternates,
+        target: Target,
+        keys: PlanKeys,
+    ) -> None:
+        """`target`: the pod; `keys`: as of `Alternates`."""
+        super().__init__(context, client, generation, alternates)
+        self._target, self._keys = target, keys
 
     def added_headers(self, _engine: HostPort) -> Headers:
         route = self.of.route
@@ -129,14 +145,14 @@ class _LegToAnotherPod(_Rest):
         plan = Plan(
             route.path,
             RESUME,
-            self.target,
+            self._target,
             tuple(map(_target, route.candidates)),
             request_id=self.leg.attempt_id,
             expires=now + _SECONDS,
             timeouts=route.timeouts,
             alternates=(),
         )
-        return [(_PLAN, sign(plan, self.of.keys, now=now).encode())]
+        return [(_PLAN, sign(plan, self._keys.current, now=now).encode())]
 
     def _begin(self, data: bytes) -> None:
         # Not before: until then the stream may return to this pod's engine.

@@ -145,6 +145,10 @@ class Proxy:
         except BadBody as err:
             send_error(client, request, 400, str(err), self.refuse(request), close=False)
             return None
+        except PlanRejected as err:
+            log.warning("%s", err, extra={"request_id": request_id})
+            send_error(client, request, 503, str(err), self.refuse(request), close=False)
+            return None
         # A refused request gets no record: it never reached an engine.
         record = new_record(self._context, request, request_id, kind)
         settings = self._context.settings
@@ -185,7 +189,13 @@ class Proxy:
         elif once_obstacle(generation.kind, body.members) is not None:
             return generation
         alternates = Alternates(
-            context, client, generation, engine, decode_name, max_moves=limits.max_moves
+            context,
+            client,
+            generation,
+            engine,
+            decode_name,
+            keys=self._keys,
+            max_moves=limits.max_moves,
         )
         return replace(generation, failover=alternates)
 

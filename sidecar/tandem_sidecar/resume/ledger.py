@@ -182,6 +182,7 @@ class Ledger:
         if self._is_chat and _ROLE in event:
             # Another engine begins the message anew.
             if self.editor is not None:
+                self._check_prompt(event)
                 return b""
             event = self._first_event(event)
             return event if self.transcript is None else self.transcript.read(event)
@@ -259,6 +260,15 @@ class Ledger:
             self.seam.move(self.delivered)
         else:
             self.seam.add(self.delivered, text_of(event[len(_DATA) :]), is_boundary=is_boundary)
+
+    def _check_prompt(self, event: bytes) -> None:
+        """Raises StreamBroken unless the engine that continues a chat, whose first event this is,
+        read the ids it was given: an engine that reads the messages begins the answer anew."""
+        _, _, rest = event.partition(_PROMPT_IDS)
+        ids = rest.partition(b"]")[0]
+        given = self.prompt_ids + self.ids[: self.seam.start]
+        if not ids or [*map(int, ids.split(b","))] != given.tolist():
+            raise StreamBroken("the engine did not read the ids that continue the chat")
 
     def _first_event(self, event: bytes) -> bytes:
         """Read the prompt's ids."""

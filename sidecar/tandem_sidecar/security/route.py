@@ -2,6 +2,7 @@
 
     keys, valid plan                        the plan's path and prefill pods
     keys, bad plan or unsigned header       unified, and an orchestration error: nothing is trusted
+    bad plan for the rest of a stream       refused: the client would get the answer's begin twice
     no keys, header inside the allow-list   prefill_then_decode
     anything else                           unified
 
@@ -32,7 +33,7 @@ from tandem_contract.plan import (
     Target,
     Timeouts,
 )
-from tandem_contract.plan_verification import verify, verify_proof
+from tandem_contract.plan_verification import says_resume, verify, verify_proof
 from tandem_http1.messages import Request
 
 UNROUTED: Final = "unrouted"
@@ -192,7 +193,11 @@ def route(
     `now`: Unix seconds, for the plan's expiry. `request_id`: the id that the plan must be signed
     for, so that a plan cannot be used for another request. `is_own`: whether a plan's target is
     this pod. `used`: the plans that were followed before; this one is added.
+
+    Raises PlanRejected for a plan that says it is for the rest of a stream, and does not hold:
+    without it, the rest of a chat cannot be told from the whole.
     """
+    plan = None
     try:
         plan = request.single(_PLAN)
         prefillers = request.single(_PREFILLERS)
@@ -207,9 +212,13 @@ def route(
             if not used.use(value, verified.expires, now):
                 raise PlanRejected("the plan was used before")
             return _route_of_plan(verified, own)
+        if plan is not None and says_resume(plan):
+            raise PlanRejected("there is no key to verify the plan with")
         if prefillers is not None:
             return _route_of_header(prefillers.decode("ascii"), allow)
     except (PlanRejected, ValueError) as err:
+        if plan is not None and says_resume(plan):
+            raise PlanRejected(f"the rest of a stream is not served: {err}") from err
         return Route(RoutingPath.UNIFIED, NOT_TRUSTED, error=str(err))
     return Route(RoutingPath.UNIFIED, UNROUTED)
 

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Pods:
     """Two decode pods, each with a sidecar, and prefill pods that both may use."""
 
     def __init__(self, first: Harness, second: Harness, keys: PlanKeys) -> None:
-        self.first, self.second, self._keys = first, second, keys
+        self.first, self.second, self.keys = first, second, keys
         self.resume: ResumeLimits | None = None
         """What the plans ask for."""
 
@@ -45,7 +46,7 @@ class Pods:
             alternates=(Target("decode-1", str(self.second.sidecar.listen)),),
             resume=self.resume,
         )
-        signed = sign(plan, self._keys.current, now=now)
+        signed = sign(plan, self.keys.current, now=now)
         return {headers.PLAN: signed, headers.REQUEST_ID: ID}
 
     async def ask(
@@ -59,13 +60,15 @@ class Pods:
 
 
 @asynccontextmanager
-async def two_pods(harness: Harness, folder: Path, *, resume: bool) -> AsyncIterator[Pods]:
+async def two_pods(
+    harness: Harness, folder: Path, *, resume: bool, keys_of_second: PlanKeys | None = None
+) -> AsyncIterator[Pods]:
     (folder / "k").write_text("0123456789abcdef")
     keys = PlanKeys(folder)
     async with AsyncExitStack() as stack:
         second = Harness(stack)
         await harness.start(keys=keys, resume=resume)
-        await second.start(keys=keys, resume=resume, pod_name="decode-1")
+        await second.start(keys=keys_of_second or keys, resume=resume, pod_name="decode-1")
         yield Pods(harness, second, keys)
 
 
@@ -235,3 +238,44 @@ async def test_a_client_cannot_give_a_chat_its_prompt(pods: Pods) -> None:
     async with pods.first.http.post(url, json=body, headers=pods.plan()) as response:
         await response.read()
     assert "kv_transfer_params" not in pods.first.decode.requests[-1].json
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+async def test_a_pod_that_does_not_trust_the_plan_serves_no_rest(
+    harness: Harness, tmp_path: Path, has_keys: bool
+) -> None:
+    """It would begin the chat anew, and the client get its first tokens twice."""
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "k").write_text("fedcba9876543210")
+    others = PlanKeys(tmp_path / "second" if has_keys else None)
+    async with two_pods(harness, tmp_path / "first", resume=True, keys_of_second=others) as pods:
+        pods.first.decode.script, pods.second.decode.script = generates(3), generates()
+        _, body = await pods.ask(RequestKind.CHAT)
+        assert "answered with an error (503)" in events(body)[-1]["error"]["message"]
+        assert not pods.second.decode.requests
+
+
+async def test_an_engine_that_did_not_read_the_ids_ends_the_stream(pods: Pods) -> None:
+    async def reads_the_messages(turn: Turn) -> None:
+        body = {k: v for k, v in turn.request.json.items() if k != "kv_transfer_params"}
+        turn.request = replace(turn.request, body=json.dumps(body).encode())
+        await generates()(turn)
+
+    pods.first.decode.script, pods.second.decode.script = generates(3), reads_the_messages
+    _, body = await pods.ask(RequestKind.CHAT)
+    assert "did not read the ids" in events(body)[-1]["error"]["message"]
+
+
+async def test_the_rest_has_a_plan_of_the_keys_in_force(pods: Pods) -> None:
+    """A stream may last longer than a key."""
+
+    def rotates_keys_and_dies(turn: Turn, last: bytes) -> None:
+        pods.keys.current = {"l": b"fedcba9876543210"}
+        dies(turn, last)
+
+    pods.first.decode.script = pods.second.decode.script = generates()
+    _, whole = await pods.ask(RequestKind.CHAT)
+    pods.first.decode.script = generates(3, rotates_keys_and_dies)
+    _, body = await pods.ask(RequestKind.CHAT)
+    assert without_head(events(body)) == without_head(events(whole))

@@ -259,7 +259,7 @@ async def test_nothing_goes_on_elsewhere_once_the_drains_limit_has_passed(
     async with pods.first.http.post(url, json=body, headers=plan) as response:
         begin = await response.content.readuntil(b"\n\n")
         pods.first.sidecar.lifecycle.drain()
-        body = begin + await asyncio.wait_for(response.read(), 10)
-    assert "shutting down" in events(body)[-1]["error"]["message"]
+        error = events(begin + await asyncio.wait_for(response.read(), 10))[-1]["error"]
+    assert "shutting down" in error["message"]
     await asyncio.wait_for(pods.first.sidecar.lifecycle.idle(), 10)
     assert not pods.second.decode.requests

@@ -4,7 +4,15 @@ import pytest
 
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, PlanRejected, Target, Timeouts, prove_prefill, sign
+from tandem_contract.plan import (
+    RESUME,
+    Plan,
+    PlanRejected,
+    Target,
+    Timeouts,
+    prove_prefill,
+    sign,
+)
 from tandem_http1.messages import Request
 from tandem_sidecar.security.route import (
     AllowList,
@@ -108,6 +116,34 @@ def test_a_plan_without_a_split_has_no_candidates() -> None:
     signed = sign(plan(RoutingPath.FAST_DECODE), KEYS, now=NOW)
     result = routed(("x-tandem-plan", signed), keys=KEYS)
     assert (result.path, result.candidates) == (RoutingPath.FAST_DECODE, ())
+
+
+@pytest.mark.parametrize("path", RoutingPath)
+@pytest.mark.parametrize(
+    ("changes", "keys", "why"),
+    [
+        ({}, {"b": b"fedcba9876543210"}, "unknown key"),
+        ({}, {"a": b"fedcba9876543210"}, "signature is wrong"),
+        ({}, {}, "no key"),
+        ({"expires": NOW - 1}, KEYS, "expired"),
+        ({"request_id": "r2"}, KEYS, "another request"),
+        ({"decode": Target("d", "10.0.0.10:8000"), "alternates": ()}, KEYS, "for the pod d"),
+    ],
+)
+def test_the_rest_of_a_stream_is_refused_without_a_plan_that_holds(
+    path: RoutingPath, changes: dict[str, object], keys: dict[str, bytes], why: str
+) -> None:
+    signed = sign(plan(path, reason=RESUME, **changes), KEYS, now=NOW)
+    with pytest.raises(PlanRejected, match=why):
+        routed(("x-tandem-plan", signed), keys=keys)
+
+
+def test_the_rest_of_a_stream_is_served_once() -> None:
+    sent = request(("x-tandem-plan", sign(plan(reason=RESUME), KEYS, now=NOW)))
+    used = UsedPlans()
+    assert choose(sent, keys=KEYS, used=used).reason == RESUME
+    with pytest.raises(PlanRejected, match="used before"):
+        choose(sent, keys=KEYS, used=used)
 
 
 OTHERS = (Target("decode-2", "10.0.0.10:8000"), Target("decode-3", "10.0.0.11:8000"))

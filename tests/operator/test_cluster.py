@@ -157,3 +157,16 @@ async def test_orphans_of_a_deleted_pool_are_not_adopted(
     async with serving(server, tmp_path) as api:
         assert await Cluster(api, cache).apply(SetPlan(SET, adopt=(adopt,)))
     assert server.writes == writes
+
+
+class NoSuchKind(Server):
+    """A server whose CRDs were deleted."""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        status = {"kind": "Status", "reason": "NotFound", "message": "no such kind"}
+        return web.json_response(status, status=404)
+
+
+async def test_without_the_crd_there_is_no_decode_pool(tmp_path: Path) -> None:
+    async with serving(NoSuchKind(), tmp_path) as api:
+        assert await Cluster(api, ClusterCache(nodes=False)).read_decode_pools("n") == set()

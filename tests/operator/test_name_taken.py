@@ -6,6 +6,7 @@ import pytest
 
 from tandem_contract import labels
 from tandem_kube.client import Api, connect
+from tandem_kube.errors import NotFound
 from tandem_kube.resources import CONFIG_MAPS, SECRETS, SERVICES, Object, Resource
 from tandem_operator.observed import EndpointKey
 from tandem_operator.routing.endpoint.observed import EndpointPlan, ObjectRef
@@ -91,16 +92,55 @@ async def test_existing_plan_keys_missing_from_the_cache_are_kept(api: Api, name
     assert child["data"] == {"old": "eA=="}
 
 
+def service(namespace: str, **metadata: object) -> Object:
+    full_metadata = {"name": "chat", "namespace": namespace, **metadata}
+    spec = {"ports": [{"port": 80}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": full_metadata, "spec": spec}
+
+
+async def test_a_service_that_replaced_ours_gets_no_note_and_is_not_deleted(
+    api: Api, namespace: str
+) -> None:
+    key, ref = EndpointKey(namespace, "chat"), ObjectRef("v1", "Service", "chat")
+    cluster = Cluster(api, ClusterCache(nodes=False))
+    ours = service(namespace, labels={labels.ENDPOINT: "chat"})
+    cluster.cache.upsert_child(await api.create(SERVICES, ours))
+    await api.delete(SERVICES, "chat", namespace)
+    theirs = await api.create(SERVICES, service(namespace))
+    assert await cluster.apply_endpoint(key, EndpointPlan(notes={"chat": "x"}, delete=(ref,)))
+    live = await api.get(SERVICES, "chat", namespace)
+    assert live["metadata"]["uid"] == theirs["metadata"]["uid"]
+    assert "annotations" not in live["metadata"]
+
+
+async def test_a_refused_note_is_a_failure_and_holds_up_no_deletion(
+    api: Api, namespace: str
+) -> None:
+    key, ref = EndpointKey(namespace, "chat"), ObjectRef("v1", "Service", "chat")
+    cluster = Cluster(api, ClusterCache(nodes=False))
+    marks = {labels.ENDPOINT: "chat"}
+    cluster.cache.upsert_child(await api.create(SERVICES, service(namespace, labels=marks)))
+    config = await api.create(CONFIG_MAPS, body(namespace, "ConfigMap"))
+    cluster.cache.upsert_child(config)
+    # Annotations have a limit of 256 KiB.
+    notes = {"chat": "x" * (1 << 18)}
+    plan = EndpointPlan(notes=notes, delete=(ObjectRef("v1", "ConfigMap", "chat-x"),))
+    assert not await cluster.apply_endpoint(key, plan)
+    assert cluster.cache.child_failures[key][ref].reason == "Refused"
+    with pytest.raises(NotFound):
+        await api.get(CONFIG_MAPS, "chat-x", namespace)
+
+
 async def test_a_service_that_someone_has_taken_over_is_not_overwritten(
     api: Api, namespace: str
 ) -> None:
-    key, service = EndpointKey(namespace, "chat"), ObjectRef("v1", "Service", "chat")
+    key, ref = EndpointKey(namespace, "chat"), ObjectRef("v1", "Service", "chat")
     observed = endpoint(decode(), key=key)
     plan = EndpointPlan(
         apply=tuple(
             planned
             for planned in plan_endpoint(observed, RouterSettings()).apply
-            if ObjectRef.of(planned) == service
+            if ObjectRef.of(planned) == ref
         )
     )
     cluster = Cluster(api, ClusterCache(nodes=False))
@@ -113,6 +153,6 @@ async def test_a_service_that_someone_has_taken_over_is_not_overwritten(
     }
     cluster.cache.upsert_child(await api.apply(SERVICES, theirs, manager="theirs", force=True))
     assert not await cluster.apply_endpoint(key, plan)
-    assert cluster.cache.child_failures[key][service].reason == "NameTaken"
+    assert cluster.cache.child_failures[key][ref].reason == "NameTaken"
     live = await api.get(SERVICES, "chat", namespace)
     assert live["spec"]["selector"] == theirs["spec"]["selector"]

@@ -86,7 +86,10 @@ class Cluster:
 
     async def read_decode_pools(self, namespace: str) -> set[WorkKey]:
         """Bring DecodePools of which the cache may not know yet into it; the affected keys."""
-        listed = await self.api.list(POOL_RESOURCES[DECODE_POOL], namespace)
+        try:
+            listed = await self.api.list(POOL_RESOURCES[DECODE_POOL], namespace)
+        except NotFound:
+            return set()  # The CRD is gone, and with it every pool.
         return {key for body in listed.items for key in self.cache.upsert_pool(body)}
 
     async def lacking_plan_keys(self, pods: Iterable[Create]) -> set[WorkKey]:
@@ -150,7 +153,7 @@ class Cluster:
         for name in plan.delete_revisions:
             await self._delete(CONTROLLER_REVISIONS, plan.key.namespace, name)
         for job in plan.delete_jobs:
-            await self._delete(JOBS, plan.key.namespace, job.name)
+            await self._delete(JOBS, plan.key.namespace, job.name, job.uid)
         # Replaced after the last write only: when an error is raised before, the failures of the
         # last complete apply remain.
         for pool in self.cache.pool_keys(plan.key):
@@ -233,6 +236,7 @@ class Cluster:
         failures: dict[ObjectRef, Failure] = {}
         cache_was_behind = False
         known = {ObjectRef.of(child): child for child in self.cache.endpoint_objects(key)}
+        uids = {ref: child["metadata"]["uid"] for ref, child in known.items()}
         for body in plan.apply:
             ref, resource = ObjectRef.of(body), resource_of(body)
             try:
@@ -257,17 +261,33 @@ class Cluster:
                 raise
             except ApiError as err:
                 failures[ref] = failure_from_error(err)
-        for name, note in plan.notes.items():
-            change = {"metadata": {"annotations": {labels.UNUSED_SINCE: note}}}
-            # The watch removes a Service that is gone from the cache.
-            with contextlib.suppress(NotFound):
-                patched = await self.api.patch(SERVICES, name, change, key.namespace)
-                self.cache.upsert_child(patched)
+        failures |= await self._write_notes(key, plan.notes, uids)
         for ref in plan.delete:
             resource = resource_of({"apiVersion": ref.api_version, "kind": ref.kind})
-            await self._delete(resource, key.namespace, ref.name)
+            await self._delete(resource, key.namespace, ref.name, uids[ref])
         self.cache.child_failures[key] = failures
         return not failures and not cache_was_behind
+
+    async def _write_notes(
+        self, key: EndpointKey, notes: Mapping[str, str | None], uids: Mapping[ObjectRef, str]
+    ) -> dict[ObjectRef, Failure]:
+        """Write `EndpointPlan.notes` on those very Services; returns the refused writes."""
+        failures = {}
+        for name, note in notes.items():
+            ref = ObjectRef("v1", "Service", name)
+            annotations = {labels.UNUSED_SINCE: note}
+            change = {"metadata": {"uid": uids[ref], "annotations": annotations}}
+            try:
+                patched = await self.api.patch(SERVICES, name, change, key.namespace)
+                self.cache.upsert_child(patched)
+            except (NotFound, Conflict):
+                # It is gone, maybe replaced by another of its name: the watch tells the cache.
+                continue
+            except TRANSIENT_ERRORS:
+                raise
+            except ApiError as err:
+                failures[ref] = failure_from_error(err)
+        return failures
 
     async def _create_pods(self, creates: Sequence[Create]) -> None:
         """Create pods in batches of 1, 2, 4, 8, … and stop after a batch with a refusal.
@@ -357,11 +377,12 @@ class Cluster:
                     raise err
         self.cache.remove(uid)
 
-    async def _delete(self, resource: Resource, namespace: str, name: str) -> None:
-        try:
-            await self.api.delete(resource, name, namespace)
-        except NotFound:
-            return
+    async def _delete(
+        self, resource: Resource, namespace: str, name: str, uid: str | None = None
+    ) -> None:
+        """Delete an object, with `uid` that very object and no other of its name."""
+        with contextlib.suppress(NotFound, Conflict):
+            await self.api.delete(resource, name, namespace, uid=uid)
 
     def _upsert(self, resource: Resource, body: Body) -> set[WorkKey]:
         if resource == PODS:

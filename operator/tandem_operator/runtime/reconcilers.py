@@ -1,5 +1,6 @@
 """The two reconcilers, one screen each: observe → plan (pure) → apply → write status."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,8 @@ from ..routing.endpoint.settings import RouterSettings
 from .cache import WorkKey
 from .cluster import Cluster
 from .reads import TransferKeySecrets
+
+log = logging.getLogger(__name__)
 
 
 class WritesRefused(Exception):
@@ -106,5 +109,9 @@ class Reconcilers:
         state = router_state(cluster.observe_endpoint(key))
         self.enqueue(set(cluster.cache.set_router_state(key, state)))
         if not done:
+            if not observed.pools:
+                # Without a pool no status has the reasons.
+                for ref, failure in cluster.cache.child_failures[key].items():
+                    log.warning("%s: %s %s: %s", key, ref.kind, ref.name, failure.message)
             raise WritesRefused
         return plan.requeue_after

@@ -38,14 +38,14 @@ _KNOWN: Final = (
 
 _NO_HANDOFF: Final = "lets no hand-off succeed: write a time above 0"
 _NO_CHECK: Final = "lets no check pass: write a time above 0"
-_DURATIONS: Final = {
+_DURATIONS: Final[Mapping[tuple[str, str], str | None]] = {
     ("disaggregated_serving", "prefill_timeout"): _NO_HANDOFF,
     ("disaggregated_serving", "kv_transfer_timeout"): _NO_HANDOFF,
     ("health_checks", "interval"): "0 is no interval: write a time of at least 100ms",
     ("health_checks", "timeout"): _NO_CHECK,
-    ("resume", "max_regeneration"): "",
+    ("resume", "max_regeneration"): None,
 }
-"""Section and name of each duration, and what is wrong with one of 0; empty: nothing."""
+"""Section and name of each duration, and what is wrong with one of 0; None: nothing."""
 MIN_CHECK_INTERVAL: Final = 0.1
 """Seconds: the shortest interval between two checks of a backend. The EPP reads the metrics of a
 busy backend as often."""

@@ -392,12 +392,16 @@ def test_the_largest_limit_of_bodies_holds_in_envoy_and_epp() -> None:
 
 
 def test_a_pool_states_the_service_of_clients() -> None:
-    stated = {"type": "LoadBalancer", "annotations": {"cloud/internal": "true"}}
+    stated = {
+        "type": "LoadBalancer",
+        "annotations": {"cloud/internal": "true", labels.UNUSED_SINCE: "x"},
+    }
     first = endpoint(decode("a", routing={"service": stated}), decode("b"))
     client = ObjectRef("v1", "Service", "chat")
     made = planned(first)[client]
     assert made["spec"]["type"] == "LoadBalancer"
     assert made["metadata"]["annotations"]["cloud/internal"] == "true"
+    assert labels.UNUSED_SINCE not in made["metadata"]["annotations"]
     # Gateways and Envoy use the others inside the cluster.
     assert {
         ref.name for ref, body in planned(first).items() if body.get("spec", {}).get("type")

@@ -219,3 +219,11 @@ def test_long_lists_are_not_quoted_in_a_conflict() -> None:
     (line,) = find_conflicts(pools(first, second))
     assert line.startswith("routing.epp.env of b differs from that of a")
     assert "secret" not in line
+
+
+def test_resumed_streams_that_are_turned_off_are_off_in_the_epps_own_configuration() -> None:
+    config = {"kind": "EndpointPickerConfig", "resume": {"enabled": True}}
+    own = decode("a", routing={"epp": {"config": config}})
+    off = decode("b", routing={"resume": {"enabled": False}})
+    assert together(own, off).epp_config == {"kind": "EndpointPickerConfig"}
+    assert together(own).epp_config == config

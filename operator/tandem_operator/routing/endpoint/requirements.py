@@ -111,9 +111,13 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
     )
 
 
-def epp_config(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
-    """The EndpointPickerConfig in effect for all `decodes` together, in order of their names."""
-    return next((d.spec.routing.epp.config for d in decodes if d.spec.routing.epp.config), {})
+def epp_config(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
+    """The EndpointPickerConfig in effect for all `decodes` together, in order of their names;
+    without its section `resume` where `routing.resume` turns resumed streams off."""
+    config = next((d.spec.routing.epp.config for d in decodes if d.spec.routing.epp.config), {})
+    stated = _stated_resume(decodes)
+    is_off = bool(stated) and not stated["enabled"]
+    return {name: value for name, value in config.items() if name != "resume" or not is_off}
 
 
 def health_checks(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
@@ -137,8 +141,12 @@ def _health_checks(routing: Routing) -> dict[str, Any]:
 def resume(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
     """The router configuration's section `resume` for all `decodes` together, in order of their
     names; empty when none asks for it: an EPP of an earlier version refuses a file with it."""
-    stated = next(filter(None, (_resume(d.spec.routing) for d in decodes)), {})
+    stated = _stated_resume(decodes)
     return stated if stated.get("enabled") else {}
+
+
+def _stated_resume(decodes: Iterable[DecodePool]) -> dict[str, Any]:
+    return next(filter(None, (_resume(d.spec.routing) for d in decodes)), {})
 
 
 def _resume(routing: Routing) -> dict[str, Any]:

@@ -82,7 +82,13 @@ def _client_service(observed: ObservedEndpoint, required: EndpointRequirements) 
     made = service(observed, Names(observed.key.name).endpoint, ENVOY, ("http", ports.ENVOY))
     # Always written: the API server would keep a type that the pool no longer states.
     made["spec"]["type"] = stated.type or "ClusterIP"
-    made["metadata"]["annotations"] = {**stated.annotations, **stated_hash(stated.annotations)}
+    # Tandem's own annotations are not the pools' to state: the operator removes `UNUSED_SINCE`.
+    annotations = {
+        name: value
+        for name, value in stated.annotations.items()
+        if not name.startswith(f"{labels.GROUP}/")
+    }
+    made["metadata"]["annotations"] = {**annotations, **stated_hash(annotations)}
     return made
 
 

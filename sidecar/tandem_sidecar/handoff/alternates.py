@@ -87,14 +87,27 @@ class Alternates:
         leg = _LegToAnotherPod(
             self._context, self._client, self._generation, self, target, self._keys
         )
-        leg.start(parse_host_port(target.address), target.name, rest.data)
-        self._client.continue_with(leg)
+        self._start(leg, parse_host_port(target.address), target.name, rest)
 
     def _send_back(self, rest: Body) -> None:
         self._may_return = False
         leg = _LegAfterFirst(self._context, self._client, self._generation, self)
         rank = self._generation.route.decode_rank
-        leg.start(self._engine, self._decode_name, rest.data, rank=rank)
+        self._start(leg, self._engine, self._decode_name, rest, rank=rank)
+
+    def _start(
+        self,
+        leg: "_LegAfterFirst",
+        engine: HostPort,
+        name: str,
+        rest: Body,
+        *,
+        rank: int | None = None,
+    ) -> None:
+        if self._generation.kept is not None:
+            # It may say why a drain left the stream where it was.
+            self._generation.record.not_resumed = ""
+        leg.start(engine, name, rest.data, rank=rank)
         self._client.continue_with(leg)
 
 

@@ -200,11 +200,21 @@ class HandoffDriver:
         if kept is not None and (rest := kept.missing_end()) is not None:
             self._is_completed = True
             kept.body(rest, last=True)
-        elif cut.decode_failed and kept is not None and self._try_take_over():
+        elif self._may_take_over(cut) and self._try_take_over():
             self._abort_decode()
         else:
             at = CutPoint.WITHIN_EVENT if decode is None else decode.cut_point()
             self._relay.cut(cut.status, self._record.cut_message(cut.message), at)
+
+    def _may_take_over(self, cut: events_actions.CutAnswer) -> bool:
+        """Whether another engine may go on with the answer."""
+        return cut.decode_failed and self._generation.kept is not None and not self._has_exhausted
+
+    @property
+    def _has_exhausted(self) -> bool:
+        """Whether the prompt may be what hung the decode engine, and would hang another."""
+        has_hung = self._decode is not None and self._decode.is_hung
+        return has_hung and self._generation.may_exhaust()
 
     def _abort_decode(self) -> None:
         if self._decode is not None:
@@ -316,9 +326,7 @@ class HandoffDriver:
         return timing
 
     def _send_error(self, error: events_actions.SendError) -> None:
-        has_hung = error.decode_failed and self._decode is not None and self._decode.is_hung
-        # Another engine would hang as well.
-        may_exhaust = error.may_exhaust or (has_hung and self._generation.may_exhaust())
+        may_exhaust = error.may_exhaust or (error.decode_failed and self._has_exhausted)
         if error.decode_failed and not may_exhaust and self._try_take_over():
             return
         if self._relay.written:

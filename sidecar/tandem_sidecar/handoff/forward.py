@@ -293,7 +293,9 @@ class Forward(ABC):
     def _fail(self, result: Result, detail: str) -> None:
         self.end_leg(result, detail)
         message = self.report_loss(detail)
-        may_move = self._kept is not None or not self._relay.written
+        kept = self._kept
+        # A stream that lacks only its end needs no other engine.
+        may_move = not self._relay.written if kept is None else kept.missing_end() is None
         if not may_move or not self._try_take_over(result):
             self._break_off(502, message)
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,25 @@ from tandem_contract import headers
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, ResumeLimits, Target, sign
 from tandem_contract.plan_keys import PlanKeys
+from tandem_contract.prompt_length import EXHAUSTING
 from tandem_contract.request_kinds import PATHS, RequestKind
 
 from ..conftest import Harness
-from ..peers import FakePrefill, Script, Turn
+from ..peers import FakePrefill, Script, Turn, hangs
 from . import answers
 from .answers import TOOL
-from .scripted import ENDS, TOKENS, End, asked, dies, events, generates, without_head
+from .events import DONE
+from .scripted import (
+    ENDS,
+    TOKENS,
+    End,
+    asked,
+    dies,
+    events,
+    generates,
+    until_gone,
+    without_head,
+)
 
 ID = "r-1"
 
@@ -61,13 +74,19 @@ class Pods:
 
 @asynccontextmanager
 async def two_pods(
-    harness: Harness, folder: Path, *, resume: bool, keys_of_second: PlanKeys | None = None
+    harness: Harness,
+    folder: Path,
+    *,
+    resume: bool,
+    keys_of_second: PlanKeys | None = None,
+    **changes: Any,
 ) -> AsyncIterator[Pods]:
+    """`changes`: of the first sidecar's settings."""
     (folder / "k").write_text("0123456789abcdef")
     keys = PlanKeys(folder)
     async with AsyncExitStack() as stack:
         second = Harness(stack)
-        await harness.start(keys=keys, resume=resume)
+        await harness.start(keys=keys, resume=resume, **changes)
         await second.start(keys=keys_of_second or keys, resume=resume, pod_name="decode-1")
         yield Pods(harness, second, keys)
 
@@ -279,3 +298,31 @@ async def test_the_rest_has_a_plan_of_the_keys_in_force(pods: Pods) -> None:
     pods.first.decode.script = generates(3, rotates_keys_and_dies)
     _, body = await pods.ask(RequestKind.CHAT)
     assert without_head(events(body)) == without_head(events(whole))
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_a_stream_that_lacks_only_its_end_needs_no_other_pod(pods: Pods, split: bool) -> None:
+    prefills = [await pods.first.prefill()] if split else []
+    pods.first.decode.script, pods.second.decode.script = generates(TOKENS, dies), generates()
+    more = {"temperature": 0, "presence_penalty": 1, "stream_options": None}
+    _, body = await pods.ask(RequestKind.CHAT, *prefills, **more)
+    assert body.endswith(DONE)
+    assert not pods.second.decode.requests
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_a_prompt_that_may_hang_engines_hangs_one_only(
+    harness: Harness, tmp_path: Path, split: bool
+) -> None:
+    prefills = [await harness.prefill()] if split else []
+    async with two_pods(harness, tmp_path, resume=True, silence_timeout=0.2) as pods:
+        pods.first.decode.script = generates(3, pause=until_gone)
+        pods.first.decode.health = hangs
+        pods.second.decode.script = generates()
+        messages = [{"role": "user", "content": "x" * (EXHAUSTING + 1)}]
+        data = BytesIO(json.dumps(asked(is_chat=True, messages=messages)).encode())
+        url, plan = pods.first.url(PATHS[RequestKind.CHAT]), pods.plan(*prefills)
+        async with pods.first.http.post(url, data=data, headers=plan) as response:
+            body = await response.read()
+        assert "no sign of life" in events(body)[-1]["error"]["message"]
+        assert not pods.second.decode.requests

@@ -263,3 +263,31 @@ async def test_nothing_goes_on_elsewhere_once_the_drains_limit_has_passed(
     assert "shutting down" in error["message"]
     await asyncio.wait_for(pods.first.sidecar.lifecycle.idle(), 10)
     assert not pods.second.decode.requests
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_a_stream_that_moved_does_not_say_why_the_drain_had_left_it(
+    pods: Pods, split: bool
+) -> None:
+    prefills = [await pods.first.prefill()] if split else []
+    failing = asyncio.Event()
+
+    async def fails(turn: Turn) -> None:
+        await failing.wait()
+        turn.die()
+        turn.gone.set()
+
+    pods.first.decode.generate, pods.second.decode.generate = pauses(3, fails), pauses(0)
+    body = asked(is_chat=True, presence_penalty=1, temperature=0)
+    url, plan = pods.first.url(PATHS[CHAT]), pods.plan(*prefills)
+    lifecycle = pods.first.sidecar.lifecycle
+    async with pods.first.http.post(url, json=body, headers=plan) as response:
+        begin = await response.content.readuntil(b"\n\n")
+        lifecycle.drain()
+        failing.set()
+        await pods.second.decode.received(1)
+        for work in list(lifecycle.work):
+            work.drain_expired()
+        error = events(begin + await response.read())[-1]["error"]["message"]
+    assert "shutting down" in error
+    assert "no other engine" not in error

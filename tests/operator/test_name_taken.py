@@ -149,7 +149,7 @@ async def test_a_service_that_someone_has_taken_over_is_not_overwritten(
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": "chat", "namespace": namespace},
-        "spec": {"selector": dict.fromkeys(plan.apply[0]["spec"]["selector"], "theirs")},
+        "spec": {"selector": {"app": "theirs"}},
     }
     cluster.cache.upsert_child(await api.apply(SERVICES, theirs, manager="theirs", force=True))
     assert not await cluster.apply_endpoint(key, plan)

@@ -126,20 +126,24 @@ class PlacedRequest:
             # Another backend would answer that there is no such response.
             return False
         self._failed.append(self._placement.decode)
+        kept, body = self._kept, self._body
         subset = self._others() if len(self._failed) <= self._most else frozenset()
-        if not subset or self._parts.context.lifecycle.draining:
-            if self._kept is not None:
+        # Before the stream is cut, as in `try_move`.
+        placement = None
+        if subset and not self._parts.context.lifecycle.draining:
+            data = self._request.body if kept is None or body is None else body.data
+            placement = self._place(subset, data)
+        if placement is None:
+            if kept is not None:
                 self._record.not_resumed = "no further engine may serve the request"
             return False
-        data = self._request.body
-        if self._kept is not None:
-            rest = self._kept.move()
+        if kept is not None:
+            rest = kept.move()
             if rest is None:
+                placement.end(time())
                 return False
-            self._body, data = rest, rest.data
-        placement = self._place(subset, data)
-        if placement is None:
-            return False
+            self._body = rest
+            self._record.not_resumed = ""
         self._parts.placements.on_failure(self._record)
         self._continue_at(placement)
         return True
@@ -158,7 +162,7 @@ class PlacedRequest:
         if rest is None:
             placement.end(time())
             return False
-        self._body = rest
+        self._body, self._record.not_resumed = rest, ""
         self._continue_at(placement)
         return True
 

@@ -243,3 +243,13 @@ def answers_of(
             turn.end()
 
     return script
+
+
+async def test_a_stream_without_a_place_is_not_cut(harness: Harness) -> None:
+    """Another backend is ready, but it only prefills."""
+    await harness.prefill("p")
+    await harness.decode("d-0", generates(3))
+    await harness.start({"fallback_to_unified": False}, settings=RESUMES)
+    _, body = await harness.ask(asked())
+    assert "no further engine may serve" in events(body)[-1]["error"]["message"]
+    assert not await harness.metric("tandem_sidecar_stream_moves_total")

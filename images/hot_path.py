@@ -2,7 +2,7 @@
 
     python -m images.hot_path SITE                     the packages in SITE, for images
     python -m images.hot_path SITE --copy-of ROOT      a copy of those of a checkout, for tests
-    … --optimize 0                                     in a quarter of the time, for tests only
+    … --optimize 0                                     in two thirds of the time, for tests only
 
 Extension modules are written beside the sources, which stay: Python prefers the former. Needs a C
 compiler, Python's headers, mypy and setuptools. Without this step the same sources run interpreted.

@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Final, Protocol, cast
 
 from tandem_contract.commandline import HostPort
-from tandem_contract.connections import unsent_bytes
+from tandem_contract.connections import keep_alive, unsent_bytes
 
 from .framing import BadFraming, Framing
 from .messages import BadHead, ResponseHead
@@ -173,6 +173,8 @@ class ServerConnection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        # A lost host sends no end. One that is back answers with a reset, but only if it is asked.
+        keep_alive(transport.get_extra_info("socket"))
 
     def pause_writing(self) -> None:
         if self._call is not None and self._call.server_full is not None:

@@ -270,3 +270,19 @@ async def test_a_connection_that_the_system_gives_up_without_a_limit_of_ours_is_
     pool.send(HostPort("127.0.0.1", 1), b"GET", b"", collector, connect_timeout=None)
     expected = NoAnswer(Failure.UNREACHABLE, "127.0.0.1:1: Connection timed out")
     assert await asyncio.wait_for(done, 10) == expected
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_tcp_asks_a_silent_host_whether_it_is_there(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def connect() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            connection = await Pool().connect(HostPort(*server.getsockname()), plain=True)
+            with connection._transport.get_extra_info("socket").dup() as own:
+                assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+            connection.drop()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(connect())

@@ -22,7 +22,7 @@ from tandem_contract.stream_start import read_event
 from ..bodies.parse import UNREADABLE
 from .errors import AnswerDiffers, StreamBroken
 from .repeated import Lane, Repeated, choice_parts
-from .typed_events import TypedIds, is_ping, typed_parts
+from .typed_events import TypedIds, is_aborted, is_ping, typed_parts
 from .whole_events import WholeEvents
 
 _EVENT: Final = b"event: "
@@ -171,6 +171,8 @@ class Transcript:
 
     def _typed(self, event: dict[str, Any]) -> bool:
         """The same of an API whose events have types."""
+        if is_aborted(event):
+            raise StreamBroken("the engine ended the request")
         parts = typed_parts(event)
         is_new = not self._repeated or self._repeated.cut_lane(0, event, parts)
         self._ids.note(event)

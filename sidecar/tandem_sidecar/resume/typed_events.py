@@ -23,6 +23,15 @@ def is_ping(name: bytes, data: bytes) -> bool:
     return name == b"ping" or data in {b'{"type":"ping"}', b'{"type": "ping"}'}
 
 
+def is_aborted(event: dict[str, Any]) -> bool:
+    """Whether the engine says that it ended the request. vLLM 0.32 has no stop reason for messages
+    then, and for responses a status, in some of its modes: in others they look completed."""
+    delta, response = event.get("delta"), event.get("response")
+    if event["type"] == "message_delta" and isinstance(delta, dict):
+        return delta.get("stop_reason", "") is None
+    return isinstance(response, dict) and response.get("status") == "cancelled"
+
+
 def typed_parts(event: dict[str, Any]) -> list[Part]:
     """The texts of an event."""
     place = ".".join(str(event[name]) for name in _PLACES if name in event)

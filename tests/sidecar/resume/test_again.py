@@ -191,6 +191,32 @@ def data_of(kind: RequestKind, body: Json) -> bytes:
     return json.dumps({**BASE[kind], "stream": True, "model": "m", **body}).encode()
 
 
+FAILURES: list[tuple[RequestKind, Json]] = [
+    (RequestKind.MESSAGES, {"type": "error", "error": {"message": "the core died"}}),
+    (RequestKind.MESSAGES, {"type": "message_delta", "delta": {"stop_reason": None}}),
+    (RequestKind.RESPONSES, {"type": "error", "message": "the core died"}),
+    (RequestKind.RESPONSES, {"type": "response.failed", "response": {"status": "failed"}}),
+    (RequestKind.RESPONSES, {"type": "response.completed", "response": {"status": "cancelled"}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "failure"), FAILURES)
+async def test_a_stream_whose_engine_says_that_it_failed_goes_on(
+    kind: RequestKind, failure: Json
+) -> None:
+    kept = kept_stream(kind, {"temperature": 0}, Record("r", kind, 0.0, 0.0), 1e9)
+    assert kept is not None
+    sent: list[bytes] = []
+    take(kept, FIRST.answer(kind, kept.asked.data)[:5], sent)
+    event = f"event: {failure['type']}\ndata: {json.dumps(failure)}\n\n".encode()
+    with pytest.raises(StreamBroken):
+        kept.read(event, last=False)
+    rest = kept.move()
+    assert rest is not None
+    take(kept, OTHERS[0].answer(kind, rest.data), sent)
+    assert comparable(read(sent)) == comparable(whole(kind, {"temperature": 0}))
+
+
 AGAIN: list[tuple[RequestKind, Json]] = [
     (RequestKind.COMPLETIONS, {"presence_penalty": 1, "return_token_ids": True}),
     (RequestKind.COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "seed": 1, "logprobs": True}),

@@ -23,6 +23,7 @@ from ..sidecar.resume.scripted import (
     ends_too_early,
     events,
     generates,
+    text_of,
     without_head,
 )
 from .conftest import LOOPBACK, Harness
@@ -206,6 +207,27 @@ async def test_an_answer_that_is_generated_again_is_sent_once(
         got = resumed if b"-first" in resumed else resumed.replace(b"-other", b"-first")
         expected = answers.comparable(answers.read([whole]))
         assert answers.comparable(answers.read([got])) == expected, after
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_an_answer_is_generated_again_however_it_ended(harness: Harness, end: End) -> None:
+    engines = [await harness.decode(f"d-{number}", generates()) for number in range(8)]
+    await harness.start({"enabled": False}, settings=RESUMES)
+    path = PATHS[RequestKind.CHAT]
+    body = asked(is_chat=True, temperature=0, presence_penalty=1)
+    _, whole = await harness.ask(body, path)
+    for after in range(1, TOKENS):
+        scripts = [generates(after, end), generates(id="cmpl-of-another")]
+
+        async def fails_first(turn: Turn, scripts: list[Script] = scripts) -> None:
+            await scripts.pop(0)(turn)
+
+        for engine in engines:
+            engine.script = fails_first
+        _, resumed = await harness.ask(body, path)
+        assert not scripts
+        assert text_of(resumed) == text_of(whole), after
+        assert "error" not in events(resumed)[-1]
 
 
 async def test_another_answer_ends_the_stream_with_an_error(harness: Harness) -> None:

@@ -1,5 +1,6 @@
 """A scripted engine whose streams fail in every way, and how to compare what its client gets."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -41,6 +42,20 @@ def aborts(turn: Turn, last: bytes) -> None:
     turn.end()
 
 
+def reports_a_finish_of_errors(turn: Turn, last: bytes) -> None:
+    turn.chunk(last)
+    turn.chunk(event("", [], finish="error"))
+    turn.chunk(DONE)
+    turn.end()
+
+
+def says_that_it_is_done(turn: Turn, last: bytes) -> None:
+    """Without a finish reason."""
+    turn.chunk(last)
+    turn.chunk(DONE)
+    turn.end()
+
+
 def breaks_within_an_event(turn: Turn, last: bytes) -> None:
     turn.chunk(last + event("lost", [1])[:40])
     turn.die()
@@ -56,6 +71,8 @@ ENDS = [
     reports_an_error,
     reports_an_error_at_once,
     aborts,
+    reports_a_finish_of_errors,
+    says_that_it_is_done,
     breaks_within_an_event,
     ends_too_early,
 ]
@@ -72,10 +89,12 @@ def generates(
     *,
     id: str = "cmpl-a",
     pause: Pause | None = None,
+    pace: float = 0.0,
 ) -> Script:
     """An engine whose next token follows from the one before it; after so many tokens it ends as
     `end` does, or with `pause` waits for that and goes on, unless its peer is gone by then. Every
-    third token has no text: it is the beginning of the next one's character."""
+    third token has no text: it is the beginning of the next one's character. `pace`: seconds for
+    each token."""
 
     async def script(turn: Turn) -> None:
         body = turn.request.json
@@ -92,6 +111,8 @@ def generates(
                 unsent = b""
             if unsent:
                 turn.chunk(unsent)
+            if pace:
+                await asyncio.sleep(pace)
             last = (last * 7 + 3) % 1000
             pending += f"<{last}>"
             is_last = number == wanted - 1
@@ -160,3 +181,9 @@ def events(stream: bytes) -> list[Any]:
     assert not rest
     data = [text.removeprefix("data: ") for text in whole]
     return [json.loads(text) for text in data if text != "[DONE]"]
+
+
+def text_of(stream: bytes) -> str:
+    """The text of a stream, which engines may divide into events in different ways."""
+    choices = [choice for each in events(stream) for choice in each.get("choices", ())]
+    return "".join((each.get("delta") or {}).get("content") or "" for each in choices)

@@ -31,6 +31,7 @@ from .scripted import (
     dies,
     events,
     generates,
+    text_of,
     until_gone,
     without_head,
 )
@@ -139,6 +140,24 @@ async def test_an_answer_is_generated_again(pods: Pods, split: bool, kind: Reque
         assert got == answers.comparable(answers.read(events)), after
         body = pods.second.decode.requests[-1].body
         assert body.count(b'"request_id"') == (kind is RequestKind.RESPONSES)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("split", [False, True])
+async def test_an_answer_is_generated_again_however_it_ended(
+    pods: Pods, end: End, split: bool
+) -> None:
+    prefills = [await pods.first.prefill()] if split else []
+    kind, more = RequestKind.CHAT, {"temperature": 0, "presence_penalty": 1}
+    pods.first.decode.script = generates()
+    _, whole = await pods.ask(kind, *prefills, **more)
+    pods.second.decode.script = generates(id="cmpl-of-another")
+    for after in range(1, TOKENS):
+        pods.first.decode.script = generates(after, end)
+        _, resumed = await pods.ask(kind, *prefills, **more)
+        assert text_of(resumed) == text_of(whole), after
+        assert "error" not in events(resumed)[-1]
+    assert len(pods.second.decode.requests) == TOKENS - 1
 
 
 async def test_a_plan_asks_for_it_without_the_flag(pods_without_flag: Pods) -> None:

@@ -1,5 +1,6 @@
 """A request that was placed: started on its engines, and on others if its decode engine fails."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from time import time
 from typing import Final
@@ -63,8 +64,10 @@ class PlacedRequest:
         kind = kind_of(request.method, request.target)
         self._kept: KeptStream | None = None
         self._most = FAILOVERS
+        self.resumes = False
         limits = parts.context.settings.resume_limits
         if limits is not None and kind is not None and body is not None:
+            self.resumes = True
             context = parts.context
             self._kept = keep(
                 client,
@@ -125,9 +128,9 @@ class PlacedRequest:
         if self._needs_stored_response:
             # Another backend would answer that there is no such response.
             return False
-        self._failed.append(self._placement.decode)
+        failed = [*self._failed, self._placement.decode]
         kept, body = self._kept, self._body
-        subset = self._others() if len(self._failed) <= self._most else frozenset()
+        subset = self._others(failed) if len(failed) <= self._most else frozenset()
         # Before the stream is cut, as in `try_move`.
         placement = None
         if subset and not self._parts.context.lifecycle.draining:
@@ -144,6 +147,7 @@ class PlacedRequest:
                 return False
             self._body = rest
             self._record.not_resumed = ""
+        self._failed = failed
         self._parts.placements.on_failure(self._record)
         self._continue_at(placement)
         return True
@@ -151,7 +155,7 @@ class PlacedRequest:
     def try_move(self) -> bool:
         """Give a stream whose backend drains to another one; returns whether one takes it."""
         kept, body = self._kept, self._body
-        subset = self._others() - {self._placement.decode.address}
+        subset = self._others([*self._failed, self._placement.decode])
         if kept is None or body is None or not subset or self._parts.context.lifecycle.draining:
             return False
         # Before the stream is cut: without a place it goes on where it is.
@@ -188,12 +192,13 @@ class PlacedRequest:
             return bool(response_id_in(self._http.path))
         return bool(previous_response(kind, self._body))
 
-    def _others(self) -> frozenset[str]:
-        """Addresses of the backends that did not fail this request; empty if none of them is left
-        that could serve it."""
+    def _others(self, left: Iterable[Pod]) -> frozenset[str]:
+        """Addresses of the backends but those that the request `left`; empty if there is none that
+        could serve it."""
         ready = self._parts.fleet.ready_pods(self._placement.decision.model)
-        failed = {pod.address for pod in self._failed}
-        return frozenset(pod.address for pod in ready if pod.address) - failed
+        return frozenset(pod.address for pod in ready if pod.address) - {
+            pod.address for pod in left
+        }
 
     def _route(self) -> Route:
         """The placement as the data path reads it."""

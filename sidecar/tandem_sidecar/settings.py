@@ -39,6 +39,20 @@ class Breaker:
 
 
 @dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a request that another engine can go on with waits for a silent one
+    (`handoff.liveness`). To leave an engine that was only slow costs a recompute, and nothing that
+    the client sees. No wait is longer than `Settings.silence_timeout`."""
+
+    silence: float = 2.0
+    """Seconds without a byte after which the engine's `/health` is requested. Too low: a probe for
+    each long prompt."""
+    answer: float = 1.0
+    """Seconds for its answer. Too low: streams leave engines that are only busy. A vLLM that cannot
+    keep up answers within 0.26 s (`benchmarks.health`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class HealthChecks:
     """How the sidecar checks its engine; by the last checks it is ready or not."""
 
@@ -131,6 +145,8 @@ class Settings:
     how long the first took; a stream with more ends with an error. Its client gets nothing
     meanwhile. Only for streams that are not continued by token ids (see `resume.rules`). Too high:
     a few long answers keep an engine busy with what their clients have."""
+    resume_patience: Patience = field(default_factory=Patience)
+    """It has no flag: what bounds it from below is the time of an engine's answer to a probe."""
     resume_max_moves: int = ResumeLimits().max_moves
     """Other engines that such a stream is given to after failures. The router's file states it, or
     a plan; it has no flag."""

@@ -95,6 +95,7 @@ class Peer:
         self.script: Script = script or self.default
         self.requests: list[Received] = []
         self.connections = 0
+        self.host = "127.0.0.1"
         self.port = 0
         """Port to listen on; 0: a free one."""
         self.tls: ssl.SSLContext | None = None
@@ -109,9 +110,9 @@ class Peer:
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", self.port, limit=2**26, ssl=self.tls
+            self._serve, self.host, self.port, limit=2**26, ssl=self.tls
         )
-        self.address = HostPort("127.0.0.1", self._server.sockets[0].getsockname()[1])
+        self.address = HostPort(self.host, self._server.sockets[0].getsockname()[1])
         return self
 
     async def __aexit__(self, *_: object) -> None:

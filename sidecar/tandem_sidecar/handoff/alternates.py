@@ -52,6 +52,10 @@ class Alternates:
         self._may_return = False
         """Whether the stream left `engine` only because it drains."""
 
+    @property
+    def resumes(self) -> bool:
+        return True
+
     def try_take_over(self) -> bool:
         """Give the rest of the request to the next pod, or back; returns whether there is one."""
         generation = self._generation

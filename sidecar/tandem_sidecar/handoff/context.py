@@ -60,9 +60,13 @@ class Failover(Protocol):
     """Finds another engine for a request whose engine failed: before the client got a byte, or in
     the middle of a stream that is kept."""
 
+    @property
+    def resumes(self) -> bool:
+        """Whether the request leaves an engine that only seems to hang: the set resumes streams."""
+
     def try_take_over(self) -> bool:
         """Give the request and its record to another engine; returns whether one takes them. The
-        caller then ends without a word to the client."""
+        caller then ends without a word to the client. If not, the engine may still go on."""
 
     def try_move(self) -> bool:
         """Likewise of a stream that is kept and whose engine did not fail, but drains."""

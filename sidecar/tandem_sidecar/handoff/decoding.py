@@ -42,6 +42,13 @@ class DecodeListener(Protocol):
     def write_answer(self, data: bytes, *, last: bool) -> None:
         """Send bytes of the answer to the client."""
 
+    def try_take_over(self) -> bool:
+        """Give the request to another engine, as the leg's seems to hang; returns whether one takes
+        it. Then `on_taken_over` follows; if not, nothing has changed."""
+
+    def on_taken_over(self, problem: str) -> None:
+        """Another engine serves the request, because of `problem`. The leg is to be aborted."""
+
 
 class DecodeLeg:
     """One decode leg, and the receiver of its answer.
@@ -63,9 +70,11 @@ class DecodeLeg:
         http10: bool,
         rewrite_usage: bool,
         kept: KeptStream | None,
+        is_movable: bool,
     ) -> None:
         """`http10`: the client cannot read chunks; `rewrite_usage`: the usage may be wrong; `kept`:
-        the stream that this engine begins or continues, which makes its own chunks."""
+        the stream that this engine begins or continues, which makes its own chunks; `is_movable`:
+        another engine may take the request while this one may only be slow."""
         self.payload_only = http10 or rewrite_usage or kept is not None
         self.cached: int | None = None
         """The right count of cached tokens, set before `start_forwarding`; None: leave the count.
@@ -104,7 +113,10 @@ class DecodeLeg:
         """First bytes of the answer that may not be sent yet, and whether they are the last."""
         self._call: Call | None = None
         self._output_timer: asyncio.TimerHandle | None = None
-        self._liveness = context.liveness.watch(engine, self)
+        if is_movable:
+            self._liveness = context.liveness.watch_movable(engine, self)
+        else:
+            self._liveness = context.liveness.watch(engine, self)
 
     def send(
         self,
@@ -139,12 +151,14 @@ class DecodeLeg:
 
     def pause(self) -> None:
         """Stop reading from the engine."""
+        self._liveness.pause()
         if self._call is not None:
             self._call.pause()
 
     def resume(self) -> None:
         """Read from the engine again, unless its first bytes are still held."""
         if self._call is not None and self._early_bytes is None:
+            self._liveness.resume()
             self._call.resume()
 
     def abort(self) -> None:
@@ -155,7 +169,7 @@ class DecodeLeg:
         # A leg that was answered with a 5xx had failed before this abort.
         result = Result.ABORTED if status is None or status < 500 else result_of(status)
         self._leg.end(result, self._loop.time(), status=status)
-        self._liveness.unwatch(self)
+        self._liveness.unwatch()
         self._stop_waiting_for_kv()
         self._end_overlap()
         if self._call is not None:
@@ -207,6 +221,22 @@ class DecodeLeg:
             return CutPoint.WITHIN_EVENT if edited is None else edited.cut_point()
         return CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()
 
+    @property
+    def awaits_token(self) -> bool:
+        return self._forwarding and self._kept is not None and self._kept.has_token_events
+
+    def try_leave(self, detail: str) -> bool:
+        if self._kept is not None and self._kept.missing_end() is not None:
+            # It needs no other engine.
+            self.engine_hung(detail)
+            return True
+        if not self._listener.try_take_over():
+            return False
+        # Before the abort: the first result counts.
+        self._leg.end(Result.SILENT, self._loop.time(), detail=detail)
+        self._listener.on_taken_over(f"decode failed: {detail}")
+        return True
+
     def engine_hung(self, detail: str) -> None:
         self.is_hung = True
         self._leg.end(Result.SILENT, self._loop.time(), detail=detail)
@@ -242,7 +272,7 @@ class DecodeLeg:
         if self._chunks is not None:
             data = self._chunks.take(data)
         if last:
-            self._liveness.unwatch(self)
+            self._liveness.unwatch()
             self._call = None
         if self._forwarding:
             # The last bytes end the leg and an editor may hold bytes back, so both go through
@@ -263,7 +293,7 @@ class DecodeLeg:
         broke_off = self._reads_kv and self.answer is not None and bool(self._start.data)
         result = Result.ERROR if broke_off else result_of_failure(failure)
         self._leg.end(result, self._loop.time(), status=status, detail=detail)
-        self._liveness.unwatch(self)
+        self._liveness.unwatch()
         self._stop_waiting_for_kv()
         self._end_overlap()
         self.is_unsent = self._call is not None and self._call.sent is None

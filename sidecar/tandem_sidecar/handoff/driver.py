@@ -11,6 +11,7 @@ from math import inf
 from typing import Final
 
 from tandem_contract.commandline import HostPort
+from tandem_contract.paths import ErrorPhase
 from tandem_contract.timing import UNKNOWN, Timing
 from tandem_http1.answers import CutPoint, Relay
 from tandem_http1.client import ClientConnection
@@ -133,6 +134,16 @@ class HandoffDriver:
     def on_decode_event(self, event: events_actions.DecodeEvent) -> None:
         self._handle(event)
 
+    def try_take_over(self) -> bool:
+        generation = self._generation
+        may_move = generation.kept is not None or not self._relay.written
+        return may_move and not generation.may_exhaust() and self._try_take_over()
+
+    def on_taken_over(self, problem: str) -> None:
+        self._record.errors += (ErrorPhase.DECODE,)
+        self._log_failure(events_actions.DecodeLost(problem))
+        self._handle(events_actions.DecodeTakenOver())
+
     def release_unused_kv(self, attempt: HandoffAttempt, kv_hold: KvHold) -> None:
         release_kv(self._context, self._generation, self._engine, attempt.attempt_id, kv_hold)
 
@@ -253,6 +264,7 @@ class HandoffDriver:
             http10=generation.request.http10,
             rewrite_usage=rewrite_usage,
             kept=generation.kept,
+            is_movable=generation.failover is not None and generation.failover.resumes,
         )
         self._decode.cached, self._decode.created = cached, created
         rank = generation.route.decode_rank

@@ -25,7 +25,7 @@ from ..resume.errors import StreamBroken
 from ..resume.kept_stream import KeptStream
 from .classify import AnswerStart, result_of, result_of_failure
 from .context import Failover, SidecarContext
-from .liveness import EngineLiveness
+from .engine_liveness import LegLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
 from .outbound import engine_request, new_attempt_id
 from .reply import ANSWER_DROPPED, NO_RETRY, ServedBy, not_sent, send_error
@@ -56,7 +56,7 @@ class Forward(ABC):
     _overlap: Overlap | None = None
     _has_exhausted = False  # Whether the request may have hung its engine, and would hang another.
     _is_unsent = False  # Whether no connection to the engine was made, so that it got nothing.
-    _liveness: EngineLiveness
+    _liveness: LegLiveness
 
     def __init__(
         self,
@@ -98,7 +98,10 @@ class Forward(ABC):
         # Before the leg: tracing decides here which `traceparent` the leg gets.
         context.observer.on_request_start(record)
         self.leg = record.leg(self.phase, backend, self.attempt_id(), record.received)
-        self._liveness = context.liveness.watch(engine, self)
+        if self.computes_prompt and self._failover is not None and self._failover.resumes:
+            self._liveness = context.liveness.watch_movable(engine, self)
+        else:
+            self._liveness = context.liveness.watch(engine, self)
         added = self.added_headers(engine)
         self._call = context.pool.send(
             engine,
@@ -145,10 +148,12 @@ class Forward(ABC):
         self.end(Outcome.ABANDONED)
 
     def pause_sending(self) -> None:
+        self._liveness.pause()
         if self._call is not None:
             self._call.pause()
 
     def resume_sending(self) -> None:
+        self._liveness.resume()
         if self._call is not None:
             self._call.resume()
 
@@ -232,6 +237,22 @@ class Forward(ABC):
         self._is_unsent = self._call is not None and self._call.sent is None
         self._fail(result_of_failure(failure), detail)
 
+    @property
+    def awaits_token(self) -> bool:
+        return self._has_begun and self._kept is not None and self._kept.has_token_events
+
+    def try_leave(self, detail: str) -> bool:
+        kept = self._kept
+        if kept is not None and kept.missing_end() is not None:
+            # It needs no other engine.
+            self.engine_hung(detail)
+            return True
+        may_move = kept is not None or not self._relay.written
+        if not may_move or self.may_exhaust() or not self._try_take_over(Result.SILENT, detail):
+            return False
+        self.report_loss(detail)
+        return True
+
     def engine_hung(self, detail: str) -> None:
         self._abort_call()
         self._has_exhausted = self.may_exhaust()
@@ -241,7 +262,7 @@ class Forward(ABC):
 
     def end_leg(self, result: Result, detail: str = "") -> None:
         """Record the end of the leg."""
-        self._liveness.unwatch(self)
+        self._liveness.unwatch()
         self.leg.end(result, self._loop.time(), status=self.leg.status, detail=detail)
 
     def end(self, outcome: Outcome) -> None:
@@ -307,12 +328,12 @@ class Forward(ABC):
             return head.status != 200 or not head.event_stream or self._start.is_error
         return self._head.status >= 500 or (self._start.is_error and self._start.error[0] >= 500)
 
-    def _try_take_over(self, result: Result) -> bool:
+    def _try_take_over(self, result: Result, detail: str = "") -> bool:
         """Hand the request and its record to another engine; returns whether one takes them. The
         leg ended with `result`."""
         if self._failover is None or self._has_exhausted or not self._failover.try_take_over():
             return False
-        self.end_leg(result if result is not Result.ANSWERED else Result.ERROR)
+        self.end_leg(result if result is not Result.ANSWERED else Result.ERROR, detail)
         self._abort_call()
         self.leave()
         return True

@@ -82,7 +82,7 @@ class Passthrough(Forward):
         self.record.status = head.status
         self.record.first_byte = self.leg.first_byte = self._loop.time()
         self.context.observer.on_answer(self.record, head)
-        self._liveness.unwatch(self)
+        self._liveness.unwatch()
         upgrade = b"connection: upgrade\r\nupgrade: %b\r\n" % head.value(b"upgrade")
         lines = upgrade + self.header_lines()
         self._tunnel = Tunnel(self._client, call, self._tunnel_ended)

@@ -179,7 +179,7 @@ class PrefillLeg:
         if self._call is None or self._aborting:
             return
         # The record and the breaker are settled now; what follows concerns the KV only.
-        self._liveness.unwatch(self)
+        self._liveness.unwatch()
         self._leg_record.end(Result.ABORTED, self._loop.time())
         if not self._reported:
             self._context.breakers.cancel(self.attempt.prefill)
@@ -252,7 +252,7 @@ class PrefillLeg:
         except ParamsUnusable as err:
             # The attempt ends here, and the machine does not abort an attempt that ended by itself.
             detail = f"peer query at {self._backend}: {err}"
-            self._liveness.unwatch(self)
+            self._liveness.unwatch()
             self.fail(Result.UNREACHABLE, detail)
             event = PrefillFailed(Cause.UNREACHABLE, detail)
         else:
@@ -293,7 +293,7 @@ class PrefillLeg:
             if isinstance(event, PrefillAnswered):
                 self._attempts.listener.release_unused_kv(self.attempt, event.kv_hold)
             return
-        self._liveness.unwatch(self)
+        self._liveness.unwatch()
         self._record_result(answer, event)
         if isinstance(answer, Answer):
             self._liveness.alive = True

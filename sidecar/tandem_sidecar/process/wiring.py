@@ -59,7 +59,7 @@ class DataPath:
         # The stack unwinds in reverse, so the pool, which the others use, closes last.
         stack.callback(pool.close)
         self.breakers = Breakers(settings.breaker)
-        self._liveness = LivenessMonitor(pool, settings.silence_timeout)
+        self._liveness = LivenessMonitor(pool, settings.silence_timeout, settings.resume_patience)
         stack.callback(self._liveness.close)
         transfers = TransferMonitor(partial(fetch_metrics, pool) if watches_transfers else None)
         stack.callback(transfers.close)

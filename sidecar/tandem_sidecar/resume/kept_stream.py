@@ -184,6 +184,13 @@ class KeptStream(Relay):
         by_client = self._keeps_ids or self._tokens is None
         return "", self.asked if by_client else without_ids(self.asked)
 
+    @property
+    def has_token_events(self) -> bool:
+        """Whether the engine sends an event for each token, also for one without text: it does if
+        it sends the ids that it was asked for."""
+        reader = self._reader
+        return isinstance(reader, Ledger) and bool(reader.prompt_ids) and not reader.is_done
+
     def _new_reader(self) -> Ledger | Transcript:
         if self._tokens is None:
             return self._new_transcript()

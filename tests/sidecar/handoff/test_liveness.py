@@ -8,8 +8,9 @@ import pytest
 
 from tandem_contract.prompt_length import EXHAUSTING
 from tandem_http1.upstream import Pool
-from tandem_sidecar.handoff.liveness import EngineLiveness, LivenessMonitor
-from tandem_sidecar.settings import Breaker, Policy
+from tandem_sidecar.handoff.engine_liveness import LegLiveness
+from tandem_sidecar.handoff.liveness import LivenessMonitor
+from tandem_sidecar.settings import Breaker, Patience, Policy
 
 from ..conftest import Harness
 from ..peers import FakeDecode, Turn, hangs, healthy
@@ -131,22 +132,22 @@ async def test_a_hung_decode_engine_in_mid_stream_ends_in_an_error_event(harness
 async def test_a_leg_that_ended_with_another_is_not_reported_hung() -> None:
     class Twin:
         def __init__(self) -> None:
-            self.liveness: EngineLiveness
+            self.liveness: LegLiveness
             self.other: Twin
 
         def engine_hung(self, detail: str) -> None:
             failure.set_result(detail)
-            self.liveness.unwatch(self.other)
+            self.other.liveness.unwatch()
 
     failure = asyncio.get_running_loop().create_future()
     pool, (first, second) = Pool(), (Twin(), Twin())
-    monitor = LivenessMonitor(pool, SILENCE)
+    monitor = LivenessMonitor(pool, SILENCE, Patience())
     async with FakeDecode() as engine:
         engine.health = hangs
         for leg, twin in ((first, second), (second, first)):
             leg.other, leg.liveness = twin, monitor.watch(engine.address, leg)
         assert "no sign of life" in await asyncio.wait_for(failure, 10)
-        assert not first.liveness.legs
+        assert not first.liveness.engine.legs
         monitor.close()
     pool.close()
 

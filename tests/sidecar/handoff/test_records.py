@@ -63,7 +63,7 @@ async def serving(
     allow = AllowList(addresses=frozenset(p.address for p in prefills))
     settings = Settings(LOOPBACK, LOOPBACK, decode.address, allow=allow, **changes)
     pool = Pool()
-    monitor = LivenessMonitor(pool, settings.silence_timeout)
+    monitor = LivenessMonitor(pool, settings.silence_timeout, settings.resume_patience)
     connector = make_connector("nixl", ConnectorOptions())
     context = SidecarContext(
         settings,

@@ -1,0 +1,235 @@
+"""Legs that can leave a silent engine wait less for it than others; time is the test's own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tandem_http1.upstream import Pool
+from tandem_sidecar.handoff.engine_liveness import EngineLiveness, LegLiveness
+from tandem_sidecar.handoff.liveness import LivenessMonitor
+from tandem_sidecar.handoff.token_gaps import FEWEST
+from tandem_sidecar.settings import Patience
+
+from ..peers import FakeDecode, Turn, hangs, healthy
+
+SILENCE = 1000.0
+PATIENCE = Patience(200.0, 100.0)
+"""Longer than any test, so that the monitor's own timer never fires."""
+HUNG = PATIENCE.silence + PATIENCE.answer
+
+
+class Leg:
+    """A leg that another engine takes if `can_leave`."""
+
+    def __init__(self, *, can_leave: bool = True) -> None:
+        self.can_leave = can_leave
+        self.awaits_token = False
+        self.tries: list[str] = []
+        self.hung = ""
+        self.liveness: LegLiveness
+
+    def engine_hung(self, detail: str) -> None:
+        self.hung = detail
+
+    def try_leave(self, detail: str) -> bool:
+        self.tries.append(detail)
+        if self.can_leave:
+            self.liveness.unwatch()
+        return self.can_leave
+
+
+class Engine(FakeDecode):
+    """Counts its probes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.health = self.count
+        self.answer = hangs
+        self.probes = 0
+        self.probed = asyncio.Event()
+
+    async def count(self, turn: Turn) -> None:
+        self.probes += 1
+        self.probed.set()
+        await self.answer(turn)
+
+
+class Case:
+    """A monitor and the engine that it monitors."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.pool = engine, Pool()
+        self.monitor = LivenessMonitor(self.pool, SILENCE, PATIENCE)
+        self.begin = asyncio.get_running_loop().time()
+        self.legs: list[Leg] = []
+        self.answers = False
+        """Whether the engine answers each probe before the next check."""
+
+    def state(self) -> EngineLiveness:
+        """What the monitor knows of the engine."""
+        return self.legs[0].liveness.engine
+
+    def movable(self, *, can_leave: bool = True) -> Leg:
+        leg = Leg(can_leave=can_leave)
+        leg.liveness = self.monitor.watch_movable(self.engine.address, leg)
+        self.legs.append(leg)
+        return leg
+
+    def patient(self) -> Leg:
+        leg = Leg()
+        leg.liveness = self.monitor.watch(self.engine.address, leg)
+        self.legs.append(leg)
+        return leg
+
+    def check(self, at: float) -> None:
+        """Look at the engine so many seconds after the case's begin, and one more, in which the
+        legs were made."""
+        if self.answers:
+            self.state().has_answered = True
+        self.monitor.check(self.begin + 1.0 + at)
+
+    async def answered(self) -> None:
+        """The engine answers its probe."""
+        async with asyncio.timeout(10):
+            while not self.state().has_answered:
+                await asyncio.sleep(0.005)
+
+    def stream(self, legs: list[Leg], times: int, every: float, begin: float = 0.0) -> float:
+        """All `legs` get a token so often; returns when the last came."""
+        at = begin
+        for _ in range(times):
+            at += every
+            for leg in legs:
+                leg.liveness.alive = leg.awaits_token = True
+            self.check(at)
+        return at
+
+
+@pytest.fixture
+async def case() -> AsyncIterator[Case]:
+    async with Engine() as engine:
+        made = Case(engine)
+        yield made
+        made.monitor.close()
+        made.pool.close()
+
+
+async def test_movable_legs_leave_first(case: Case) -> None:
+    legs, patient = [case.movable() for _ in range(3)], case.patient()
+    case.check(PATIENCE.silence - 10)
+    case.check(PATIENCE.silence)
+    await asyncio.wait_for(case.engine.probed.wait(), 10)
+    case.check(HUNG - 10)
+    assert not any(leg.tries for leg in legs)
+    case.check(HUNG)
+    assert all("no sign of life" in leg.tries[0] for leg in legs)
+    case.check(2 * SILENCE - 10)
+    assert not patient.hung
+    case.check(2 * SILENCE)
+    assert "no sign of life for 2e+03s" in patient.hung
+    assert not patient.tries
+    assert case.engine.probes == 1, "one for all legs, and for both times"
+
+
+async def test_an_engine_that_answers_keeps_its_legs(case: Case) -> None:
+    case.engine.answer = healthy
+    leg = case.movable()
+    for number in range(1, 5):
+        case.engine.probed.clear()
+        case.check(number * HUNG - PATIENCE.answer)
+        await case.answered()
+        case.check(number * HUNG)
+    assert not leg.tries
+    assert case.engine.probes == 4
+
+
+async def test_a_leg_that_no_engine_takes_stays_and_tries_again(case: Case) -> None:
+    leg = case.movable(can_leave=False)
+    for number in range(1, 3):
+        case.check(number * HUNG - PATIENCE.answer)
+        case.check(number * HUNG)
+        assert len(leg.tries) == number
+    leg.liveness.alive = True
+    case.check(3 * HUNG)
+    case.check(4 * HUNG)
+    assert len(leg.tries) == 2
+
+
+async def test_a_leg_that_comes_later_has_its_own_time(case: Case) -> None:
+    case.movable(), case.patient()
+    case.check(PATIENCE.silence)
+    case.check(HUNG)
+    later = case.movable()
+    case.check(HUNG + PATIENCE.silence)
+    assert not later.tries
+    case.check(2 * HUNG)
+    assert later.tries
+
+
+async def test_an_engine_without_connections_is_asked_again(case: Case) -> None:
+    """A patient leg must not fail by one probe that was sent in a short break of the network."""
+    case.engine.answer = healthy
+    case.movable(can_leave=False)
+    patient, engine = case.patient(), case.state()
+    case.check(PATIENCE.silence)
+    assert engine.probe is not None
+    engine.probe.abort()
+    engine.probe = None
+    case.check(SILENCE)
+    await case.answered()
+    case.check(2 * SILENCE)
+    assert not patient.hung
+
+
+async def test_a_core_that_hangs_while_its_server_answers(case: Case) -> None:
+    case.answers = True
+    legs = [case.movable() for _ in range(3)]
+    waits = case.movable()
+    last = case.stream(legs, FEWEST + 2, 10.0)
+    # `waits` has no token yet: its prompt's time is added, 10 s by those of the others.
+    case.check(last + HUNG)
+    assert not any(leg.tries for leg in legs)
+    case.check(last + HUNG + 10)
+    for leg in (*legs, waits):
+        assert "no token for" in leg.tries[0]
+
+
+async def test_the_deadline_is_that_of_the_engine(case: Case) -> None:
+    case.answers, leg = True, case.movable()
+    last = case.stream([leg], FEWEST + 2, 150.0)
+    case.check(last + HUNG)
+    case.check(last + 550)
+    assert not leg.tries
+    case.check(last + 650)
+    assert leg.tries
+
+
+async def test_nothing_is_late_where_nothing_is_learned(case: Case) -> None:
+    case.answers, leg = True, case.movable()
+    last = case.stream([leg], FEWEST, 10.0)
+    case.check(last + 10 * HUNG)
+    assert not leg.tries
+
+
+async def test_one_stream_that_stands_still_leaves_alone(case: Case) -> None:
+    """A data-parallel rank that hangs, for instance."""
+    stands, others = case.movable(), [case.movable() for _ in range(3)]
+    last = case.stream([stands, *others], FEWEST + 2, 10.0)
+    case.stream(others, 40, 10.0, last)
+    assert stands.tries
+    assert not any(leg.tries for leg in others)
+
+
+async def test_a_stream_whose_client_is_slow_is_not_late(case: Case) -> None:
+    slow, other = case.movable(), case.movable()
+    last = case.stream([slow, other], FEWEST + 2, 10.0)
+    slow.liveness.alive = True
+    slow.liveness.pause()
+    last = case.stream([other], 40, 10.0, last)
+    slow.liveness.resume()
+    last = case.stream([other], 40, 10.0, last)
+    assert not slow.tries
+    last = case.stream([slow, other], 2, 10.0, last)
+    case.stream([other], 40, 10.0, last)
+    assert slow.tries

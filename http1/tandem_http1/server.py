@@ -70,6 +70,14 @@ class Server:
         for client in list(self.clients):
             client.close()
 
+    def close_idle(self) -> None:
+        """Close the connections whose clients have sent nothing of a next request."""
+        now = asyncio.get_running_loop().time()
+        for client in list(self.clients):
+            progress = client.without_progress(now)
+            if progress is not None and not progress[0]:
+                client.close()
+
     async def closed(self) -> None:
         """Wait until no connection is left."""
         await self.clients.all_closed.wait()

@@ -28,7 +28,11 @@ class RouterAdmin(ProcessAdmin):
         path: DataPath,
         health: Health,
         counters: EngineCounters | None,
+        *,
+        hands_off: bool = True,
     ) -> None:
+        """`hands_off`: whether this process does. Otherwise sidecars count the requests and their
+        legs, and this page leaves those families out: a sum over all would have each twice."""
         super().__init__(
             metrics=path.metrics,
             observer=path.observer,
@@ -38,7 +42,7 @@ class RouterAdmin(ProcessAdmin):
             history=path.history,
             counters=counters,
         )
-        self._decisions = decisions
+        self._decisions, self._hands_off = decisions, hands_off
 
     def routes(self) -> list[web.RouteDef]:
         """The admin port's paths and handlers."""
@@ -52,6 +56,8 @@ class RouterAdmin(ProcessAdmin):
         """Both halves' metrics. A family that both have is the data path's: it serves every
         request, and an EPP counts there what no sidecar serves."""
         own = parse_page((await super().metrics_page()).decode())
+        if not self._hands_off:
+            own = {header: page for header, page in own.items() if not _is_of_requests(header)}
         decisions = parse_page((await metrics_text(self._decisions.metrics.registry)).decode())
         types = {_type_line(header) for header in own}
         added = {
@@ -77,6 +83,11 @@ class RouterAdmin(ProcessAdmin):
             for pod in self._decisions.fleet
         ]
         return {**state, "backends": backends}
+
+
+def _is_of_requests(header: str) -> bool:
+    """Whether the family counts or times requests and their legs (`tandem_contract.metrics`)."""
+    return _type_line(header).startswith("# TYPE disaggregated_")
 
 
 def _type_line(header: str) -> str:

@@ -8,7 +8,7 @@ Errors: `DocumentError`, with file, line and field.
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -44,10 +44,16 @@ LEAST_IN_FLIGHT: Final[Mapping[str, Any]] = {
 """The scheduling of a file that names none, as an EndpointPickerConfig."""
 
 
-def load(file: Path, environ: Mapping[str, str]) -> Configuration:
-    """Read and check `file`. Raises DocumentError."""
+def load(file: Path, environ: Mapping[str, str], *, lists_backends: bool = True) -> Configuration:
+    """Read and check `file`. Raises DocumentError.
+
+    `lists_backends`: whether it must list the backends. Of those of a cluster it lists none, and
+    says what the file of an EPP says, with the same defaults.
+    """
     documents = load_documents(file)
-    configuration = read(documents, str(file), environ, lists_backends=True)
+    configuration = read(documents, str(file), environ, lists_backends=lists_backends)
+    if not lists_backends:
+        return configuration
     for i, backend in enumerate(configuration.router.backends):
         if backend.http2:
             raise documents[0].error(
@@ -60,13 +66,16 @@ def load(file: Path, environ: Mapping[str, str]) -> Configuration:
     return replace(configuration, routing=routing)
 
 
-def reloaded(file: Path, *, is_worker: bool = False) -> Configuration | None:
+def reloaded(
+    file: Path, *, lists_backends: bool = True, is_worker: bool = False
+) -> Configuration | None:
     """The configuration that `file` holds now; None, and a line in the log, if it is unusable.
 
-    `is_worker`: the supervisor logs the change, once for all workers.
+    `lists_backends` as for `load`. `is_worker`: the supervisor logs the change, once for all
+    workers.
     """
     try:
-        configuration = load(file, os.environ)
+        configuration = load(file, os.environ, lists_backends=lists_backends)
     except DocumentError as err:
         _log.error("the configuration was not reloaded, the last good one stays: %s", err)
         return None
@@ -121,16 +130,15 @@ def address_of(backend: Backend) -> HostPort:
     return parse_host_port(backend.address)
 
 
-def authorizations(configuration: Configuration) -> dict[HostPort, Headers]:
+def authorizations(backends: Iterable[Backend]) -> dict[HostPort, Headers]:
     """The Authorization header of each backend that has an API key, by its address."""
     return {
         address_of(backend): [(b"authorization", f"Bearer {backend.credentials.api_key}".encode())]
-        for backend in configuration.router.backends
+        for backend in backends
         if backend.credentials is not None
     }
 
 
-def tls_addresses(configuration: Configuration) -> frozenset[HostPort]:
+def tls_addresses(backends: Iterable[Backend]) -> frozenset[HostPort]:
     """The addresses of the backends with an https URL."""
-    backends = configuration.router.backends
     return frozenset(address_of(b) for b in backends if urlsplit(b.url).scheme == "https")

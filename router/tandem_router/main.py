@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,9 +15,14 @@ from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, command, 
 from tandem_contract.connections import raise_descriptor_limit
 from tandem_contract.documents import DocumentError
 from tandem_contract.memory import collect_seldom
+from tandem_contract.plan import load_keys
+from tandem_contract.server_tls import mutual_client
+from tandem_epp.backends.pod_backend import PodSelection
+from tandem_epp.backends.selection import selected_pods
 from tandem_epp.llmd.plugins.explain import explain
 from tandem_epp.process.configuration import log_notices
 from tandem_epp.settings import Settings as EppSettings
+from tandem_kube.errors import NotConfigured
 from tandem_sidecar.flag_values import duration_text
 from tandem_sidecar.main import main as sidecar_command
 from tandem_sidecar.main import settings_from
@@ -65,6 +71,51 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     required=True,
     help="The router's file in YAML: disaggregated_serving, backends, health_checks, and optionally"
     " an EndpointPickerConfig. Reloaded when it changes, and on SIGHUP.",
+)
+@click.option(
+    "--discovery",
+    type=click.Choice(["static", "kubernetes"]),
+    default="static",
+    help="Where backends come from: the list in --config, or the pods of a routing endpoint of the "
+    "operator, watched, whose sidecars hand off. The cluster is the one this process runs in, else "
+    "that of KUBECONFIG or ~/.kube/config.",
+)
+@click.option("--namespace", help="With --discovery kubernetes: the namespace of the pods.")
+@click.option(
+    "--endpoint", help="With --discovery kubernetes: select the pods of this routing endpoint."
+)
+@click.option(
+    "--plan-key-dir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="With --discovery kubernetes: directory of keys to sign plans with, one file each, which "
+    "the sidecars have, too; reloaded when it changes.",
+)
+@click.option(
+    "--mutual-tls",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="With --discovery kubernetes: directory of ca.crt, tls.crt and tls.key, for mutual TLS "
+    "with the sidecars; reloaded.",
+)
+@click.option(
+    "--peers",
+    type=HOST_PORT,
+    multiple=True,
+    help="With --discovery kubernetes: HOST:PORT of the replicas of this router; may be repeated. "
+    "Each address that HOST resolves to is a replica. They tell each other what they place, and "
+    "authenticate each other by the plan keys.",
+)
+@click.option(
+    "--peer-listen",
+    type=HOST_PORT,
+    default=str(EppSettings.peer_listen),
+    help="With --peers: address on which the other replicas connect.",
+)
+@click.option(
+    "--drain-delay",
+    type=DURATION,
+    default="0s",
+    help="Time after SIGTERM for which new requests are still served, each as the last one of its "
+    "connection: what sends clients here learns late that the router stops. Then it drains.",
 )
 @click.option(
     "--check-config",
@@ -132,6 +183,14 @@ def main(
     admin: HostPort,
     tls_dir: Path | None,
     warm_up: bool,
+    discovery: str,
+    namespace: str | None,
+    endpoint: str | None,
+    plan_key_dir: Path | None,
+    mutual_tls: Path | None,
+    peers: tuple[HostPort, ...],
+    peer_listen: HostPort,
+    drain_delay: float,
     worker_sockets: WorkerSockets | None,
     peer_sockets: tuple[int, ...] | None,
     **flags: Any,
@@ -142,13 +201,20 @@ def main(
     """
     worker = None
     if worker_sockets is not None:
-        peers = WorkerPeers.inherited(worker_sockets.number, peer_sockets or ())
-        worker = Worker(worker_sockets, peers)
+        worker_peers = WorkerPeers.inherited(worker_sockets.number, peer_sockets or ())
+        worker = Worker(worker_sockets, worker_peers)
     own = {"listen": listen, "admin": admin, "secure_serving": bool(tls_dir), "cert_path": tls_dir}
     settings = _settings({**flags, **own})
     logs.configure(settings.log_format, settings.log_level)
+    pods = None
+    if discovery == "kubernetes":
+        pods = _pods(namespace, endpoint, plan_key_dir, settings)
+        _check_files(plan_key_dir, mutual_tls)
+    elif namespace or endpoint or plan_key_dir or mutual_tls or peers:
+        names = "--namespace, --endpoint, --plan-key-dir, --mutual-tls and --peers"
+        raise click.UsageError(f"{names} need --discovery kubernetes")
     try:
-        configuration = load(config, os.environ)
+        configuration = load(config, os.environ, lists_backends=pods is None)
     except DocumentError as err:
         fail(str(err), status=2)
     if worker is None:
@@ -160,10 +226,44 @@ def main(
         if settings.workers > 1 and worker is None:
             asyncio.run(supervise(settings, config, configuration, sys.argv[1:]))
         else:
-            epp = epp_settings(config, settings, warm_up=warm_up)
-            uvloop.run(run(settings, epp, config, configuration, worker))
+            epp = replace(
+                epp_settings(config, settings, warm_up=warm_up),
+                pods=pods,
+                plan_key_dir=plan_key_dir,
+                mutual_tls=mutual_tls,
+                peers=peers,
+                peer_listen=peer_listen,
+            )
+            uvloop.run(run(settings, epp, config, configuration, worker, drain_delay=drain_delay))
+    except NotConfigured as err:
+        fail(str(err), status=2)
     except (CannotListen, WorkerFailed) as err:
         fail(str(err))
+
+
+def _pods(
+    namespace: str | None, endpoint: str | None, plan_key_dir: Path | None, settings: Settings
+) -> PodSelection:
+    """The pods of a cluster that are the backends. Raises UsageError."""
+    if plan_key_dir is None:
+        raise click.UsageError("--discovery kubernetes needs --plan-key-dir")
+    if settings.workers > 1:
+        raise click.UsageError("--discovery kubernetes has one worker: run more replicas instead")
+    try:
+        return selected_pods(namespace, endpoint, None, ports.SIDECAR)
+    except ValueError as err:
+        raise click.UsageError(str(err)) from err
+
+
+def _check_files(plan_key_dir: Path | None, mutual_tls: Path | None) -> None:
+    """End the process with a reason if plan keys or certificates cannot be used."""
+    try:
+        if plan_key_dir is not None and not load_keys(plan_key_dir):
+            raise ValueError(f"--plan-key-dir: {plan_key_dir} has no key")
+        if mutual_tls is not None:
+            mutual_client(mutual_tls)
+    except (ValueError, OSError) as err:
+        fail(str(err), status=2)
 
 
 def _settings(flags: dict[str, Any]) -> Settings:

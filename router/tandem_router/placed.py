@@ -7,8 +7,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from tandem_contract.paths import RoutingPath
+from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Timeouts
+from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.response_ids import response_id_in
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import Pod
@@ -28,6 +29,7 @@ from tandem_sidecar.security.route import Candidate, Route
 
 from .configuration import address_of
 from .placements import Placements
+from .sidecars import SidecarGeneration
 
 FAILOVERS: Final = 1
 """Other backends that a request is sent to after its decode engine failed. More: a request that
@@ -42,6 +44,9 @@ class Parts:
     picker: EndpointPicker
     fleet: Fleet
     placements: Placements
+    keys: PlanKeys | None = None
+    """By which sidecars trust this router: all backends but those for prefill have one in front of
+    their engine. None: no backend has one, and this process hands off itself."""
 
 
 class PlacedRequest:
@@ -61,6 +66,7 @@ class PlacedRequest:
         self._request, self._client, self._http = request, client, http
         self._body, self._record = body, record
         self._failed: list[Pod] = []
+        self._is_rest = False  # Whether the client has the beginning of the answer.
         kind = kind_of(request.method, request.target)
         self._kept: KeptStream | None = None
         self._most = FAILOVERS
@@ -109,11 +115,16 @@ class PlacedRequest:
                 # Refused before it was sent: the data path reports nothing of it.
                 self._parts.placements.drop(record)
             return active
+        keys = self._parts.keys if decode.backend.role is not Role.PREFILL else None
+        body = self._body
+        if keys is None:
+            # A sidecar does so itself.
+            body = with_response_id(kind, body, decode.name)
         generation = GenerationRequest(
             request,
             record.request_id,
             kind,
-            with_response_id(kind, self._body, decode.name),
+            body,
             self._route(),
             record,
             context.settings,
@@ -121,7 +132,15 @@ class PlacedRequest:
             self,
             self._kept,
         )
-        return start_generation(context, self._client, generation, engine, decode.name)
+        if keys is None:
+            return start_generation(context, self._client, generation, engine, decode.name)
+        route = generation.route
+        record.path, record.reason = route.path, route.reason
+        leg = SidecarGeneration(
+            context, self._client, generation, placement, keys, is_rest=self._is_rest
+        )
+        leg.start(engine, decode.name, generation.body.data)
+        return leg
 
     def try_take_over(self) -> bool:
         """Give the request to another backend; returns whether one takes it."""
@@ -145,7 +164,7 @@ class PlacedRequest:
             if rest is None:
                 placement.end(time())
                 return False
-            self._body = rest
+            self._body, self._is_rest = rest, True
             self._record.not_resumed = ""
         self._failed = failed
         self._parts.placements.on_failure(self._record)
@@ -166,7 +185,7 @@ class PlacedRequest:
         if rest is None:
             placement.end(time())
             return False
-        self._body, self._record.not_resumed = rest, ""
+        self._body, self._is_rest, self._record.not_resumed = rest, True, ""
         self._continue_at(placement)
         return True
 

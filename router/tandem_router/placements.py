@@ -6,13 +6,17 @@ request runs.
 """
 
 from time import time
+from typing import Final
 
+from tandem_contract import headers
 from tandem_contract.paths import RoutingPath
 from tandem_epp.exchange import ResponseHeaders
 from tandem_epp.placement.placement import Placement
 from tandem_http1.messages import ResponseHead
 from tandem_sidecar.handoff.context import RecordObserver
 from tandem_sidecar.observability.record import Leg, Phase, Record
+
+_PREFILL: Final = headers.PREFILL_BACKEND.encode()
 
 
 class Placements:
@@ -75,16 +79,19 @@ def _response(record: Record, head: ResponseHead | None) -> ResponseHeaders:
     return ResponseHeaders(
         timing=record.timing.encode() if record.timing is not None else None,
         status=record.status or 0,
-        prefill=_prefill_name(record),
+        prefill=_prefill_name(record, head),
         path=record.path,
         retry_after=retry_after.decode("latin-1") or None,
         is_stream=head is not None and head.event_stream,
     )
 
 
-def _prefill_name(record: Record) -> str | None:
+def _prefill_name(record: Record, head: ResponseHead | None) -> str | None:
     """The backend that ran the prefill, or was asked last; None unless the request is split."""
     if record.path is not RoutingPath.PREFILL_THEN_DECODE:
         return None
+    # Where a sidecar hands off, its answer names the backend.
+    if head is not None and (named := head.value(_PREFILL)):
+        return named.decode("latin-1")
     names = [leg.backend for leg in record.legs if leg.phase is Phase.PREFILL]
     return names[-1] if names else None

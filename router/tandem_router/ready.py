@@ -11,9 +11,10 @@ def print_ready(
 ) -> None:
     """Print it; the addresses have the ports that were bound."""
     processes = f", {workers} workers" if workers > 1 else ""
+    # A file without any leaves them to the cluster, whose pods are not known yet.
+    listed = len(configuration.router.backends) or "a cluster's"
     print(  # noqa: T201 - the readiness line
-        f"tandem-router: serving on {listen}, admin on {admin},"
-        f" {len(configuration.router.backends)} backends{processes}",
+        f"tandem-router: serving on {listen}, admin on {admin}, {listed} backends{processes}",
         file=sys.stderr,
         flush=True,
     )

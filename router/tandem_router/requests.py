@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from time import time
 from typing import Final
 
-import msgspec
+from msgspec.structs import replace
 
 from tandem_contract import endpoints, headers
 from tandem_epp.exchange import HttpRequest, NotPlaced, Reply
@@ -47,6 +47,8 @@ class RoutedRequests:
         self._parts, self._prepare, self._is_healthy = parts, prepare, is_healthy
         self._context, self._picker = parts.context, parts.picker
         self._placements = parts.placements
+        self.is_leaving = False
+        """Whether each answer is the last one of its connection, because the process ends soon."""
 
     def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
         """Serve `request`; None: it is already answered."""
@@ -56,6 +58,8 @@ class RoutedRequests:
         if self._context.lifecycle.draining:
             send_error(client, request, 503, DRAINING, self.refuse(request), close=True)
             return None
+        if self.is_leaving:
+            request = replace(request, keep_alive=False)
         body: Body | None = None
         if kind_of(request.method, request.target) is not None:
             try:
@@ -138,7 +142,7 @@ class PreparedRequest:
     ) -> None:
         try:
             async with preparing as preparation:
-                active = serve(msgspec.structs.replace(http, preparation=preparation))
+                active = serve(replace(http, preparation=preparation))
         except Exception:
             # The top of this task: nothing else would tell the client.
             log.exception("a request was not served because of a bug")

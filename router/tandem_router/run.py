@@ -8,14 +8,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tandem_contract.commandline import HostPort
 from tandem_epp.process.configuration import Configuration, FileWatch
+from tandem_epp.process.discovery import Discovery, connect
 from tandem_epp.replicas.peers.channel import PeerChannel
 from tandem_epp.settings import Settings as EppSettings
 from tandem_sidecar.process.listen import WorkerSockets
@@ -49,6 +50,8 @@ class RunningRouter:
     listen: HostPort
     admin: HostPort
     components: Components
+    discovery: Discovery | None
+    """Keeps the backends current while it runs; None: the file lists them."""
 
 
 @asynccontextmanager
@@ -58,17 +61,23 @@ async def start(
     configuration: Configuration,
     worker: Worker | None = None,
 ) -> AsyncIterator[RunningRouter]:
-    """A router that listens, stopped on exit. Raises CannotListen, with nothing left started."""
+    """A router that listens, stopped on exit. Raises CannotListen and NotConfigured (no cluster),
+    with nothing left started."""
     async with AsyncExitStack() as stack:
         sockets, peers = (None, None) if worker is None else (worker.sockets, worker.peers)
         components = Components(settings, epp, configuration, peers)
+        discovery = None
+        if epp.pods is not None:
+            discovery = components.find_pods(await connect(stack), epp)
         components.open(stack)
         if components.channel is not None:
             # Before the first request, so that others' placements are known to its decision.
             await stack.enter_async_context(components.channel.running())
             await _until_informed(components.channel)
+        if components.sharing is not None and worker is None:
+            stack.callback(components.sharing.fleet.leave)
         listen, admin = await serve(components, settings, sockets, stack)
-        yield RunningRouter(listen, admin, components)
+        yield RunningRouter(listen, admin, components, discovery)
 
 
 async def _until_informed(channel: PeerChannel) -> None:
@@ -83,8 +92,11 @@ async def run(
     file: Path,
     configuration: Configuration,
     worker: Worker | None = None,
+    *,
+    drain_delay: float = 0.0,
 ) -> None:
-    """Serve with `configuration` of `file` until a signal, drain, return. Raises CannotListen."""
+    """Serve with `configuration` of `file` until a signal, drain, return. `drain_delay`: seconds
+    between both. Raises CannotListen and NotConfigured."""
     # Installed before anything is started: a signal during the start leads to a drain, too.
     signals = StopSignals()
     if worker is None:
@@ -95,22 +107,35 @@ async def run(
         components = running.components
 
         def reload() -> None:
-            new = reloaded(file, is_worker=worker is not None)
+            new = reloaded(file, lists_backends=epp.lists_backends, is_worker=worker is not None)
             if new is not None:
                 components.apply(new)
 
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, reload)
-        following = None
+        followed: list[Coroutine[Any, Any, None]] = []
+        if running.discovery is not None:
+            followed.append(running.discovery.run())
+        if epp.mutual_tls is not None:
+            reload_tls = components.decisions.load_mutual_tls
+            followed.append(FileWatch(epp.mutual_tls, reload_tls).run())
         if worker is None:
-            following = loop.create_task(FileWatch(file, reload).run())
+            followed.append(FileWatch(file, reload).run())
             print_ready(running.listen, running.admin, configuration, 1)
         else:
             # The supervisor waits for this byte. It follows the file for all workers.
             os.write(sys.stdout.fileno(), b"\n")
-        await signals.drain.wait()
+        await wait_for_first(_until_drain(signals, components, drain_delay), *followed)
         components.lifecycle.drain()
         # After a second signal the stack of `start` unwinds and cuts the requests that still run.
         await wait_for_first(components.lifecycle.idle(), signals.exit_now.wait())
-        if following is not None:
-            following.cancel()
+
+
+async def _until_drain(signals: StopSignals, components: Components, delay: float) -> None:
+    """Wait for the signal, and then `delay` seconds, in which clients learn of the end: those that
+    are told to connect to this router no more, and those that keep connections to it."""
+    await signals.drain.wait()
+    if delay > 0:
+        components.leave()
+        await wait_for_first(asyncio.sleep(delay), signals.exit_now.wait())
+        components.server.close_idle()

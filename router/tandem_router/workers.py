@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tandem_epp.process.configuration import Configuration, FileWatch
+from tandem_epp.process.configuration import Configuration, FileWatch, listed_backends
 from tandem_http1.upstream import Pool
 from tandem_sidecar.process.admin import serve_admin
 from tandem_sidecar.process.engine_client import fetch_all_metrics
@@ -27,7 +27,7 @@ from tandem_sidecar.process.run import StopSignals, reload_credentials, wait_for
 from tandem_sidecar.process.supervisor import Supervisor, WorkerCommand
 from tandem_sidecar.settings import Settings
 
-from .backends import ListedBackends
+from .backends import KnownBackends
 from .configuration import reloaded
 from .peers import KEY_VARIABLE, bind
 from .ready import print_ready
@@ -49,14 +49,14 @@ async def supervise(
         for listener in (*for_clients, *for_admin):
             stack.callback(listener.close)
         supervisor = Supervisor(settings, _worker_command(settings, arguments, stack), for_clients)
-        backends = ListedBackends(settings, configuration)
+        backends = KnownBackends(settings, listed_backends(configuration))
         pool = Pool(backends.tls_for)
         stack.callback(pool.close)
         admin = WorkersAdmin(supervisor, lambda: fetch_all_metrics(pool, backends.decode_engines()))
 
         def reload() -> None:
             if (new := reloaded(file)) is not None:
-                backends.apply(new)
+                backends.apply(listed_backends(new))
                 supervisor.reload()
 
         signals = StopSignals()

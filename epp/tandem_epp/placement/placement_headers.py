@@ -91,21 +91,23 @@ def _plan(result: SchedulingResult, request_id: str, now: float, routing: Routin
     return Plan(
         path=path,
         reason=reason,
-        decode=_target(result.decode[0]),
-        prefill=tuple(map(_prefill_target, result.prefill)),
+        decode=target_of(result.decode[0]),
+        prefill=tuple(map(prefill_target_of, result.prefill)),
         cached_tokens=result.cached_tokens,
         request_id=request_id,
         expires=now + PLAN_SECONDS,
         timeouts=Timeouts(serving.prefill_timeout, serving.kv_transfer_timeout),
-        alternates=tuple(map(_target, alternates)),
+        alternates=tuple(map(target_of, alternates)),
         resume=routing.resume,
     )
 
 
-def _target(pod: Pod) -> Target:
+def target_of(pod: Pod) -> Target:
+    """A pod as a plan names it."""
     return Target(pod.name, pod.address or "", pod.rank)
 
 
-def _prefill_target(pod: Pod) -> Target:
+def prefill_target_of(pod: Pod) -> Target:
+    """A pod that may prefill, as a plan names it."""
     # A unified pod has a sidecar, which removes what clients may not send.
     return Target(pod.name, pod.address or "", pod.rank, pod.backend.role is Role.UNIFIED)

@@ -17,6 +17,7 @@ from tandem_contract.config import RouterConfig, router_config
 from tandem_contract.documents import Document, DocumentError, load_documents, parse_documents
 from tandem_contract.plan import load_keys
 
+from ..backends.pods import DiscoveredBackend
 from ..choice.routing import Routing
 from ..llmd.plugins.config import load_routing
 
@@ -76,6 +77,11 @@ def read(
     serving, resume = router.disaggregated_serving, router.resume.limits
     routing = load_routing(documents[0], router.extra, serving, resume)
     return Configuration(router, routing)
+
+
+def listed_backends(configuration: Configuration) -> list[DiscoveredBackend]:
+    """The backends that the file lists."""
+    return [DiscoveredBackend(backend) for backend in configuration.router.backends]
 
 
 def log_notices(configuration: Configuration, feature_gates: Collection[str] = frozenset()) -> None:

@@ -6,7 +6,7 @@ the picker itself.
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from random import Random
@@ -60,9 +60,11 @@ class Decisions:
         self.picker.plan_keys = plan_keys
         self.picker.salts.header = configuration.router.cache_salt.from_header
         directory = settings.mutual_tls
-        self._mutual_tls = mutual_client(directory) if directory is not None else None
+        self.mutual_tls = mutual_client(directory) if directory is not None else None
         """TLS for calls to sidecars; None: as the configuration says."""
-        self._sidecars = SidecarHandOffs(lambda: self.picker.plan_keys)
+        self.warm_up_keys: Callable[[], Mapping[str, bytes]] | None = None
+        """Returns the keys that sign plans of warm-ups; None: those of the picker."""
+        self._sidecars = SidecarHandOffs(self._sidecar_keys)
         self.warm_ups = WarmUps(
             self.fleet,
             lambda result: self.metrics.warm_ups.child(result).inc(),
@@ -128,7 +130,7 @@ class Decisions:
         if directory is None:
             return
         try:
-            self._mutual_tls = mutual_client(directory)
+            self.mutual_tls = mutual_client(directory)
         except OSError as err:
             _log.error("%s: not reloaded, the last certificate stays: %s", directory, err)
             return
@@ -136,12 +138,11 @@ class Decisions:
 
     def _use_tls(self, scraping: ScrapeSettings) -> None:
         """Read metrics by `scraping`, and sidecars by `--mutual-tls` where it is given."""
-        self.scraper.settings = replace(scraping, sidecars_tls=self._mutual_tls)
-        self._sidecars.tls = self._mutual_tls or scraping.tls
+        self.scraper.settings = replace(scraping, sidecars_tls=self.mutual_tls)
+        self._sidecars.tls = self.mutual_tls or scraping.tls
 
-    def listed_backends(self) -> list[DiscoveredBackend]:
-        """The backends that the configuration file lists."""
-        return [DiscoveredBackend(backend) for backend in self.configuration.router.backends]
+    def _sidecar_keys(self) -> Mapping[str, bytes]:
+        return self.picker.plan_keys if self.warm_up_keys is None else self.warm_up_keys()
 
     def _routing(self) -> Routing:
         """The configuration's routing, with the paths that flags add."""

@@ -19,7 +19,7 @@ from ..backends.pods import DiscoveredBackend
 from ..metrics.counters import HeldCollector
 from ..replicas.peers.channel import PeerSettings
 from ..settings import Settings
-from .configuration import Configuration, FileWatch, reload, reload_keys
+from .configuration import Configuration, FileWatch, listed_backends, reload, reload_keys
 from .decisions import Decisions, share
 from .discovery import Discovery, Watch, connect, discover, discover_pool_objects
 from .pages import routes
@@ -137,7 +137,7 @@ class Service:
 
     def _backends(self) -> list[DiscoveredBackend]:
         if self._discovery is None:
-            return self._decisions.listed_backends()
+            return listed_backends(self._decisions.configuration)
         routing = self._decisions.configuration.routing
         backends = self._discovery.backends(routing.serving.domain_label)
         scraping = routing.scheduling.scraping

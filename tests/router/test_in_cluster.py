@@ -1,0 +1,237 @@
+"""The router as the front of an endpoint on Kubernetes: it watches the pods of a real API server,
+whose sidecars are processes, with scripted engines behind them."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+import trustme
+import yaml
+
+from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_kube.client import connect
+from tandem_router.configuration import LEAST_IN_FLIGHT
+
+from ..cluster.control_plane import ControlPlane
+from ..epp.backends.cluster_pods import Pods
+from ..epp.envoy.test_mutual_tls_with_envoy import MountedSecret
+from ..epp.real import Backend, until
+from ..sidecar.peers import FakeDecode, FakePrefill, Peer, Script, Turn
+from ..sidecar.processes import Sidecar, sidecar
+from ..sidecar.resume.scripted import asked, events, generates, until_gone, without_head
+from .conftest import DECODE, PATH, PREFILL, PROMPT
+from .processes import router
+
+pytestmark = [pytest.mark.component, pytest.mark.control_plane]
+
+KINDS: Final = (RequestKind.COMPLETIONS, RequestKind.CHAT)
+RESUMES: Final[dict[str, Any]] = {"enabled": True}
+
+
+class Cluster:
+    """Pods that no kubelet runs, and a router of them."""
+
+    def __init__(self, stack: AsyncExitStack, pods: Pods, folder: Path, kubeconfig: Path) -> None:
+        self._stack, self.pods, self._folder = stack, pods, folder
+        self._environment = {"KUBECONFIG": str(kubeconfig)}
+        self._keys = folder / "keys"
+        self._keys.mkdir()
+        (self._keys / "k1").write_bytes(b"0123456789abcdef")
+        self.sidecars: dict[str, Sidecar] = {}
+        self.engines: dict[str, FakeDecode] = {}
+        self.turns: dict[str, list[Turn]] = {}
+        self.tls: tuple[str, ...] = ()
+        """Flags of sidecars and router for mutual TLS."""
+        self.http: aiohttp.ClientSession
+
+    def use_mutual_tls(self) -> None:
+        secret = MountedSecret(self._folder / "tls")
+        secret.write(trustme.CA(), "chat.default.svc")
+        self.tls = ("--mutual-tls", str(secret.directory))
+
+    async def decode(self, name: str) -> None:
+        """A decode pod: an engine and its sidecar."""
+        engine = await self._stack.enter_async_context(FakeDecode())
+        flags = ("--engine", engine.url, "--plan-key-dir", str(self._keys), "--pod-name", name)
+        self.sidecars[name] = await self._stack.enter_async_context(sidecar(*flags, *self.tls))
+        self.engines[name], self.turns[name] = engine, []
+        await self.pods.create(Backend(name, port=self.sidecars[name].listen.port), "decode")
+
+    async def prefill(self, name: str) -> Peer:
+        peer = await self._stack.enter_async_context(FakePrefill())
+        await self.pods.create(Backend(name, port=peer.address.port), "prefill")
+        return peer
+
+    def script(self, *scripts: Script) -> None:
+        """How the next requests are answered, wherever they come to."""
+        left = list(scripts)
+        for name, engine in self.engines.items():
+
+            async def script(turn: Turn, name: str = name, engine: FakeDecode = engine) -> None:
+                if turn.request.method == "GET":
+                    # The router's own questions, by way of the sidecar.
+                    await engine.complete(turn)
+                    return
+                self.turns[name].append(turn)
+                await left.pop(0)(turn)
+
+            engine.generate = script
+
+    @asynccontextmanager
+    async def router(self, *expected: str, **sections: Any) -> AsyncIterator[Sidecar]:
+        """A router that knows the pods `expected`; `sections`: of its file."""
+        file = self._folder / "router.yaml"
+        file.write_text(yaml.safe_dump(sections))
+        flags = (
+            *("--discovery", "kubernetes", "--no-warm-up", *self.tls),
+            *("--namespace", self.pods.namespace, "--endpoint", "chat"),
+            *("--plan-key-dir", str(self._keys)),
+        )
+        async with (
+            router(file, *flags, environment=self._environment) as process,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as self.http,
+        ):
+            await until(lambda: self.serves(process, *expected))
+            yield process
+
+    async def serves(self, process: Sidecar, *expected: str) -> bool:
+        async with self.http.get(process.admin_url("/state")) as answer:
+            backends = (await answer.json())["backends"]
+        return {each["name"] for each in backends if each["ready"]} == {*expected}
+
+
+@pytest.fixture
+async def cluster(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        api = await stack.enter_async_context(await connect(control_plane.kubeconfig))
+        yield Cluster(stack, Pods(api, namespace), tmp_path, control_plane.kubeconfig)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stream_survives_the_loss_of_its_pod_and_its_drain(
+    cluster: Cluster, kind: RequestKind
+) -> None:
+    for name in ("d-0", "d-1", "d-2"):
+        await cluster.decode(name)
+    body, path = asked(is_chat=kind is RequestKind.CHAT), PATHS[kind]
+    async with cluster.router("d-0", "d-1", "d-2", resume=RESUMES) as process:
+        cluster.script(generates())
+        async with cluster.http.post(process.url(path), json=body) as response:
+            whole = without_head(events(await response.read()))
+
+        async def is_lost(name: str) -> None:
+            cluster.sidecars[name].process.kill()
+            await cluster.pods.delete(name, grace=0)
+
+        for leaves in (cluster.pods.draining, is_lost):
+            for turns in cluster.turns.values():
+                turns.clear()
+            cluster.script(generates(4, pause=until_gone), generates(id="cmpl-of-another"))
+            async with cluster.http.post(process.url(path), json=body) as response:
+                begin = await response.content.readuntil(b"\n\n")
+                [(name, [turn])] = [pair for pair in cluster.turns.items() if pair[1]]
+                await leaves(name)
+                await asyncio.wait_for(turn.gone.wait(), 20)
+                resumed = events(begin + await response.read())
+            assert without_head(resumed) == whole
+            del cluster.engines[name], cluster.turns[name]
+            await until(lambda: cluster.serves(process, *cluster.engines))
+
+
+async def test_a_pod_that_cannot_be_connected_to_is_replaced_before_the_first_token(
+    cluster: Cluster,
+) -> None:
+    for name in ("d-0", "d-1"):
+        await cluster.decode(name)
+    async with cluster.router("d-0", "d-1") as process:
+        cluster.sidecars["d-0"].process.kill()
+        await cluster.sidecars["d-0"].process.wait()
+        cluster.script(*[generates()] * 4)
+        for _ in range(4):
+            async with cluster.http.post(process.url(), json=asked()) as response:
+                assert response.status == 200
+                await response.read()
+        assert len(cluster.turns["d-1"]) == 4
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_sidecars_hand_off_and_count(cluster: Cluster, tls: bool) -> None:
+    if tls:
+        cluster.use_mutual_tls()
+    await cluster.decode("d-0")
+    prefill = await cluster.prefill("p-0")
+    serving = {"enabled": True}
+    async with cluster.router(
+        "d-0", "p-0", disaggregated_serving=serving, **LEAST_IN_FLIGHT
+    ) as process:
+        body = {"model": "m", "prompt": PROMPT, "max_tokens": 4}
+        headers = {"x-request-id": "abc", PATH: "unified", "x-tandem-plan": "forged"}
+        async with cluster.http.post(process.url(), json=body, headers=headers) as response:
+            assert await response.read() == b'{"choices": [{"text": "hello"}]}'
+        assert response.status == 200
+        served = response.headers
+        assert [served[name] for name in (PATH, PREFILL, DECODE, "x-request-id")] == [
+            "prefill_then_decode", "p-0", "d-0", "abc",
+        ]  # fmt: skip
+        assert "x-tandem-timing" not in served
+        assert len(prefill.requests) == 1
+        # The sidecar knows the request by the client's id, as `tandem trace` asks for it.
+        async with cluster.http.get(cluster.sidecars["d-0"].admin_url("/requests/abc")) as answer:
+            assert answer.status == 200
+        async with cluster.http.get(process.admin_url("/debug/decisions?request_id=abc")) as answer:
+            [decision] = await answer.json()
+        assert (decision["path"], decision["status"]) == ("prefill_then_decode", 200)
+        counted = []
+        for url in (process.admin_url("/metrics"), cluster.sidecars["d-0"].admin_url("/metrics")):
+            async with cluster.http.get(url) as answer:
+                lines = (await answer.text()).splitlines()
+            samples = [line for line in lines if line.startswith("disaggregated_requests_total{")]
+            counted.append(sum(float(line.rpartition(" ")[2]) for line in samples))
+        assert counted == [0, 1], "a sum over both has each request once"
+
+
+async def test_a_router_without_pods_is_ready_and_says_so_to_clients(cluster: Cluster) -> None:
+    async with cluster.router() as process:
+
+        async def is_ready() -> bool:
+            async with cluster.http.get(process.admin_url("/readyz")) as answer:
+                return answer.status == 200
+
+        await until(is_ready)
+        async with cluster.http.post(process.url(), json=asked()) as response:
+            assert response.status == 503
+            assert "no backend" in await response.text()
+        await cluster.decode("d-0")
+        await until(lambda: cluster.serves(process, "d-0"))
+        cluster.script(generates())
+        async with cluster.http.post(process.url(), json=asked()) as response:
+            assert response.status == 200
+            await response.read()
+
+
+async def test_after_sigterm_each_answer_is_the_last_of_its_connection_until_the_drain(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "router.yaml"
+    async with FakeDecode() as engine, aiohttp.ClientSession() as http:
+        file.write_text(yaml.safe_dump({"backends": [{"name": "d", "url": engine.url}]}))
+        async with router(file, "--drain-delay", "1h", "--no-warm-up") as process:
+            process.process.send_signal(signal.SIGTERM)
+
+            async def is_leaving() -> bool:
+                body = {"model": "m", "prompt": PROMPT}
+                async with http.post(process.url(), json=body) as response:
+                    assert response.status == 200
+                    await response.read()
+                return response.headers.get("connection") == "close"
+
+            await until(is_leaving)
+            process.process.send_signal(signal.SIGTERM)
+            assert await process.exit_status() == 0

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from .cluster import PoolView, SetView
 
-_COMPONENTS = {"epp": "EPP", "envoy": "Envoy"}
+_COMPONENTS = {"epp": "EPP", "envoy": "Envoy", "router": "router"}
 
 
 def tables(sets: Iterable[SetView]) -> Group:

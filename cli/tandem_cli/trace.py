@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import aiohttp
@@ -175,13 +175,30 @@ async def _cluster(target: Target) -> AsyncIterator[Sequence[TraceEndpoint]]:
         namespace = target.namespace or api.namespace
         listing = await api.list(PODS, namespace, fields="status.phase=Running")
         yield [
-            TraceEndpoint(pod, is_epp, proxied(api, namespace, pod, port))
-            for pod, is_epp, port in find_trace_ports(listing.items)
+            TraceEndpoint(
+                found.pod,
+                found.is_epp,
+                proxied(api, namespace, found.pod, found.port),
+                found.is_router,
+            )
+            for found in find_trace_ports(listing.items)
         ]
 
 
-def find_trace_ports(pods: Iterable[dict[str, Any]]) -> list[tuple[str, bool, int]]:
-    """(name, whether it is an EPP, port to ask) of the pods with an EPP or a sidecar.
+class TracePort(NamedTuple):
+    """Where a pod is asked for what it knows of a request."""
+
+    pod: str
+    is_epp: bool
+    """Whether it knows decisions; False: what a sidecar served."""
+    port: int
+    is_router: bool = False
+    """Whether a router decides there, of which only the decisions are asked: in a cluster sidecars
+    serve its requests."""
+
+
+def find_trace_ports(pods: Iterable[dict[str, Any]]) -> list[TracePort]:
+    """The pods with an EPP, a router or a sidecar.
 
     Recognized by the ports that their containers declare, not by labels: this works for pods of the
     operator and of users alike.
@@ -194,7 +211,9 @@ def find_trace_ports(pods: Iterable[dict[str, Any]]) -> list[tuple[str, bool, in
         listen_ports = {port["containerPort"] for c in containers for port in c.get("ports", ())}
         name = pod["metadata"]["name"]
         if ports.SIDECAR_ADMIN in listen_ports:
-            trace_ports.append((name, False, ports.SIDECAR_ADMIN))
+            trace_ports.append(TracePort(name, False, ports.SIDECAR_ADMIN))
         elif {ports.EPP_GRPC, ports.EPP_METRICS} <= listen_ports:
-            trace_ports.append((name, True, ports.EPP_METRICS))
+            trace_ports.append(TracePort(name, True, ports.EPP_METRICS))
+        elif {ports.ROUTER, ports.ROUTER_ADMIN, ports.EPP_PEERS} <= listen_ports:
+            trace_ports.append(TracePort(name, True, ports.ROUTER_ADMIN, True))
     return trace_ports

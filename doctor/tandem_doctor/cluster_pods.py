@@ -51,11 +51,13 @@ def has_engine(pod: Object) -> bool:
 
 
 def is_epp(pod: Object) -> bool:
-    """Whether the pod declares the ports of an EPP, whether the operator or a user made it."""
+    """Whether the pod declares the ports of an EPP, whether the operator or a user made it, or of a
+    router of the operator, which knows the same at the same port."""
     declared = {
         port["containerPort"] for c in pod["spec"]["containers"] for port in c.get("ports", ())
     }
-    return {ports.EPP_GRPC, ports.EPP_METRICS} <= declared
+    of_router = {ports.ROUTER, ports.ROUTER_ADMIN, ports.EPP_PEERS}
+    return {ports.EPP_GRPC, ports.EPP_METRICS} <= declared or of_router <= declared
 
 
 def target_epp(pod: Object, make_get: MakeGet) -> tuple[str, Get]:

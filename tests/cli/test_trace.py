@@ -83,14 +83,19 @@ PODS = [
 ]
 
 
+def test_a_router_of_a_cluster_is_asked_for_its_decisions() -> None:
+    router = pod("chat-router", ports.ROUTER, ports.ROUTER_ADMIN, ports.EPP_PEERS)
+    assert find_trace_ports([router]) == [("chat-router", True, ports.ROUTER_ADMIN, True)]
+
+
 def test_pods_to_ask_are_recognized_by_their_declared_ports() -> None:
     native = {"name": "s", "ports": [{"containerPort": ports.SIDECAR_ADMIN}]}
     plain = {"metadata": {"name": "x"}, "spec": {"initContainers": [native], "containers": [{}]}}
     assert find_trace_ports([*PODS, plain]) == [
-        ("chat-epp", True, ports.EPP_METRICS),
-        ("d-0", False, ports.SIDECAR_ADMIN),
-        ("d-1", False, ports.SIDECAR_ADMIN),
-        ("x", False, ports.SIDECAR_ADMIN),
+        ("chat-epp", True, ports.EPP_METRICS, False),
+        ("d-0", False, ports.SIDECAR_ADMIN, False),
+        ("d-1", False, ports.SIDECAR_ADMIN, False),
+        ("x", False, ports.SIDECAR_ADMIN, False),
     ]
 
 

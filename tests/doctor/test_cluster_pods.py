@@ -139,6 +139,7 @@ def test_an_epp_is_known_by_its_ports() -> None:
         return get
 
     assert is_epp(listening(9002, 9003, 9090))
+    assert is_epp(listening(8080, 9005, 9090))
     assert not is_epp(listening(9090))
     name, _ = target_epp(started(listening(9002, 9090)), make_get)
     assert name == "chat-epp"

@@ -371,6 +371,42 @@ def _get(place: Place, client: ssl.SSLContext) -> bytes:
 REQUESTS = 1110
 
 
+def test_streams_survive_the_forced_deletion_of_their_pod_behind_the_router(site: Site) -> None:
+    engines = site.engines
+    with load(site.address) as running:
+        running.wait_for(10)
+        _set_front(site, front="router", resume={"enabled": True})
+        running.wait_for(running.answered + 10)
+        streams = site.streams(20, tokens=600)
+        victim = streams[0].decode
+        assert victim is not None
+        site.kubectl("delete", "pod", victim, "--wait=false", "--grace-period=0", "--force")
+        assert not any(stream.whole for stream in streams), "they ended too early: use more tokens"
+        assert [stream.finished().ended for stream in streams] == ["[DONE]"] * 20
+        site.ready()
+        _set_front(site, front=None, resume=None)
+        running.wait_for(running.answered + 10)
+    assert running.lost == []
+    # Neither change of the front has restarted an engine.
+    assert {*engines.values()} - {*site.engines.values()} == {engines[victim]}
+
+
+def _set_front(site: Site, **routing: object) -> None:
+    """Change `spec.routing`, and wait until the endpoint's front is the one that it asks for."""
+    patch = json.dumps({"spec": {"routing": routing}})
+    site.kubectl("patch", "decodepool/quickstart", "--type=merge", f"--patch={patch}")
+    front = str(routing["front"] or "envoy")
+
+    def serves() -> bool:
+        selector = site.get("service", "quickstart")["spec"]["selector"]
+        return bool(selector[labels.COMPONENT] == front)
+
+    until(serves, f"{front} to be the front")
+    other = {"envoy": "router", "router": "envoy"}[front]
+    gone = f"--selector={labels.ENDPOINT}=quickstart,{labels.COMPONENT}={other}"
+    site.kubectl("wait", "pods", gone, "--for=delete", f"--timeout={SECONDS}s")
+
+
 def test_no_request_is_lost_while_everything_changes(site: Site) -> None:
     # Its pods would leave no room for one more of the quickstart's.
     secured.remove(site)

@@ -118,7 +118,7 @@ _DECODE: dict[str, Any] = {
                 "retries": 1, "breakerFailures": 3, "breakerCooldown": "8s",
                 "streamKv": False},
     "routing": {
-        "endpoint": "chat", "split": "off", "apiPaths": ["/version"],
+        "endpoint": "chat", "front": "envoy", "split": "off", "apiPaths": ["/version"],
         "resume": {"enabled": True, "maxRegeneration": "5s", "maxMoves": 1},
         "maxRequestBytes": 67108864,
         "service": {"type": "LoadBalancer", "annotations": {"cloud": "internal"}},

@@ -86,6 +86,8 @@ DECODE_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"sidecar": {"kvTransferTimeout": "0ms"}}, "sidecar.kvTransferTimeout", "above 0"),
     ({"routing": {"resume": {"enabled": True}, "epp": {"enabled": False}}}, "routing.resume",
      "enable epp"),
+    ({"routing": {"front": "router", "envoy": {"enabled": False}}}, "routing.front",
+     "write front: envoy"),
     ({"routing": {"gatewayRef": {"name": "g"}}}, "routing.gatewayRef", "inferencePool.enabled"),
     ({"replicas": None, "scaling": {"maxReplicas": 1, "ratio": {"min": 1, "max": 0.5}}},
      "scaling.ratio.min", "above ratio.max"),

@@ -1,5 +1,6 @@
 """The objects of an endpoint on a real API server: accepted, and read back as written."""
 
+import asyncio
 import json
 import sys
 from base64 import b64decode
@@ -156,35 +157,45 @@ async def test_the_epp_starts_with_its_rendered_flags_and_may_list_its_pods(
     crds: ControlPlane, api: Api, namespace: str, tmp_path: Path
 ) -> None:
     live = await applied(api, plan_endpoint(await observed_in(api, namespace), SETTINGS).apply)
-    (container,) = live[ObjectRef("apps/v1", "Deployment", "chat-epp")]["spec"]["template"]["spec"][
-        "containers"
-    ]
-    config = live[ObjectRef("v1", "ConfigMap", "chat-epp")]["data"]
-    keys = live[ObjectRef("v1", "Secret", "chat-plan-keys")]["data"]
-    for mount, files in zip(container["volumeMounts"], (config, keys), strict=True):
-        for name, content in files.items():
-            file = tmp_path / mount["mountPath"].lstrip("/") / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content.encode() if files is config else b64decode(content))
     health = free_port("127.0.0.1")
-    flags = [arg.replace("/etc", f"{tmp_path}/etc", 1) for arg in container["args"]]
-    flags = [arg.replace("/var", f"{tmp_path}/var", 1) for arg in flags]
+    flags = rendered_flags(live, "chat-epp", tmp_path)
     for flag in ("--listen", "--metrics"):
         flags += [flag, f"127.0.0.1:{free_port('127.0.0.1')}"]
     account = crds.kubeconfig_for_service_account(namespace, "chat-epp")
     command = (sys.executable, "-m", "tandem_epp", *flags, "--health", f"127.0.0.1:{health}")
     async with process(*command, KUBECONFIG=str(account)) as picker:
+        await until_ready(picker, health)
 
-        async def ready() -> bool:
-            assert picker.returncode is None, "tandem-epp ended at its start"
-            url = f"http://127.0.0.1:{health}{endpoints.READY}"
-            try:
-                async with aiohttp.ClientSession() as session, session.get(url) as response:
-                    return response.status == 200
-            except aiohttp.ClientError:
-                return False
 
-        await until(ready)
+def rendered_flags(live: dict[ObjectRef, Body], deployment: str, folder: Path) -> list[str]:
+    """The arguments of a Deployment's container, and in `folder` what it mounts: its configuration
+    and the plan keys."""
+    body: Any = live[ObjectRef("apps/v1", "Deployment", deployment)]
+    (container,) = body["spec"]["template"]["spec"]["containers"]
+    config: Any = live[ObjectRef("v1", "ConfigMap", deployment)]["data"]
+    keys: Any = live[ObjectRef("v1", "Secret", "chat-plan-keys")]["data"]
+    for mount, files in zip(container["volumeMounts"], (config, keys), strict=True):
+        for name, content in files.items():
+            file = folder / mount["mountPath"].lstrip("/") / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content.encode() if files is config else b64decode(content))
+    flags = [arg.replace("/etc", f"{folder}/etc", 1) for arg in container["args"]]
+    return [arg.replace("/var", f"{folder}/var", 1) for arg in flags]
+
+
+async def until_ready(program: asyncio.subprocess.Process, port: int) -> None:
+    """Wait until the program says at `port` that it is ready."""
+
+    async def ready() -> bool:
+        assert program.returncode is None, "it ended at its start"
+        url = f"http://127.0.0.1:{port}{endpoints.READY}"
+        try:
+            async with aiohttp.ClientSession() as session, session.get(url) as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    await until(ready)
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def test_defaults_are_filled_in_without_changing_the_input() -> None:
     }  # fmt: skip
     assert spec["routing"] == {
         "epp": {"enabled": True}, "envoy": {"enabled": True}, "inferencePool": {"enabled": False},
-        "split": "auto",
+        "front": "envoy", "split": "auto",
     }  # fmt: skip
     assert spec["parallelism"]["pipeline"] == 1
     assert "replicas" not in defaulted("DecodePool", {"spec": {}})["spec"]

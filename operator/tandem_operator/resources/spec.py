@@ -303,6 +303,7 @@ class Resume(Section, frozen=True, kw_only=True):
 
 class Routing(Section, frozen=True, kw_only=True):
     endpoint: str
+    front: Literal["envoy", "router"]
     epp: EppSpec
     envoy: EnvoySpec
     node_selector: dict[str, str] = {}

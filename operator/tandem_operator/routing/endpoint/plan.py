@@ -16,10 +16,12 @@ from tandem_contract import ports
 from ...observed import RouterState
 from ...planning.drift import is_up_to_date
 from ...planning.key_rotation import Rotation, keys_in, rotate
-from ..objects.common import Names, Object, plan_key_object
-from ..objects.envoy import api_key_secret, envoy_objects
-from ..objects.epp import epp_objects, http_route, inference_pool
+from ..objects.common import ENVOY, EPP, ROUTER, Names, Object, plan_key_object
+from ..objects.envoy import api_key_secret, client_service, envoy_objects
+from ..objects.epp import account_objects, epp_objects, http_route, inference_pool
 from ..objects.policies import network_policies
+from ..objects.router import router_objects
+from .front import Fronts, available, fronts, selected_front
 from .observed import (
     HTTP_ROUTE,
     INFERENCE_POOL,
@@ -53,6 +55,9 @@ class RouterReason(StrEnum):
     PENDING = "Pending"
     EPP_UNAVAILABLE = "EppUnavailable"
     ENVOY_UNAVAILABLE = "EnvoyUnavailable"
+    ROUTER_UNAVAILABLE = "RouterUnavailable"
+    FRONT_CHANGING = "FrontChanging"
+    """Requests are routed by the front before, until the new one's pods are available."""
     NO_SUCH_KIND = "NoSuchKind"
     UNREAD = "Unread"
 
@@ -106,18 +111,33 @@ def _objects(
     rotation: Rotation | None,
 ) -> Iterator[Object]:
     """Every object that should exist, in an order in which each finds what it refers to."""
+    has_front = fronts(observed, required) if required.envoy else None
+    running = _components(required, has_front)
     # First: pods are protected before they serve.
     if settings.network_policy:
-        yield from network_policies(observed, required, settings.network_policy)
+        yield from network_policies(observed, required, settings.network_policy, running)
     if rotation:
         yield plan_key_object(observed, rotation.keys)
+        yield from account_objects(observed, required)
+    if EPP in running:
         yield from epp_objects(observed, required, settings)
-    if required.envoy:
+    if ROUTER in running:
+        yield from router_objects(observed, required, settings)
+    if has_front is not None:
+        yield client_service(observed, required, has_front.serving)
+    if ENVOY in running:
         yield from envoy_objects(observed, required, settings)
     if required.inference_pool and has_inference_pools(observed):
         yield inference_pool(observed)
         if required.gateways and HTTP_ROUTE in observed.kinds:
             yield http_route(observed, required)
+
+
+def _components(required: EndpointRequirements, has_front: Fronts | None) -> frozenset[str]:
+    """Those of EPP, Envoy and router that run; `has_front`: None where the operator runs none."""
+    running = frozenset[str]() if has_front is None else has_front.running
+    has_epp = required.epp and (has_front is None or ENVOY in running)
+    return running | {EPP} if has_epp else running
 
 
 def has_inference_pools(observed: ObservedEndpoint) -> bool:
@@ -128,16 +148,16 @@ def has_inference_pools(observed: ObservedEndpoint) -> bool:
 def router_state(observed: ObservedEndpoint) -> RouterState:
     """Whether requests reach the pods as the pools require, and at which URL.
 
-    The URL is Envoy's; None where clients come through a gateway of the cluster.
+    The URL is that of the front; None where clients come through a gateway of the cluster.
     """
     service_url = f"http://{observed.key.name}.{observed.key.namespace}.svc:{ports.ENVOY}"
     if not observed.pools:
-        envoy = ObjectRef("apps/v1", "Deployment", Names(observed.key.name).envoy)
-        has_envoy = envoy in observed.children
+        front = selected_front(observed)
         message = "none of the endpoint's pools can be read"
-        if has_envoy:
-            message += ": Envoy and EPP keep running with their last configuration"
-        url = service_url if has_envoy else None
+        if front is not None:
+            programs = "its routers" if front == ROUTER else "Envoy and EPP"
+            message += f": {programs} keep running with their last configuration"
+        url = service_url if front is not None else None
         return RouterState(False, RouterReason.UNREAD, message, url)
     required = combine_requirements(observed.pools)
     url = service_url if required.envoy else None
@@ -169,12 +189,27 @@ def _problems(
     if required.gateways and HTTP_ROUTE not in observed.kinds:
         yield RouterReason.NO_SUCH_KIND, missing % ("gatewayRef", "the Gateway API")
     names = Names(observed.key.name)
-    # Envoy first: without it no request is served, without the EPP alone every request still is.
-    if required.envoy:
-        yield from _unavailable(observed, names.envoy, RouterReason.ENVOY_UNAVAILABLE, "")
-    if required.epp:
-        effect = ": Envoy balances over the decode pods meanwhile" if required.envoy else ""
-        yield from _unavailable(observed, names.epp, RouterReason.EPP_UNAVAILABLE, effect)
+    front = fronts(observed, required) if required.envoy else None
+    if front is not None and front.serving == ROUTER:
+        yield from _unavailable(observed, names.router, RouterReason.ROUTER_UNAVAILABLE, "")
+    else:
+        # Envoy first: without it no request is served, without the EPP alone every request still
+        # is.
+        if front is not None:
+            yield from _unavailable(observed, names.envoy, RouterReason.ENVOY_UNAVAILABLE, "")
+        if required.epp:
+            effect = ": Envoy balances over the decode pods meanwhile" if front else ""
+            yield from _unavailable(observed, names.epp, RouterReason.EPP_UNAVAILABLE, effect)
+    if front is not None and front.waits_for:
+        yield RouterReason.FRONT_CHANGING, _changing(observed, front)
+
+
+def _changing(observed: ObservedEndpoint, front: Fronts) -> str:
+    """How far the start of the wanted front is."""
+    name = front.waits_for[0]
+    ready, replicas = available(observed.children.get(ObjectRef("apps/v1", "Deployment", name)))
+    before = "the router serves" if front.serving == ROUTER else "Envoy serves"
+    return f"{ready} of {replicas} pods of Deployment {name} are available: {before} until all are"
 
 
 def _unavailable(

@@ -2,15 +2,15 @@
 
 Each object of an endpoint has one value per setting, while every pool brings its own. A component
 exists when any pool enables it; the longest drain timeout of any pool counts; fallback to unified
-serving needs the consent of every pool; of several EPP configurations, health checks and settings
-of resumed streams those of the first pool by name win.
+serving and the router as the front need the consent of every pool; of several EPP configurations,
+health checks and settings of resumed streams those of the first pool by name win.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -48,7 +48,9 @@ class EndpointRequirements:
     resume: Mapping[str, Any]
     """As `health_checks`."""
     envoy: bool
-    """Whether the operator runs Envoy."""
+    """Whether the operator runs a front: Envoy, unless it is the router."""
+    front: Literal["envoy", "router"]
+    """Which one, if `envoy`. The router takes the place of Envoy and EPP."""
     api_key_secret: str | None
     """Name of the Secret with the clients' API keys; None: clients need none."""
     tls_secret: str | None
@@ -94,6 +96,8 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         health_checks=health_checks(decodes),
         resume=resume(decodes),
         envoy=any(r.envoy.enabled for r in routings),
+        # Envoy may have API keys, which one pool alone must not take from the others.
+        front="router" if all(r.front == "router" for r in routings) else "envoy",
         api_key_secret=next(filter(None, map(_api_key_secret, routings)), None),
         tls_secret=next(filter(None, map(_tls_secret, routings)), None),
         inference_pool=any(r.inference_pool.enabled for r in routings),
@@ -296,6 +300,7 @@ def _builtins(section: RoutingService | RouterPodMetadata | None) -> Mapping[str
 
 
 _COMPARED: Mapping[str, Callable[[Routing], Any]] = {
+    "front": lambda routing: routing.front,
     "epp.enabled": lambda routing: routing.epp.enabled,
     "epp.config": lambda routing: routing.epp.config or None,
     "epp.healthChecks": lambda routing: _health_checks(routing) or None,
@@ -340,8 +345,9 @@ def _conflict(name: str, values_by_pool: Sequence[tuple[str, Any]]) -> str | Non
             f"routing.{name} of {', '.join(others)} differs from that of {first}, which is used:"
             f" set it in one pool, or the same in all"
         )
-    # As in `combine_requirements`: it is on when any pool turns it on; of names the first counts.
-    effective = "auto" if "auto" in values else True if True in values else values[0]
+    # As in `combine_requirements`: it is on when any pool turns it on, the front is Envoy when any
+    # pool says so; of names the first counts.
+    effective = next((v for v in ("auto", "envoy", True) if v in values), values[0])
     summary = ", ".join(f"{json.dumps(value)} in {pool}" for pool, value in stated)
     return (
         f"routing.{name} is {summary}: {json.dumps(effective)} is used;"

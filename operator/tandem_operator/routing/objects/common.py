@@ -30,7 +30,9 @@ Object = dict[str, Any]
 
 ENVOY: Final = "envoy"
 EPP: Final = "epp"
-"""`ENVOY` and `EPP` are values of the label `app.kubernetes.io/component` and container names."""
+ROUTER: Final = "router"
+"""`ENVOY`, `EPP` and `ROUTER` are values of the label `app.kubernetes.io/component` and names of
+containers."""
 _MIN_READY_SECONDS: Final = 8
 """Seconds after which a ready pod counts as available: by then Envoy can resolve its name. The
 cluster's DNS caches a negative answer for 5 s, Envoy looks names up every 2 s, and EndpointSlices
@@ -46,6 +48,8 @@ class Names:
         self.epp = f"{endpoint}-epp"
         self.epp_pods = f"{endpoint}-epp-pods"
         self.epp_peers = f"{endpoint}-epp-peers"
+        self.router = f"{endpoint}-router"
+        self.router_peers = f"{endpoint}-router-peers"
         self.decode = f"{endpoint}-decode"
         self.prefill = f"{endpoint}-prefill"
         self.plan_keys = plan_key_secret(endpoint)
@@ -70,10 +74,11 @@ def is_taken_over(endpoint: str, body: Body) -> bool:
     writes. Then someone else has made it theirs while no pool owned it: server-side apply leaves
     our labels on it."""
     names = Names(endpoint)
-    component = {names.epp: EPP, names.endpoint: ENVOY}.get(body["metadata"]["name"])
-    if body["kind"] != "Service" or component is None:
+    components = {names.epp: (EPP,), names.endpoint: (ENVOY, ROUTER)}
+    ours = components.get(body["metadata"]["name"])
+    if body["kind"] != "Service" or ours is None:
         return False
-    return bool(body["spec"].get("selector") != _selector(endpoint, component))
+    return body["spec"].get("selector") not in [_selector(endpoint, each) for each in ours]
 
 
 def body(
@@ -219,7 +224,7 @@ def budget(observed: ObservedEndpoint, name: str, component: str) -> Object:
 def pod_spec(
     observed: ObservedEndpoint, settings: RouterSettings, component: str, **more: Any
 ) -> Object:
-    """A pod spec for either component: unprivileged, spread over nodes, placed as in `settings`."""
+    """A pod spec for a component: unprivileged, spread over nodes, placed as in `settings`."""
     spec: dict[str, Any] = {
         # Variables of Services could be taken for the EPP's flags, see `pods.manifests`.
         "enableServiceLinks": False,

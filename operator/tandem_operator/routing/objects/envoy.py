@@ -1,4 +1,4 @@
-"""Envoy's objects: Deployment with the drain container, ConfigMap, Services. Pure."""
+"""The clients' Service, and Envoy's Deployment with the drain container, ConfigMap. Pure."""
 
 import hashlib
 import json
@@ -54,13 +54,12 @@ does not count: thread stacks, code, and memory that the allocator holds back.""
 def envoy_objects(
     observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings
 ) -> list[Object]:
-    """All of Envoy's objects; the Services come before the pods that resolve their names."""
+    """Envoy's objects; the Service comes before the pods that resolve its name."""
     names, tls = Names(observed.key.name), _tls(observed, required)
     # Sorted keys: equal settings give the same text, and so the same hash in the pods.
     bootstrap = json.dumps(_bootstrap(observed, required, settings), indent=1, sort_keys=True)
     decode = {labels.endpoint_label(observed.key.name): "decode"}
     return [
-        _client_service(observed, required),
         service(
             observed, names.decode, "decode", ("http", ports.SIDECAR), pods=decode, headless=True
         ),
@@ -77,9 +76,12 @@ def envoy_objects(
     ]
 
 
-def _client_service(observed: ObservedEndpoint, required: EndpointRequirements) -> Object:
+def client_service(
+    observed: ObservedEndpoint, required: EndpointRequirements, front: str
+) -> Object:
+    """The Service that clients connect to, with the pods of the component `front`."""
     stated = required.service
-    made = service(observed, Names(observed.key.name).endpoint, ENVOY, ("http", ports.ENVOY))
+    made = service(observed, Names(observed.key.name).endpoint, front, ("http", ports.ENVOY))
     # Always written: the API server would keep a type that the pool no longer states.
     made["spec"]["type"] = stated.type or "ClusterIP"
     # Tandem's own annotations are not the pools' to state: the operator removes `UNUSED_SINCE`.

@@ -25,7 +25,7 @@ from .common import (
 )
 
 _CONFIG_DIRECTORY: Final = "/etc/tandem/router"
-_CONFIG_FILE: Final = "router.yaml"
+CONFIG_FILE: Final = "router.yaml"
 _KEY_DIRECTORY: Final = "/var/run/tandem/plan-keys"
 _PRE_STOP_SECONDS: Final = 15
 """Seconds for which a pod that is being stopped keeps answering: Envoy looks the EPP's addresses up
@@ -43,23 +43,14 @@ _POOL_OBJECTS: Final = ["inferencemodelrewrites", "inferenceobjectives"]
 def epp_objects(
     observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings
 ) -> list[Object]:
-    """All of the EPP's objects except its key Secret; what its pods need comes before them.
+    """The EPP's objects except its key Secret and its account, which come before them.
 
     The EPP reloads its configuration, so a changed ConfigMap starts no new pods.
     """
     names = Names(observed.key.name)
-    config = {
-        **required.epp_config,
-        # Last: the operator's sections replace those in the user's configuration.
-        "disaggregated_serving": required.disaggregated_serving,
-        **(_STORAGE_OFFLOADING if settings.storage_offloading else {}),
-        **({"health_checks": required.health_checks} if required.health_checks else {}),
-        **({"resume": required.resume} if required.resume else {}),
-    }
-    document = json.dumps(config, indent=1, sort_keys=True)
+    document = decision_config(required, settings)
     replicas = required.epp_replicas or settings.epp_replicas
     return [
-        *_rbac(observed, names.epp, required),
         # Gateways name the first Service; our Envoy resolves single pods through the headless one.
         service(observed, names.epp, EPP, ("grpc", ports.EPP_GRPC)),
         service(observed, names.epp_pods, EPP, ("grpc", ports.EPP_GRPC), headless=True),
@@ -67,7 +58,7 @@ def epp_objects(
         service(
             observed, names.epp_peers, EPP, ("peers", ports.EPP_PEERS), headless=True, unready=True
         ),
-        config_map(observed, names.epp, EPP, {_CONFIG_FILE: document}),
+        config_map(observed, names.epp, EPP, {CONFIG_FILE: document}),
         deployment(
             observed,
             names.epp,
@@ -80,9 +71,23 @@ def epp_objects(
     ]
 
 
-def _rbac(observed: ObservedEndpoint, name: str, required: EndpointRequirements) -> list[Object]:
-    """ServiceAccount, Role and RoleBinding that let the EPP read the pods of its namespace, and
-    what refers to its InferencePool."""
+def decision_config(required: EndpointRequirements, settings: RouterSettings) -> str:
+    """The file of what decides where requests go: an EPP, or the router."""
+    config = {
+        **required.epp_config,
+        # Last: the operator's sections replace those in the user's configuration.
+        "disaggregated_serving": required.disaggregated_serving,
+        **(_STORAGE_OFFLOADING if settings.storage_offloading else {}),
+        **({"health_checks": required.health_checks} if required.health_checks else {}),
+        **({"resume": required.resume} if required.resume else {}),
+    }
+    return json.dumps(config, indent=1, sort_keys=True)
+
+
+def account_objects(observed: ObservedEndpoint, required: EndpointRequirements) -> list[Object]:
+    """ServiceAccount, Role and RoleBinding that let the EPP, or the router, read the pods of its
+    namespace, and what refers to the EPP's InferencePool."""
+    name = Names(observed.key.name).epp
     account = ("v1", "ServiceAccount")
     role, binding = (f"{_RBAC}/v1", "Role"), (f"{_RBAC}/v1", "RoleBinding")
     rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": _READ}]
@@ -95,7 +100,7 @@ def _rbac(observed: ObservedEndpoint, name: str, required: EndpointRequirements)
     subject = {"kind": account[1], "name": name, "namespace": observed.key.namespace}
     reference = {"apiGroup": _RBAC, "kind": role[1], "name": name}
     return [
-        # The token is mounted by the EPP's pods only, not by others that use the account.
+        # The token is mounted by these pods only, not by others that use the account.
         body(observed, account, name, EPP, automountServiceAccountToken=False),
         body(observed, role, name, EPP, rules=rules),
         body(observed, binding, name, EPP, roleRef=reference, subjects=[subject]),
@@ -144,7 +149,7 @@ def _container(
             *("--namespace", observed.key.namespace),
             *("--endpoint", observed.key.name),
             *pool,
-            *("--config", f"{_CONFIG_DIRECTORY}/{_CONFIG_FILE}"),
+            *("--config", f"{_CONFIG_DIRECTORY}/{CONFIG_FILE}"),
             *("--plan-key-dir", _KEY_DIRECTORY),
             *body_limit_flag(required.max_request_bytes),
             *tls_flags(required.tls_secret),

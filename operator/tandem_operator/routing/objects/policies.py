@@ -4,11 +4,14 @@
     prefill pool   decode pods of its set                     engine, side channel, UCX's range
     decode pool    prefill and unified pods of its set        side channel, UCX's range
     unified pool   decode and unified pods of its set         the same, and the sidecar
-    decode pool    Envoy, gateways                            sidecar
-    both           EPP                                        sidecar or prefill engine, KV events
+    decode pool    Envoy, router, gateways                    sidecar
+    both           EPP, router                                sidecar or prefill engine, KV events
     both           operator, Prometheus, control plane        engine, the sidecar's admin port
     EPP            Envoy, gateways; other EPPs; monitors      gRPC; peers; metrics
     Envoy          all clients; monitors                      HTTP; health and statistics
+    router         all clients; other routers; monitors       HTTP; peers; metrics
+
+Envoy, EPP and router are all let in, whichever is the front: after a change the other one drains.
 
 A pod may always connect to itself, so no rule is needed for a sidecar and its engine, and the
 kubelet may always connect to the pods of its node. Rules of several policies add up: a pod may be
@@ -20,7 +23,7 @@ operator) and pods of a revision with other ports listen anywhere: to these, the
 connections at every unprivileged port that is not a server's.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tandem_contract import labels, ports
@@ -30,7 +33,7 @@ from ...pods.connectors import HandoffPorts, earlier_handoff_ports, handoff_port
 from ..endpoint.observed import NETWORK_POLICY, ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import NetworkPolicySettings
-from .common import ENVOY, EPP, Names, Object, body, selector
+from .common import ENVOY, EPP, ROUTER, Names, Object, body, selector
 
 Peer = Mapping[str, Any]
 Ports = tuple[tuple[int, int], ...]
@@ -55,9 +58,12 @@ _DECODE_SERVERS: Final = (ports.SIDECAR, ports.SIDECAR_ADMIN, ports.ENGINE_DECOD
 
 
 def network_policies(
-    observed: ObservedEndpoint, required: EndpointRequirements, settings: NetworkPolicySettings
+    observed: ObservedEndpoint,
+    required: EndpointRequirements,
+    settings: NetworkPolicySettings,
+    running: Collection[str],
 ) -> Iterator[Object]:
-    """All policies of the endpoint."""
+    """All policies of the endpoint, whose fronts `running` are components."""
     name, names = observed.key.name, Names(observed.key.name)
     monitors = _monitors(settings)
     front = _front(observed, required, settings)
@@ -76,18 +82,26 @@ def network_policies(
     yield from _handoff_policies(observed)
     envoys = {"matchLabels": selector(observed, ENVOY)}
     epps = {"matchLabels": selector(observed, EPP)}
-    if required.epp:
+    routers = {"matchLabels": selector(observed, ROUTER)}
+    if EPP in running:
         yield _policy(
             observed, names.epp, EPP, epps,
             (front, _single(ports.EPP_GRPC)),
             ([{"podSelector": epps}], _single(ports.EPP_PEERS)),
             (monitors, _single(ports.EPP_METRICS)),
         )  # fmt: skip
-    if required.envoy:
+    if ENVOY in running:
         yield _policy(
             observed, names.envoy, ENVOY, envoys,
             (None, _single(ports.ENVOY)),
             (monitors, _single(ports.ENVOY_HEALTH)),
+        )  # fmt: skip
+    if ROUTER in running:
+        yield _policy(
+            observed, names.router, ROUTER, routers,
+            (None, _single(ports.ROUTER)),
+            ([{"podSelector": routers}], _single(ports.EPP_PEERS)),
+            (monitors, _single(ports.ROUTER_ADMIN)),
         )  # fmt: skip
 
 
@@ -181,7 +195,7 @@ def _side_channels(first: int | None, closed: Sequence[int]) -> Ports:
 def _front(
     observed: ObservedEndpoint, required: EndpointRequirements, settings: NetworkPolicySettings
 ) -> Sequence[Peer] | None:
-    """What sends the clients' requests: our Envoy, and gateways; None for everyone.
+    """What sends the clients' requests: our front, and gateways; None for everyone.
 
     A pool that is routed by the cluster's gateways must be reachable for them. Where the
     installation does not say in which namespaces they run, that is everyone.
@@ -189,8 +203,8 @@ def _front(
     has_gateways = not required.envoy or required.inference_pool or bool(required.gateways)
     if has_gateways and not settings.gateway_namespaces:
         return None
-    envoy = [{"podSelector": {"matchLabels": selector(observed, ENVOY)}}] if required.envoy else []
-    return [*envoy, *_namespaces(settings.gateway_namespaces)]
+    own = [_component(observed, each) for each in (ENVOY, ROUTER)] if required.envoy else []
+    return [*own, *_namespaces(settings.gateway_namespaces)]
 
 
 def _pickers(
@@ -198,8 +212,12 @@ def _pickers(
 ) -> Sequence[Peer]:
     """Our EPP; in its place the user's, which runs in the pools' namespace or with the gateways."""
     if required.epp:
-        return [{"podSelector": {"matchLabels": selector(observed, EPP)}}]
+        return [_component(observed, each) for each in (EPP, ROUTER)]
     return [{"podSelector": {}}, *_namespaces(settings.gateway_namespaces)]
+
+
+def _component(observed: ObservedEndpoint, component: str) -> Peer:
+    return {"podSelector": {"matchLabels": selector(observed, component)}}
 
 
 def _monitors(settings: NetworkPolicySettings) -> Sequence[Peer]:

@@ -117,9 +117,7 @@ class EngineLiveness:
 
     def note_reads(self, now: float) -> bool:
         """Learn from what came since the last check; returns whether anything did."""
-        for state, leg in self.movable.items():
-            if state.alive:
-                self._learn(state, now, awaits_token=leg.awaits_token)
+        self._learn(now)
         has_read = False
         for state in self.legs:
             if state.alive:
@@ -133,14 +131,20 @@ class EngineLiveness:
             self.cancel_probe()
         return is_alive
 
-    def _learn(self, state: LegLiveness, now: float, *, awaits_token: bool) -> None:
-        if state.is_streaming:
-            self.gaps.add(now - state.last_read, now)
-        state.last_read = now
-        state.is_streaming = awaits_token and not state.is_paused
-        if state.is_streaming and not state.has_begun:
-            state.has_begun = True
-            self.prefills.add(now - state.began, now)
+    def _learn(self, now: float) -> None:
+        gap, gaps = 0.0, 0
+        for state, leg in self.movable.items():
+            if not state.alive:
+                continue
+            if state.is_streaming:
+                gap, gaps = max(gap, now - state.last_read), gaps + 1
+            state.last_read = now
+            state.is_streaming = leg.awaits_token and not state.is_paused
+            if state.is_streaming and not state.has_begun:
+                state.has_begun = True
+                self.prefills.add(now - state.began, now)
+        if gaps:
+            self.gaps.add(gap, now, gaps)
 
     def token_deadline(self, floor: float) -> float | None:
         """Seconds without a token after which a stream is late; None: too little is known."""

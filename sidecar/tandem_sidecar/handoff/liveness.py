@@ -50,8 +50,6 @@ class LivenessMonitor:
         self._engines: dict[HostPort, EngineLiveness] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._stall = 0.0
-        """Seconds by which the timer may be late."""
 
     def watch(self, address: HostPort, leg: MonitoredLeg) -> LegLiveness:
         """Monitor the engine at `address` for `leg`, until `unwatch`."""
@@ -88,8 +86,9 @@ class LivenessMonitor:
             engine.cancel_probe()
         self._engines.clear()
 
-    def check(self, now: float) -> None:
-        """Look at every engine at `now`, in loop time: probe it, or end legs that wait in vain."""
+    def check(self, now: float, *, may_leave: bool = True) -> None:
+        """Look at every engine at `now`, in loop time: probe it, or end legs that wait in vain.
+        `may_leave`: False: movable legs stay for now."""
         for address, engine in list(self._engines.items()):
             if not engine.legs:
                 # Dropped here, not in `unwatch`: an engine whose next leg comes soon keeps its
@@ -98,8 +97,8 @@ class LivenessMonitor:
                 del self._engines[address]
                 continue
             if not engine.note_reads(now):
-                self._check_silence(address, engine, now)
-            if engine.movable:
+                self._check_silence(address, engine, now, may_leave=may_leave)
+            if may_leave and engine.movable:
                 self._check_tokens(address, engine, now)
 
     @property
@@ -123,17 +122,17 @@ class LivenessMonitor:
         self._timer = None
         now = self._loop.time()
         # Timers run before received data is processed. After a stall of the event loop, bytes that
-        # prove an engine alive may still be unread, so this check is skipped.
-        if now - self._due < self._stall:
-            self.check(now)
+        # prove an engine alive may still be unread, so this check is skipped. A probe of a movable
+        # leg must have had most of its time when its answer is missed.
+        late = now - self._due
+        if late < self.silence / _TICKS:
+            self.check(now, may_leave=late < self._answer / 2)
         if self._engines and self._timer is None:
             self._schedule(now)
 
     def _schedule(self, now: float) -> None:
-        interval = self._stall = self.silence / _TICKS
-        if any(engine.movable for engine in self._engines.values()):
-            # A probe must have had most of its time when its answer is missed.
-            interval, self._stall = self._quick_interval, self._answer / 2
+        is_quick = any(engine.movable for engine in self._engines.values())
+        interval = self._quick_interval if is_quick else self.silence / _TICKS
         self._due = now + interval
         self._timer = self._loop.call_at(self._due, self._tick)
 
@@ -142,7 +141,9 @@ class LivenessMonitor:
         if deadline is not None and (late := engine.late(now, deadline)):
             engine.leave(late, f"{address}: no token for {deadline:.3g}s", now)
 
-    def _check_silence(self, address: HostPort, engine: EngineLiveness, now: float) -> None:
+    def _check_silence(
+        self, address: HostPort, engine: EngineLiveness, now: float, *, may_leave: bool
+    ) -> None:
         silent, suspected = now - engine.last_alive, now - engine.suspected_from
         is_suspect = bool(engine.movable) and suspected >= self._quick_silence
         # Again if no connection was made: a late answer to a probe in flight still counts.
@@ -152,7 +153,7 @@ class LivenessMonitor:
                 engine.probed_at = now
         if engine.probed_at is None or now - engine.probed_at < self._answer:
             return
-        if is_suspect and suspected >= self._quick_silence + self._answer:
+        if may_leave and is_suspect and suspected >= self._quick_silence + self._answer:
             engine.suspected_from = now
             detail = f"{address}: no sign of life for {silent:.3g}s"
             engine.leave(list(engine.movable), detail, now)

@@ -32,10 +32,10 @@ class Longest:
         self.count = 0
         self._seconds = self._at = 0.0
 
-    def add(self, seconds: float, now: float) -> None:
-        """One lasted `seconds`, and ended `now`."""
+    def add(self, seconds: float, now: float, count: int = 1) -> None:
+        """The longest of `count` more lasted `seconds`; they ended `now`."""
         self._seconds, self._at = max(seconds, self.value(now)), now
-        self.count += 1
+        self.count += count
 
     def value(self, now: float) -> float:
         """What is left of the longest by `now`."""

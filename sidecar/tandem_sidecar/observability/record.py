@@ -121,7 +121,7 @@ class Result(StrEnum):
     UNUSABLE = "unusable"
     """A 2xx prefill answer without usable kv_transfer_params."""
     SILENT = "silent"
-    """The engine hung: no bytes on the leg, and no answer to `/health`."""
+    """The engine hung: no bytes on the leg, and no answer to `/health`; or no token for long."""
     CIRCUIT_OPEN = "held"
     """Not sent: the circuit breaker of this prefill pod is open."""
     ABORTED = "aborted"

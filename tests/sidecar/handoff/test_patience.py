@@ -82,12 +82,12 @@ class Case:
         self.legs.append(leg)
         return leg
 
-    def check(self, at: float) -> None:
+    def check(self, at: float, *, may_leave: bool = True) -> None:
         """Look at the engine so many seconds after the case's begin, and one more, in which the
         legs were made."""
         if self.answers:
             self.state().has_answered = True
-        self.monitor.check(self.begin + 1.0 + at)
+        self.monitor.check(self.begin + 1.0 + at, may_leave=may_leave)
 
     async def answered(self) -> None:
         """The engine answers its probe."""
@@ -130,6 +130,16 @@ async def test_movable_legs_leave_first(case: Case) -> None:
     assert "no sign of life for 2e+03s" in patient.hung
     assert not patient.tries
     assert case.engine.probes == 1, "one for all legs, and for both times"
+
+
+async def test_no_leg_leaves_while_bytes_may_be_unread(case: Case) -> None:
+    """The event loop stood still, and the check comes before what arrived meanwhile."""
+    leg, patient = case.movable(), case.patient()
+    case.check(PATIENCE.silence, may_leave=False)
+    case.check(HUNG, may_leave=False)
+    assert not leg.tries
+    case.check(2 * SILENCE, may_leave=False)
+    assert patient.hung
 
 
 async def test_an_engine_that_answers_keeps_its_legs(case: Case) -> None:

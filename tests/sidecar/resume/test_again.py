@@ -191,6 +191,22 @@ def data_of(kind: RequestKind, body: Json) -> bytes:
     return json.dumps({**BASE[kind], "stream": True, "model": "m", **body}).encode()
 
 
+async def test_which_streams_have_an_event_for_each_token() -> None:
+    """Of those alone a token can be late: in others a parser may hold the text back."""
+    kind = RequestKind.COMPLETIONS
+    for body, is_known in (({}, True), ({"presence_penalty": 1, "temperature": 0}, False)):
+        kept = kept_stream(kind, body, Record("r", kind, 0.0, 0.0), 1e9)
+        assert kept is not None
+        assert not kept.has_token_events
+        take(kept, FIRST.answer(kind, kept.asked.data)[:3], [])
+        assert kept.has_token_events == is_known
+    kept = kept_stream(kind, {}, Record("r", kind, 0.0, 0.0), 1e9)
+    assert kept is not None
+    # The engine does not do as it was asked.
+    take(kept, FIRST.answer(kind, data_of(kind, {"presence_penalty": 1}))[:3], [])
+    assert not kept.has_token_events
+
+
 FAILURES: list[tuple[RequestKind, Json]] = [
     (RequestKind.MESSAGES, {"type": "error", "error": {"message": "the core died"}}),
     (RequestKind.MESSAGES, {"type": "message_delta", "delta": {"stop_reason": None}}),

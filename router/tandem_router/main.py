@@ -219,7 +219,8 @@ def main(
         fail(str(err), status=2)
     if worker is None:
         log_notices(configuration)
-        log_ignored_storage(configuration, settings.connector)
+        if pods is None:
+            log_ignored_storage(configuration, settings.connector)
     raise_descriptor_limit()
     collect_seldom()
     try:
@@ -245,8 +246,9 @@ def _pods(
     namespace: str | None, endpoint: str | None, plan_key_dir: Path | None, settings: Settings
 ) -> PodSelection:
     """The pods of a cluster that are the backends. Raises UsageError."""
-    if plan_key_dir is None:
-        raise click.UsageError("--discovery kubernetes needs --plan-key-dir")
+    if plan_key_dir is None or not (namespace and endpoint):
+        names = "--namespace, --endpoint and --plan-key-dir"
+        raise click.UsageError(f"--discovery kubernetes needs {names}")
     if settings.workers > 1:
         raise click.UsageError("--discovery kubernetes has one worker: run more replicas instead")
     try:

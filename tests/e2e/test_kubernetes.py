@@ -371,6 +371,37 @@ def _get(place: Place, client: ssl.SSLContext) -> bytes:
 REQUESTS = 1110
 
 
+def test_no_request_is_lost_while_everything_changes(site: Site) -> None:
+    # Its pods would leave no room for one more of the quickstart's.
+    secured.remove(site)
+    decode = f"{labels.POOL}=quickstart"
+    with load(site.address) as running:
+        running.wait_for(20)
+        for replicas in (3, 2):
+            site.kubectl("scale", "decodepool/quickstart", f"--replicas={replicas}")
+            until(lambda count=replicas: len(site.pods(decode)) == count, f"{replicas} decode pods")
+            site.ready()
+        for pool in ("decodepool/quickstart", "prefillpool/quickstart-prefill"):
+            before = set(site.engines)
+            now = f"tandem.dev/restartedAt={time.time()}"
+            site.kubectl("annotate", "--overwrite", pool, now)
+            until(lambda old=before: bool(set(site.engines) - old), "a pod of the new revision")
+            site.kubectl("wait", "--for=condition=Progressing=False", f"--timeout={SECONDS}s", pool)
+            site.ready()
+        for forced in ((), ("--grace-period=0", "--force")):
+            victim = min(site.pods(decode))
+            site.kubectl("delete", "pod", victim, "--wait=false", *forced)
+            until(lambda gone=victim: gone not in site.pods(decode), f"the end of {victim}")
+            site.ready()
+        with load(site.address, clients=30) as overload:
+            site.helm("upgrade", RELEASE, CHART, "--set=operator.replicas=2", "--wait")
+            overload.wait_for(60)
+        running.wait_for(REQUESTS - overload.answered)
+    site.helm("upgrade", RELEASE, CHART, "--set=operator.replicas=1", "--wait")
+    assert (running.lost, overload.lost) == ([], [])
+    assert running.answered + overload.answered >= REQUESTS
+
+
 def test_streams_survive_the_forced_deletion_of_their_pod_behind_the_router(site: Site) -> None:
     engines = site.engines
     with load(site.address) as running:
@@ -405,37 +436,6 @@ def _set_front(site: Site, **routing: object) -> None:
     other = {"envoy": "router", "router": "envoy"}[front]
     gone = f"--selector={labels.ENDPOINT}=quickstart,{labels.COMPONENT}={other}"
     site.kubectl("wait", "pods", gone, "--for=delete", f"--timeout={SECONDS}s")
-
-
-def test_no_request_is_lost_while_everything_changes(site: Site) -> None:
-    # Its pods would leave no room for one more of the quickstart's.
-    secured.remove(site)
-    decode = f"{labels.POOL}=quickstart"
-    with load(site.address) as running:
-        running.wait_for(20)
-        for replicas in (3, 2):
-            site.kubectl("scale", "decodepool/quickstart", f"--replicas={replicas}")
-            until(lambda count=replicas: len(site.pods(decode)) == count, f"{replicas} decode pods")
-            site.ready()
-        for pool in ("decodepool/quickstart", "prefillpool/quickstart-prefill"):
-            before = set(site.engines)
-            now = f"tandem.dev/restartedAt={time.time()}"
-            site.kubectl("annotate", "--overwrite", pool, now)
-            until(lambda old=before: bool(set(site.engines) - old), "a pod of the new revision")
-            site.kubectl("wait", "--for=condition=Progressing=False", f"--timeout={SECONDS}s", pool)
-            site.ready()
-        for forced in ((), ("--grace-period=0", "--force")):
-            victim = min(site.pods(decode))
-            site.kubectl("delete", "pod", victim, "--wait=false", *forced)
-            until(lambda gone=victim: gone not in site.pods(decode), f"the end of {victim}")
-            site.ready()
-        with load(site.address, clients=30) as overload:
-            site.helm("upgrade", RELEASE, CHART, "--set=operator.replicas=2", "--wait")
-            overload.wait_for(60)
-        running.wait_for(REQUESTS - overload.answered)
-    site.helm("upgrade", RELEASE, CHART, "--set=operator.replicas=1", "--wait")
-    assert (running.lost, overload.lost) == ([], [])
-    assert running.answered + overload.answered >= REQUESTS
 
 
 def test_helm_test(site: Site) -> None:

@@ -12,10 +12,12 @@ import aiohttp
 import pytest
 import trustme
 import yaml
+from click.testing import CliRunner
 
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_kube.client import connect
 from tandem_router.configuration import LEAST_IN_FLIGHT
+from tandem_router.main import main
 
 from ..cluster.control_plane import ControlPlane
 from ..epp.backends.cluster_pods import Pods
@@ -31,6 +33,7 @@ pytestmark = [pytest.mark.component, pytest.mark.control_plane]
 
 KINDS: Final = (RequestKind.COMPLETIONS, RequestKind.CHAT)
 RESUMES: Final[dict[str, Any]] = {"enabled": True}
+CLUSTER: Final = ("--discovery", "kubernetes", "--namespace", "n")
 
 
 class Cluster:
@@ -235,3 +238,25 @@ async def test_after_sigterm_each_answer_is_the_last_of_its_connection_until_the
             await until(is_leaving)
             process.process.send_signal(signal.SIGTERM)
             assert await process.exit_status() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--namespace", "n"), "need --discovery kubernetes"),
+        ((*CLUSTER, "--endpoint", "chat"), "needs --namespace, --endpoint and --plan-key-dir"),
+        ((*CLUSTER, "--plan-key-dir", "."), "needs --namespace, --endpoint and --plan-key-dir"),
+        ((*CLUSTER, "--endpoint", "chat", "--plan-key-dir", "."), "has no key"),
+        (
+            (*CLUSTER, "--endpoint", "chat", "--plan-key-dir", ".", "--workers", "2"),
+            "run more replicas instead",
+        ),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["--config", "router.yaml", *flags])
+    assert result.exit_code == 2
+    assert problem in result.output

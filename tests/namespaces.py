@@ -53,6 +53,10 @@ class Namespaces:
             drop = ("ipproto", "tcp", "dport", port, "blackhole")
             _ip("-n", namespace, "rule", "add", "pref", "10", *drop)
 
+    def drop_all(self, name: str) -> None:
+        """Drop all that arrives in a namespace from now on, as if its node were gone."""
+        _ip("-n", self.names[name], "rule", "add", "pref", "10", "blackhole")
+
 
 def enter(namespace: str) -> None:
     """Move the calling thread, and all that it starts, into a namespace. Raises OSError."""

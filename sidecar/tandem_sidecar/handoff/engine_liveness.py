@@ -44,6 +44,7 @@ class LegLiveness:
         "is_streaming",
         "last_read",
         "last_try",
+        "prompt_bytes",
     )
 
     def __init__(self, engine: "EngineLiveness", now: float) -> None:
@@ -62,6 +63,9 @@ class LegLiveness:
         """The check after its last byte."""
         self.last_try = now
         """When it last tried to leave."""
+        self.prompt_bytes = 0
+        """The length of its request, if the engine computes the prompt and sends the first token as
+        a part of a stream; 0: how long that takes is not known."""
 
     def pause(self) -> None:
         """The leg does not read: that no token comes says nothing of the engine."""
@@ -86,6 +90,7 @@ class EngineLiveness:
         "last_alive",
         "last_read",
         "legs",
+        "longest_prompt",
         "movable",
         "prefills",
         "probe",
@@ -114,6 +119,8 @@ class EngineLiveness:
         """Times between two tokens of a stream."""
         self.prefills = Longest()
         """Times until a stream's first token."""
+        self.longest_prompt = 0
+        """The longest `prompt_bytes` among them."""
 
     def note_reads(self, now: float) -> bool:
         """Learn from what came since the last check; returns whether anything did."""
@@ -143,6 +150,7 @@ class EngineLiveness:
             if state.is_streaming and not state.has_begun:
                 state.has_begun = True
                 self.prefills.add(now - state.began, now)
+                self.longest_prompt = max(self.longest_prompt, state.prompt_bytes)
         if gaps:
             self.gaps.add(gap, now, gaps)
 
@@ -153,6 +161,21 @@ class EngineLiveness:
         prefill = self.prefills.value(self.last_read) if has_prompts else 0.0
         longest, count = self.gaps.value(self.last_read), self.gaps.count
         return token_deadline(longest, count, floor=floor, prefill=prefill)
+
+    def first_deadline(self, floor: float) -> float | None:
+        """The same for a stream's first token."""
+        return token_deadline(self.prefills.value(self.last_read), self.prefills.count, floor=floor)
+
+    def waiting(self, now: float, deadline: float) -> list[LegLiveness]:
+        """The streams whose first token is late: of prompts no longer than those that were
+        computed, while no leg gets anything. An engine that sends others theirs has a queue."""
+        return [
+            state
+            for state in self.movable
+            if not (state.has_begun or state.is_paused)
+            and 0 < state.prompt_bytes <= self.longest_prompt
+            and now - max(state.began, state.last_try, self.last_read) >= deadline
+        ]
 
     def late(self, now: float, deadline: float) -> list[LegLiveness]:
         """The streams whose next token is late. If no leg got anything for as long, all movable

@@ -100,6 +100,8 @@ class Forward(ABC):
         self.leg = record.leg(self.phase, backend, self.attempt_id(), record.received)
         if self.computes_prompt and self._failover is not None and self._failover.resumes:
             self._liveness = context.liveness.watch_movable(engine, self)
+            if self._kept is not None:
+                self._liveness.prompt_bytes = len(body)
         else:
             self._liveness = context.liveness.watch(engine, self)
         added = self.added_headers(engine)

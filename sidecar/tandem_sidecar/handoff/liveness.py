@@ -32,7 +32,9 @@ from ..settings import Patience
 from .engine_liveness import EngineLiveness, LegLiveness, MonitoredLeg, MovableLeg
 
 MAX_IDLE: Final = 128
-"""Engines without legs that are kept until the next check."""
+"""Engines without legs that are kept."""
+KEPT: Final = 60.0
+"""Seconds for which they are, with what was learned of them."""
 _TICKS: Final = 4
 """Checks in `silence` seconds: an engine is probed, or given up, up to a quarter of it late. With
 movable legs, checks in `Patience.answer` seconds."""
@@ -91,10 +93,9 @@ class LivenessMonitor:
         `may_leave`: False: movable legs stay for now."""
         for address, engine in list(self._engines.items()):
             if not engine.legs:
-                # Dropped here, not in `unwatch`: an engine whose next leg comes soon keeps its
-                # entry.
                 engine.cancel_probe()
-                del self._engines[address]
+                if now - engine.last_read >= KEPT:
+                    del self._engines[address]
                 continue
             if not engine.note_reads(now):
                 self._check_silence(address, engine, now, may_leave=may_leave)
@@ -114,7 +115,7 @@ class LivenessMonitor:
         return self._answer / _TICKS
 
     def _drop_idle(self) -> None:
-        """Between two checks requests may name any number of engines, each its own."""
+        """Requests may name any number of engines, each its own."""
         for address in [each for each, engine in self._engines.items() if not engine.legs]:
             self._engines.pop(address).cancel_probe()
 
@@ -140,6 +141,9 @@ class LivenessMonitor:
         deadline = engine.token_deadline(self._quick_silence + self._answer)
         if deadline is not None and (late := engine.late(now, deadline)):
             engine.leave(late, f"{address}: no token for {deadline:.3g}s", now)
+        deadline = engine.first_deadline(self.silence)
+        if deadline is not None and (late := engine.waiting(now, deadline)):
+            engine.leave(late, f"{address}: no first token for {deadline:.3g}s", now)
 
     def _check_silence(
         self, address: HostPort, engine: EngineLiveness, now: float, *, may_leave: bool

@@ -50,9 +50,10 @@ def token_deadline(
 ) -> float | None:
     """Seconds without a token after which a stream is late; None: too little is known.
 
-    `longest`: the longest of `count` times between two tokens of a stream. `floor`: the shortest
-    deadline; an engine that answers no probe is given up as soon. `prefill`: how long the engine
-    may take for a prompt it has to compute, for which all its streams may wait; 0: it has none.
+    `longest`: the longest of `count` times between two tokens of a stream, or until the first of
+    one. `floor`: the shortest deadline: as long as legs wait for an engine that answers no probe.
+    `prefill`: how long the engine may take for a prompt it has to compute, for which all its
+    streams may wait; 0: it has none.
     """
     if count < FEWEST:
         return None

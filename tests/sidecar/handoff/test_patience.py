@@ -7,7 +7,7 @@ import pytest
 
 from tandem_http1.upstream import Pool
 from tandem_sidecar.handoff.engine_liveness import EngineLiveness, LegLiveness
-from tandem_sidecar.handoff.liveness import LivenessMonitor
+from tandem_sidecar.handoff.liveness import KEPT, LivenessMonitor
 from tandem_sidecar.handoff.token_gaps import FEWEST
 from tandem_sidecar.settings import Patience
 
@@ -243,3 +243,50 @@ async def test_a_stream_whose_client_is_slow_is_not_late(case: Case) -> None:
     last = case.stream([slow, other], 2, 10.0, last)
     case.stream([other], 40, 10.0, last)
     assert slow.tries
+
+
+def served(case: Case, size: int, every: float) -> float:
+    """Streams with a prompt of so many bytes got their first token after so long, one by one;
+    returns when the last did."""
+    at = 0.0
+    for _ in range(FEWEST):
+        leg = case.movable()
+        leg.liveness.began, leg.liveness.prompt_bytes = case.begin + 1.0 + at, size
+        at = case.stream([leg], 1, every, at)
+        leg.liveness.unwatch()
+    return at
+
+
+@pytest.mark.parametrize(("every", "deadline"), [(10.0, SILENCE), (400.0, 1600.0)])
+async def test_a_first_token_that_stays_away(case: Case, every: float, deadline: float) -> None:
+    case.answers = True
+    patient, last = case.patient(), served(case, 100, every)
+    leg, longer, unknown = (case.movable() for _ in range(3))
+    for each, size in ((leg, 100), (longer, 101), (unknown, 0)):
+        each.liveness.began, each.liveness.prompt_bytes = case.begin + 1.0 + last, size
+    case.check(last + deadline - 10)
+    assert not leg.tries
+    case.check(last + deadline)
+    assert "no first token for" in leg.tries[0]
+    # No prompt of its length was computed yet, or how long that takes is not known.
+    assert not longer.tries
+    assert not unknown.tries
+    assert not patient.hung
+
+
+async def test_a_first_token_may_come_late_while_the_engine_sends_others(case: Case) -> None:
+    last = served(case, 100, 10.0)
+    waits, stream = case.movable(), case.movable()
+    waits.liveness.began, waits.liveness.prompt_bytes = case.begin + 1.0 + last, 100
+    case.stream([stream], 200, 10.0, last)
+    assert not waits.tries
+
+
+async def test_what_was_learned_outlives_a_short_rest(case: Case) -> None:
+    last = served(case, 100, 10.0)
+    engine = case.state()
+    case.check(last + 10)
+    assert case.movable().liveness.engine is engine
+    case.legs[-1].liveness.unwatch()
+    case.check(last + KEPT + 30)
+    assert case.movable().liveness.engine is not engine

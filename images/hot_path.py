@@ -181,6 +181,7 @@ MODULES: Final = (
     "tandem_sidecar.handoff.machine",
     "tandem_sidecar.handoff.outbound",
     "tandem_sidecar.handoff.passthrough",
+    "tandem_sidecar.handoff.planned",
     "tandem_sidecar.handoff.prefilling",
     "tandem_sidecar.handoff.proven_prefill",
     "tandem_sidecar.handoff.proxy",

@@ -5,7 +5,6 @@
 
 - `configuration`: the router's YAML file, and the scheduling that holds where it names none
 - `requests`: one request, from its last byte to the engines that serve it; read this first
-- `sidecars`: in a cluster, a request that the sidecar of its decode pod serves
 - `placed`: a placed request on its engines, and on others if its decode engine fails
 - `placements`: tells the picker's counts and verdicts what happens to each request
 - `backends`: what the data path knows of the backends

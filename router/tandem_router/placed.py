@@ -16,6 +16,7 @@ from tandem_epp.backends.pods import Pod
 from tandem_epp.exchange import HttpRequest, NotPlaced
 from tandem_epp.placement.picker import EndpointPicker
 from tandem_epp.placement.placement import Placement
+from tandem_epp.placement.placement_headers import prefill_target_of, target_of
 from tandem_http1.client import ActiveRequest, ClientConnection
 from tandem_http1.messages import Request
 from tandem_sidecar.bodies.edit import with_response_id
@@ -23,13 +24,13 @@ from tandem_sidecar.bodies.kinds import kind_of, previous_response
 from tandem_sidecar.bodies.parse import Body
 from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
 from tandem_sidecar.handoff.generation import start_generation, start_passthrough
+from tandem_sidecar.handoff.planned import PlannedGeneration
 from tandem_sidecar.observability.record import Record
 from tandem_sidecar.resume.kept_stream import KeptStream, keep
 from tandem_sidecar.security.route import Candidate, Route
 
 from .configuration import address_of
 from .placements import Placements
-from .sidecars import SidecarGeneration
 
 FAILOVERS: Final = 1
 """Other backends that a request is sent to after its decode engine failed. More: a request that
@@ -136,8 +137,14 @@ class PlacedRequest:
             return start_generation(context, self._client, generation, engine, decode.name)
         route = generation.route
         record.path, record.reason = route.path, route.reason
-        leg = SidecarGeneration(
-            context, self._client, generation, placement, keys, is_rest=self._is_rest
+        leg = PlannedGeneration(
+            context,
+            self._client,
+            generation,
+            target_of(decode),
+            tuple(map(prefill_target_of, placement.prefill)) if route.candidates else (),
+            keys=keys,
+            is_rest=self._is_rest,
         )
         leg.start(engine, decode.name, generation.body.data)
         return leg

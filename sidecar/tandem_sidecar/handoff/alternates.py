@@ -9,12 +9,8 @@ A stream that left because this pod drains returns to its engine if the other po
 drains, too, or fails. The engine still finishes what runs, within the drain's timeout.
 """
 
-import time
-from typing import Final
-
-from tandem_contract import headers
 from tandem_contract.commandline import HostPort, parse_host_port
-from tandem_contract.plan import RESUME, Plan, Target, sign
+from tandem_contract.plan import RESUME, Target
 from tandem_contract.plan_keys import PlanKeys
 from tandem_http1.client import ClientConnection
 from tandem_http1.messages import Headers
@@ -23,10 +19,7 @@ from ..bodies.parse import Body
 from ..security.route import Candidate
 from .context import GenerationRequest, SidecarContext
 from .forward import SingleEngineGeneration
-
-_PLAN: Final = headers.PLAN.encode()
-_SECONDS: Final = 60.0
-"""For how long a plan for the rest of a stream is valid."""
+from .planned import plan_header
 
 
 class Alternates:
@@ -158,18 +151,14 @@ class _LegToAnotherPod(_LegAfterFirst):
 
     def added_headers(self, _engine: HostPort) -> Headers:
         route = self.of.route
-        now = time.time()
-        plan = Plan(
-            route.path,
+        return plan_header(
+            route,
             RESUME,
             self._target,
-            tuple(map(_target, route.candidates)),
+            tuple([_target(each) for each in route.candidates]),
             request_id=self.leg.attempt_id,
-            expires=now + _SECONDS,
-            timeouts=route.timeouts,
-            alternates=(),
+            keys=self._keys,
         )
-        return [(_PLAN, sign(plan, self._keys.current, now=now).encode())]
 
     def _begin(self, data: bytes) -> None:
         # Not before: until then the stream may return to this pod's engine.

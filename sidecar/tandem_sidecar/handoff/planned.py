@@ -1,0 +1,121 @@
+"""A generation that another process's sidecar serves, by a plan which this process signs.
+
+plan_header(...)     the plan: this process alone decides where a request goes on, so that it
+                     names no alternates
+PlannedGeneration    the leg of a router in a cluster, where each pod that decodes has a sidecar
+                     in front of its engine, which hands off, counts the request, and ends with
+                     its pod, while the router keeps the stream
+"""
+
+from time import time
+from typing import Final
+
+from tandem_contract import headers
+from tandem_contract.commandline import HostPort
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import CLOCK_SECONDS, RESUME, Plan, Target, sign
+from tandem_contract.plan_keys import PlanKeys
+from tandem_http1.client import ClientConnection
+from tandem_http1.messages import Headers, ResponseHead
+
+from ..security.route import Route
+from .context import GenerationRequest, SidecarContext
+from .forward import SingleEngineGeneration
+from .reply import ServedBy
+
+_SECONDS: Final = 60.0 + CLOCK_SECONDS
+"""For how long a plan is valid: it is followed as soon as it arrives."""
+_PLAN: Final = headers.PLAN.encode()
+_TIMING: Final = headers.TIMING.encode()
+_PATH: Final = headers.ROUTING_PATH.encode()
+_PREFILL: Final = headers.PREFILL_BACKEND.encode()
+_PATHS: Final = frozenset([path.value for path in RoutingPath])
+"""Those that this version knows. A sidecar of a later one may name another."""
+
+
+def plan_header(
+    route: Route,
+    reason: str,
+    decode: Target,
+    prefill: tuple[Target, ...],
+    *,
+    request_id: str,
+    keys: PlanKeys,
+) -> Headers:
+    """The header with the plan by which the sidecar of `decode` serves `request_id` as `route`
+    says, for `reason`, handing off from one of `prefill`. Raises ValueError without any key."""
+    now = time()
+    plan = Plan(
+        route.path,
+        reason,
+        decode,
+        prefill,
+        request_id=request_id,
+        expires=now + _SECONDS,
+        timeouts=route.timeouts,
+        alternates=(),
+    )
+    return [(_PLAN, sign(plan, keys.current, now=now).encode())]
+
+
+class PlannedGeneration(SingleEngineGeneration):
+    """One leg: what a sidecar serves of a request, all of it or the rest of a stream."""
+
+    def __init__(
+        self,
+        context: SidecarContext,
+        client: ClientConnection,
+        generation: GenerationRequest,
+        decode: Target,
+        prefill: tuple[Target, ...],
+        *,
+        keys: PlanKeys,
+        is_rest: bool,
+    ) -> None:
+        """`decode`, `prefill`: the pods of `generation.route`, as plans name them. `keys`: with
+        those in force by then the plan is signed. `is_rest`: the client has the answer's begin."""
+        super().__init__(
+            context,
+            client,
+            generation.request,
+            generation.record,
+            generation.failover,
+            kept=generation.kept,
+            kind=generation.kind,
+            routed=False,
+            may_exhaust=generation.may_exhaust,
+        )
+        self._route, self._decode, self._prefill = generation.route, decode, prefill
+        self._keys, self._is_rest = keys, is_rest
+        self._prefilled_by = ""
+
+    def attempt_id(self) -> str:
+        """The client's own: the sidecar makes another one for each leg to an engine, and
+        `tandem trace` finds the request at both."""
+        return self.record.request_id
+
+    def added_headers(self, _engine: HostPort) -> Headers:
+        route = self._route
+        return plan_header(
+            route,
+            RESUME if self._is_rest else route.reason,
+            self._decode,
+            self._prefill,
+            request_id=self.record.request_id,
+            keys=self._keys,
+        )
+
+    def header_lines(self) -> bytes:
+        record = self.record
+        path = record.path or RoutingPath.UNIFIED
+        return ServedBy(record.request_id, path, self.leg.backend, self._prefilled_by).encode()
+
+    def inspect_first_bytes(self, head: ResponseHead, data: bytes) -> None:
+        super().inspect_first_bytes(head, data)
+        record = self.record
+        # The sidecar has measured its legs; what they took together is no time of an engine.
+        record.timing = self.leg.timing if head.value(_TIMING) else None
+        self._prefilled_by = head.value(_PREFILL).decode("latin-1")
+        path = head.value(_PATH).decode("latin-1")
+        if path in _PATHS:
+            record.path = RoutingPath(path)

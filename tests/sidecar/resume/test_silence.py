@@ -89,6 +89,46 @@ async def test_a_stream_leaves_an_engine_whose_core_hangs(pods: Pods, split: boo
     assert len(pods.second.decode.requests) == 1
 
 
+async def test_a_stream_that_left_in_vain_is_the_same(pods: Pods) -> None:
+    """The engine was only slow: what it sends afterwards reaches nobody."""
+    going = asyncio.Event()
+
+    async def goes_on(_turn: Turn) -> None:
+        await going.wait()
+
+    async def answers_meanwhile(turn: Turn) -> None:
+        going.set()
+        await first.turns[0].writer.drain()
+        await generates(id="cmpl-of-another")(turn)
+
+    pods.first.decode.generate = generates()
+    _, whole = await pods.ask(COMPLETIONS)
+    first = Turns(pauses(3, goes_on))
+    pods.first.decode.generate, pods.first.decode.health = first, hangs
+    pods.second.decode.generate = answers_meanwhile
+    _, resumed = await pods.ask(COMPLETIONS)
+    assert without_head(events(resumed)) == without_head(events(whole))
+
+
+async def test_one_probe_serves_all_streams(pods: Pods) -> None:
+    probes = []
+
+    async def counts(turn: Turn) -> None:
+        probes.append(turn)
+        await hangs(turn)
+
+    pods.first.decode.generate = generates()
+    _, whole = await pods.ask(COMPLETIONS)
+    pods.first.decode.generate, pods.first.decode.health = pauses(3), counts
+    pods.second.decode.generate = generates()
+    streams = 16
+    answers = await asyncio.gather(*(pods.ask(COMPLETIONS) for _ in range(streams)))
+    for _, resumed in answers:
+        assert without_head(events(resumed)) == without_head(events(whole))
+    # Few: the sidecar asks for its readiness, too.
+    assert len(probes) < streams / 2
+
+
 async def test_a_client_that_leaves_frees_both_engines(pods: Pods) -> None:
     first, second = Turns(pauses(3)), Turns(hangs)
     pods.first.decode.generate, pods.first.decode.health = first, hangs

@@ -17,6 +17,7 @@ from tandem_contract.transfer_params import FIELD, PROMPT_TOKEN_IDS
 
 from ..bodies.edit import add_member, replace_members
 from ..bodies.parse import Body, Members, decode_members
+from .event_shapes import check_usage
 from .ledger import Ledger
 
 _RETURN_IDS: Final = "return_token_ids"
@@ -117,7 +118,7 @@ class Splice:
         chunk: dict[str, Any] = _chunk.decode(event[len(_DATA) :])
         chunk["id"], chunk["created"] = self._id, self._created
         if usage := chunk.get("usage"):
-            chunk["usage"] = self._usage(msgspec.json.decode(usage))
+            chunk["usage"] = self._usage(usage)
         if choices := chunk.get("choices"):
             chunk["choices"] = [self._choice(choice) for choice in _choices.decode(choices)]
         return b"%b%b\n\n" % (_DATA, msgspec.json.encode(chunk))
@@ -125,17 +126,22 @@ class Splice:
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         if "prompt_token_ids" in choice:
             choice["prompt_token_ids"] = None
-        logprobs = msgspec.json.decode(choice.get("logprobs", b"null"))
+        logprobs = _logprobs.decode(choice.get("logprobs", b"null"))
         if logprobs and "text_offset" in logprobs:
-            offsets = logprobs["text_offset"]
+            offsets = _offsets.decode(logprobs["text_offset"])
             if self._shift is None and offsets:
                 self._shift = self._text_offset - offsets[0]
-            logprobs["text_offset"] = [offset + (self._shift or 0) for offset in offsets]
-            choice["logprobs"] = logprobs
+            made: dict[str, Any] = {**logprobs}
+            made["text_offset"] = [offset + (self._shift or 0) for offset in offsets]
+            choice["logprobs"] = made
         return choice
 
-    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def _usage(self, data: Raw) -> dict[str, Any] | None:
         """Tokens before the seam were a prompt's to the new engine; cached ones, too."""
+        usage: dict[str, Any] | None = msgspec.json.decode(data)
+        if usage is None:
+            return None
+        check_usage(data)
         usage["prompt_tokens"] -= self._before
         usage["completion_tokens"] += self._before
         details = usage.get("prompt_tokens_details")
@@ -146,3 +152,5 @@ class Splice:
 
 _chunk: Final = msgspec.json.Decoder(dict[str, Raw])
 _choices: Final = msgspec.json.Decoder(list[dict[str, Raw]])
+_logprobs: Final = msgspec.json.Decoder(dict[str, Raw] | None)
+_offsets: Final = msgspec.json.Decoder(list[int])

@@ -38,6 +38,7 @@ from .ledger import DONE, Ledger
 from .rules import count_choices, is_greedy, obstacle, repeat_obstacle, stop_strings
 from .seam import Seam
 from .transcript import Transcript
+from .whole_events import MALFORMED
 from .whole_tokens import Vocabularies, WholeTokens
 
 _UNCODED: Final = (b"", b"identity")
@@ -167,8 +168,13 @@ class KeptStream(Relay):
         rest = continued(self._kind, self.asked, ledger)
         if rest is None:
             return "all tokens were sent", None
+        try:
+            editor = Splice(ledger)
+        except MALFORMED as err:
+            # Without what it says, which may be of the answer.
+            return f"an event cannot be read ({type(err).__name__})", None
         ledger.begin_again()
-        ledger.editor = Splice(ledger)
+        ledger.editor = editor
         return "", rest
 
     def _begin_again(self, transcript: Transcript) -> tuple[str, Body | None]:

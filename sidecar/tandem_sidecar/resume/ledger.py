@@ -168,11 +168,13 @@ class Ledger:
 
     @property
     def text_offset(self) -> int:
-        """Where logprobs say that the text of the next token begins, in characters."""
+        """Where logprobs say that the text of the next token begins, in characters. Raises one of
+        `whole_events.MALFORMED`."""
         logprobs = choice_of(self._logprobs[len(_DATA) :]).logprobs if self._logprobs else None
         if logprobs is None:
             return 0
-        return logprobs.text_offset[-1] + len(logprobs.tokens[-1])
+        [*_, offset], [*_, token] = logprobs.text_offset, logprobs.tokens
+        return offset + len(token)
 
     def _event(self, event: bytes) -> bytes:
         """Note one event; returns it for the client, or nothing if it is held back."""
@@ -229,18 +231,23 @@ class Ledger:
 
     def _note_plain(self, data: bytes) -> bool:
         """Note these encoded ids of an event that has only text, and is delivered; False: they may
-        end within a character, and none is noted."""
+        end within a character, or cannot be read, and none counts."""
         ids, tokens = self.ids, self._tokens
-        if b"," in data:
-            several = [*map(int, data.split(b","))]
-            if several[-1] not in tokens:
-                return False
-            ids.extend(several)
-        else:
-            token = int(data)
-            if self._ends_character and self.delivered == len(ids):
-                tokens.add(token)
-            ids.append(token)
+        try:
+            if b"," in data:
+                several = [*map(int, data.split(b","))]
+                if several[-1] not in tokens:
+                    return False
+                ids.extend(several)
+            else:
+                token = int(data)
+                is_alone = self._ends_character and self.delivered == len(ids)
+                ids.append(token)
+                if is_alone:
+                    tokens.add(token)
+        except (ValueError, OverflowError):
+            # Read as any other event, it ends the stream.
+            return False
         self._ends_character = True
         self.delivered = len(ids)
         self.seam.move(self.delivered)

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from .errors import AnswerDiffers
+from .event_shapes import check_chunk
 
 _DATA: Final = b"data: "
 _KEPT_EMPTY: Final = frozenset({"text", "content"})
@@ -126,8 +127,10 @@ class Repeated:
 
     def rest(self, event: bytes) -> bytes:
         """The part of an event that is new to the client; nothing if it has all of it. Raises
-        AnswerDiffers."""
-        chunk = msgspec.json.decode(event[len(_DATA) :])
+        AnswerDiffers, or one of `whole_events.MALFORMED`."""
+        data = event[len(_DATA) :]
+        check_chunk(data)
+        chunk = msgspec.json.decode(data)
         if not self.cut(chunk):
             return b""
         return b"%b%b\n\n" % (_DATA, msgspec.json.encode(chunk))

@@ -21,6 +21,7 @@ from tandem_contract.stream_start import read_event
 
 from ..bodies.parse import UNREADABLE
 from .errors import AnswerDiffers, StreamBroken
+from .event_shapes import check_chunk, check_typed
 from .repeated import Lane, Repeated, choice_parts
 from .typed_events import TypedIds, is_aborted, is_ping, typed_parts
 from .whole_events import WholeEvents
@@ -103,10 +104,12 @@ class Transcript:
             self._read_done()
             return event
         try:
+            check = check_typed if self._is_typed else check_chunk
+            check(data)
             chunk = msgspec.json.decode(data)
-            is_delivered = self._typed(chunk) if self._is_typed else self._chunk(chunk)
-        except (*UNREADABLE, AttributeError, KeyError, TypeError) as err:
+        except UNREADABLE as err:
             return self._unreadable(event, err)
+        is_delivered = self._typed(chunk) if self._is_typed else self._chunk(chunk)
         if meaning is not Meaning.NOTHING:
             self._measure()
         if not is_delivered:

@@ -43,8 +43,13 @@ def typed_parts(event: dict[str, Any]) -> list[Part]:
         if _SIGNATURE in delta:
             # Made up by each engine.
             return [Part(f"{key}.{_SIGNATURE}", {"whole": _SIGNATURE}, "whole")]
-        texts = [name for name, value in delta.items() if name != "type" and value]
-        return [Part(f"{key}.{name}", delta, name) for name in texts]
+        return [
+            Part(f"{key}.{name}", delta, name)
+            if isinstance(value, str)
+            else Part(f"{key}.{name}", {"whole": msgspec.json.encode(value).decode()}, "whole")
+            for name, value in delta.items()
+            if name != "type" and value
+        ]
     begun = event.get("content_block") or event.get("item") or event.get("part") or {}
     what: dict[str, Any] = {name: begun[name] for name in _NAMED if name in begun}
     if isinstance(delta, dict):

@@ -3,15 +3,12 @@
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
+from ..bodies.parse import UNREADABLE
 from .errors import StreamBroken
 
-_MALFORMED: Final = (
-    *(msgspec.MsgspecError, ValueError, OverflowError, RecursionError),
-    *(KeyError, IndexError, TypeError, AttributeError),
-)
-"""What an event raises that is none of the API's."""
+MALFORMED: Final = (*UNREADABLE, ValueError, OverflowError)
+"""What reading an event raises that is none of the API's: JSON that does not decode or has other
+types (`event_shapes`), token ids that are no numbers, and numbers that are too large."""
 _END: Final = b"\n\n"
 MAX_EVENT: Final = 16 * 1024 * 1024
 """Largest event, in bytes: the first one repeats the prompt's ids."""
@@ -51,7 +48,7 @@ class WholeEvents:
         except StreamBroken as err:
             err.before = b"".join(events)
             raise
-        except _MALFORMED as err:
+        except MALFORMED as err:
             # Without what it says, which may be of the answer.
             problem = f"an event cannot be read ({type(err).__name__})"
             raise StreamBroken(problem, b"".join(events)) from err

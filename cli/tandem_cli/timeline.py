@@ -4,7 +4,8 @@
 
 Clients may use an id several times, and a client whose connection broke may send its request again
 with the same id. A sidecar's record belongs to the latest decision before it that named the
-sidecar's pod; if there is none (the EPP did not answer), the record stands alone.
+sidecar's pod; if there is none (the EPP did not answer), the record stands alone. A router decides
+again for a request whose engine failed: those decisions belong to its record, too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tandem_contract.timing import UNKNOWN, Timing
-from tandem_contract.trace import CandidateTrace, DecisionTrace, LegTrace, SidecarTrace
+from tandem_contract.trace import (
+    CandidateTrace,
+    DecisionTrace,
+    LegTrace,
+    MoveTrace,
+    SidecarTrace,
+)
 
 from .cost_lines import cost_lines, first_token, seconds
 
@@ -81,6 +88,8 @@ class RequestHistory:
 
     decision: EppRecord | None
     sidecar_records: tuple[SidecarRecord, ...]
+    moves: tuple[EppRecord, ...] = ()
+    """The decisions to which engines it moved."""
 
     @property
     def started(self) -> float:
@@ -99,26 +108,43 @@ def join(records: Records) -> tuple[RequestHistory, ...]:
     without_decision = []
     for record in sorted(records.sidecar_records, key=lambda r: r.trace.received):
         matches = [i for i, decision in enumerate(decisions) if _follows(record, decision)]
+        if record.trace.moves:
+            # Where it moved to may be an alternative of the decision, and the other way round.
+            matches = [i for i in matches if _is_choice(decisions[i], record.pod)] or matches
         # The latest one: a request that is sent again with its id has a decision of its own.
         if matches:
             records_of_decision.setdefault(matches[-1], []).append(record)
         else:
             without_decision.append(RequestHistory(None, (record,)))
+    others = [i for i in range(len(decisions)) if i not in records_of_decision]
+    # Index of the decision → those of the moves of its request.
+    moves_of_decision = {
+        i: [other for other in others if _is_move(decisions[other], of_decision)]
+        for i, of_decision in records_of_decision.items()
+    }
+    moves = {i for of_decision in moves_of_decision.values() for i in of_decision}
     with_decision = [
-        RequestHistory(decision, tuple(records_of_decision.get(i, ())))
+        RequestHistory(
+            decision,
+            tuple(records_of_decision.get(i, ())),
+            tuple(decisions[move] for move in moves_of_decision.get(i, ())),
+        )
         for i, decision in enumerate(decisions)
+        if i not in moves
     ]
     return tuple(sorted([*with_decision, *without_decision], key=lambda history: history.started))
 
 
 def to_json(request_id: str, records: Records) -> dict[str, object]:
-    """`{request_id, requests: [{decision, served}], silent}`, each record with its source."""
+    """`{request_id, requests: [{decision, served, moves}], silent}`, each record with its source;
+    `moves`: the later decisions of a request that moved."""
     return {
         "request_id": request_id,
         "requests": [
             {
                 "decision": _with_source("epp", *history.decision) if history.decision else None,
                 "served": [_with_source("pod", *record) for record in history.sidecar_records],
+                "moves": [_with_source("epp", *decision) for decision in history.moves],
             }
             for history in join(records)
         ],
@@ -168,11 +194,29 @@ def _follows(record: SidecarRecord, decision: EppRecord) -> bool:
     return is_later and record.pod in decode_pods
 
 
+def _is_move(decision: EppRecord, records: Sequence[SidecarRecord]) -> bool:
+    """Whether a request with these records moved by the decision."""
+    return any(
+        abs(record.trace.received + move.at - decision.trace.decided) <= _MAX_CLOCK_SKEW
+        and _is_choice(decision, move.target)
+        for record in records
+        for move in record.trace.moves
+    )
+
+
+def _is_choice(decision: EppRecord, pod: str) -> bool:
+    """Whether the decision is for this pod."""
+    return bool(decision.trace.decode) and decision.trace.decode[0].name == pod
+
+
 def _events(history: RequestHistory) -> Iterator[Event]:
     plan = None
     if history.decision is not None:
         plan = history.decision.trace
         yield from _decision_events(history.decision)
+    for decision in history.moves:
+        start = decision.trace.decided - history.started
+        yield from ((start + at, text) for at, text in _decision_events(decision))
     for record in history.sidecar_records:
         # A record never stands before its decision, even if the clocks of the nodes differ.
         yield from _sidecar_events(record, max(0.0, record.trace.received - history.started), plan)
@@ -229,6 +273,9 @@ def _sidecar_events(
     """`plan` is the decision that the sidecar followed."""
     trace = record.trace
     yield at, f"received   by {record.pod}: {trace.kind} {trace.target}"
+    # A move and the first leg after it begin at the same moment.
+    for move in trace.moves:
+        yield at + move.at, _move(move)
     for leg in trace.legs:
         yield at + leg.started, _leg(leg)
         if line := _transfer_bound(leg, trace.legs):
@@ -241,6 +288,29 @@ def _sidecar_events(
         reason = f" ({trace.reason})" if plan is None or trace.reason != plan.reason else ""
         path = f", {trace.path}{reason}" if trace.path else ""
         yield at + trace.ended, f"ended      {trace.outcome}, {status}{path}"
+
+
+def _move(move: MoveTrace) -> str:
+    source = f"from {move.source} ({move.cause})" if move.source else f"({move.cause})"
+    if not move.target:
+        return f"not moved  {source}: {move.why}"
+    parts = [_how(move), move.result or "no answer yet"]
+    if move.gap is not None:
+        parts.append(f"the client waited {seconds(move.gap)}")
+    if move.recomputed:
+        parts.append(f"{move.recomputed} tokens to compute once more")
+    return f"moved      {source} to {move.target}: {', '.join(parts)}"
+
+
+def _how(move: MoveTrace) -> str:
+    """How the next engine goes on, and where the seam is."""
+    if move.method == "continued":
+        repeated = move.delivered - move.seam
+        more = f", {repeated} of them generated again" if repeated else ""
+        return f"continued after {move.delivered} tokens{more}"
+    if move.method == "again":
+        return f"generated again, {move.delivered} tokens of which the client had"
+    return "begun again, as the client had nothing of it"
 
 
 def _leg(leg: LegTrace) -> str:

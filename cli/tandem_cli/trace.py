@@ -130,9 +130,8 @@ async def _ask(endpoint: TraceEndpoint, request_id: str) -> Records:
 
 
 def _decode_name(trace: SidecarTrace) -> str:
-    """The backend that decoded, by which the record is joined with its decision."""
-    names = [leg.backend for leg in trace.legs if leg.phase == "decode"]
-    return names[-1] if names else ""
+    """The backend that decoded first, by which the record is joined with its decision."""
+    return next((leg.backend for leg in trace.legs if leg.phase == "decode"), "")
 
 
 async def _get(get: Get, path: str) -> bytes:

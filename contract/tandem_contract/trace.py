@@ -50,6 +50,33 @@ class LegTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether it is a decode leg that reads KV while the prefill computes it."""
 
 
+class MoveTrace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request was given to another engine, or ended because none could go on with it."""
+
+    at: float
+    """When, in seconds after the client's request was received."""
+    cause: str
+    """Why it left its engine, one word."""
+    method: str
+    """How the next engine goes on, one word."""
+    result: str | None = None
+    """How that ended, one word; None while the engine has sent nothing."""
+    source: str = ""
+    """The backend that it left; empty: it was at none yet."""
+    target: str = ""
+    """The backend that it was given to; empty: none."""
+    delivered: int = 0
+    """Tokens of the answer that the client had."""
+    seam: int = 0
+    """Of these, how many come before the first one that the next engine generates."""
+    recomputed: int = 0
+    """Tokens that the next engine was given to compute once more."""
+    gap: float | None = None
+    """Seconds from the last bytes that the client had to the next; None: there are none."""
+    why: str = ""
+    """Why no other engine goes on."""
+
+
 class SidecarTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """One request on its decode pod; times are seconds after it was received."""
 
@@ -72,6 +99,8 @@ class SidecarTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     """When the first byte was sent to the client."""
     ended: float | None = None
     legs: tuple[LegTrace, ...] = ()
+    moves: tuple[MoveTrace, ...] = ()
+    """From one engine to another."""
     timing: Timing | None = None
     """What the router was told of the request's prompt, completed by the usage at the end of a
     stream; None before an answer came."""
@@ -182,6 +211,7 @@ __all__ = [
     "CostTrace",
     "DecisionTrace",
     "LegTrace",
+    "MoveTrace",
     "SidecarTrace",
     "kv_tier",
     "trace_path",

@@ -25,7 +25,7 @@ from tandem_sidecar.bodies.parse import Body
 from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
 from tandem_sidecar.handoff.generation import start_generation, start_passthrough
 from tandem_sidecar.handoff.planned import PlannedGeneration
-from tandem_sidecar.observability.record import Record
+from tandem_sidecar.observability.record import NO_ENGINE, MoveMethod, Record
 from tandem_sidecar.resume.kept_stream import KeptStream, keep
 from tandem_sidecar.security.route import Candidate, Route
 
@@ -164,7 +164,7 @@ class PlacedRequest:
             placement = self._place(subset, data)
         if placement is None:
             if kept is not None:
-                self._record.not_resumed = "no further engine may serve the request"
+                self._record.not_resumed = NO_ENGINE
             return False
         if kept is not None:
             rest = kept.move()
@@ -172,7 +172,8 @@ class PlacedRequest:
                 placement.end(time())
                 return False
             self._body, self._is_rest = rest, True
-            self._record.not_resumed = ""
+        else:
+            self._record.begin_move(MoveMethod.BEGUN_AGAIN)
         self._failed = failed
         self._parts.placements.on_failure(self._record)
         self._continue_at(placement)
@@ -192,7 +193,7 @@ class PlacedRequest:
         if rest is None:
             placement.end(time())
             return False
-        self._body, self._is_rest, self._record.not_resumed = rest, True, ""
+        self._body, self._is_rest = rest, True
         self._continue_at(placement)
         return True
 

@@ -26,7 +26,9 @@ from tandem_kvstore.guard.breaker import BreakerState
 from tandem_operator.runtime.metrics import Metrics as OperatorMetrics
 from tandem_planner.prefill_fit import PrefillSample
 from tandem_sidecar.observability.metrics import Metrics as SidecarMetrics
+from tandem_sidecar.observability.moves import MoveCause, MoveReport, MoveResult
 from tandem_sidecar.observability.observer import RequestObserver
+from tandem_sidecar.observability.record import MoveMethod
 
 TARGET_LABELS = frozenset({"namespace", "pod", "tandem_pool", "tandem_role", "tandem_endpoint"})
 """Labels that the PodMonitors add to every scraped series."""
@@ -59,6 +61,11 @@ def _sidecar() -> CollectorRegistry:
     metrics.prefill.child("b").observe(1)
     metrics.decode.child("b").observe(1)
     metrics.count_unified("short")
+    metrics.count_move(
+        MoveReport(
+            0.0, MoveCause.CRASH, MoveMethod.CONTINUED, MoveResult.DONE, "a", "b", 1, gap=1.0
+        )
+    )
     return metrics.registry
 
 

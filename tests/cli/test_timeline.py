@@ -23,6 +23,7 @@ from tandem_contract.trace import (
     CostTrace,
     DecisionTrace,
     LegTrace,
+    MoveTrace,
     SidecarTrace,
 )
 
@@ -119,6 +120,70 @@ def test_a_transfer_that_the_engine_does_not_report_has_a_bound(
         " hand-off to the first byte of the answer"
     )
     assert shown == ([line] if is_shown else [])
+
+
+@pytest.mark.parametrize(
+    ("move", "shown"),
+    [
+        (
+            MoveTrace(1.5, "crash", "continued", "done", "d-0", "d-1", 37, 37, 537, gap=0.25),
+            "    1500.0 ms  moved      from d-0 (crash) to d-1: continued after 37 tokens, done,"
+            " the client waited 250.0 ms, 537 tokens to compute once more",
+        ),
+        (
+            MoveTrace(1.5, "drain", "continued", "refused", "d-0", "d-1", 37, 35),
+            "    1500.0 ms  moved      from d-0 (drain) to d-1: continued after 37 tokens, 2 of"
+            " them generated again, refused",
+        ),
+        (
+            MoveTrace(1.5, "silence", "again", None, "d-0", "d-1", 37, recomputed=37),
+            "    1500.0 ms  moved      from d-0 (silence) to d-1: generated again, 37 tokens of"
+            " which the client had, no answer yet, 37 tokens to compute once more",
+        ),
+        (
+            MoveTrace(1.5, "drain", "begun_again", "done", "", "d-1"),
+            "    1500.0 ms  moved      (drain) to d-1: begun again, as the client had nothing of"
+            " it, done",
+        ),
+        (
+            MoveTrace(1.9, "crash", "none", "impossible", "d-0", why="seed is not continued"),
+            "    1900.0 ms  not moved  from d-0 (crash): seed is not continued",
+        ),
+    ],
+)
+def test_a_move_is_shown_before_the_leg_it_begins(move: MoveTrace, shown: str) -> None:
+    leg = LegTrace("decode", "d-1", "r-3", move.at)
+    trace = replace(SIDECAR_TRACE, legs=(*SIDECAR_TRACE.legs, leg), moves=(move,))
+    told = list(lines("r", Records((), (SidecarRecord("d-0", trace),))))
+    at = told.index(shown)
+    assert told[at + 1].endswith("decode     on d-1: running")
+
+
+@pytest.mark.parametrize("at", [0.5, 30.0])
+def test_a_router_decides_again_where_a_stream_moves(at: float) -> None:
+    first = replace(DECISION, decided=1000.0, decode=(CandidateTrace("d-0", "10.0.0.1:8000"),))
+    second = replace(
+        DECISION, decided=1000.002 + at, decode=(CandidateTrace("d-1", "10.0.0.4:8000"),)
+    )
+    again = replace(first, decided=1100.0)
+    legs = (LegTrace("decode", "d-0", "r-1", 0.1), LegTrace("decode", "d-1", "r-2", at))
+    move = MoveTrace(at, "crash", "continued", "done", "d-0", "d-1", 3, 3)
+    trace = replace(SIDECAR_TRACE, legs=legs, moves=(move,))
+    records = Records(
+        tuple(EppRecord("router", decision) for decision in (second, first, again)),
+        (SidecarRecord("d-0", trace),),
+    )
+    moved, other = join(records)
+    assert moved.decision is not None
+    assert other.decision is not None
+    assert moved.decision.trace is first
+    assert [record.trace for record in moved.sidecar_records] == [trace]
+    assert [decision.trace for decision in moved.moves] == [second]
+    assert other.decision.trace is again
+    told = [line[15:] for line in lines("r", records)]
+    assert told.index("moved      from d-0 (crash) to d-1: continued after 3 tokens, done") > (
+        told.index("  decode   d-1 (0 in flight)")
+    )
 
 
 def test_events_of_one_request_are_in_order() -> None:

@@ -76,8 +76,10 @@ async def test_the_client_gets_the_stream_of_one_engine(
             assert not scripts
             assert response.status == 200
             assert without_head(events(resumed)) == without_head(events(whole)), after
-    moved = await harness.metric('tandem_sidecar_stream_moves_total{outcome="answered"}')
-    assert 0 < moved <= 2 * (TOKENS - 1)
+    moved = await harness.metric("tandem_sidecar_stream_moves_total")
+    gaps = await harness.metric("tandem_sidecar_stream_gap_seconds_count")
+    # Without a gap those of which the client had nothing.
+    assert 0 < gaps <= moved <= 2 * (TOKENS - 1)
 
 
 @pytest.mark.parametrize("end", [dies, ends_too_early])
@@ -274,4 +276,6 @@ async def test_a_stream_without_a_place_is_not_cut(harness: Harness) -> None:
     await harness.start({"fallback_to_unified": False}, settings=RESUMES)
     _, body = await harness.ask(asked())
     assert "no further engine may serve" in events(body)[-1]["error"]["message"]
-    assert not await harness.metric("tandem_sidecar_stream_moves_total")
+    lost = 'cause="crash",method="none",result="no_engine"'
+    assert await harness.metric(f"tandem_sidecar_stream_moves_total{{{lost}}}") == 1
+    assert await harness.metric("tandem_sidecar_stream_moves_total") == 1

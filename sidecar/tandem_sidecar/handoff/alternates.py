@@ -16,6 +16,7 @@ from tandem_http1.client import ClientConnection
 from tandem_http1.messages import Headers
 
 from ..bodies.parse import Body
+from ..observability.record import NO_ENGINE, MoveMethod
 from ..security.route import Candidate
 from .context import GenerationRequest, SidecarContext
 from .forward import SingleEngineGeneration
@@ -54,10 +55,14 @@ class Alternates:
         generation = self._generation
         leaves = bool(self._left) and self._moves_left > 0
         if not leaves and not self._may_return:
-            generation.record.not_resumed = "no further pod may serve the request"
+            generation.record.not_resumed = NO_ENGINE
             return False
-        # Without a kept stream the client has nothing, and all of the request is left.
-        rest = generation.body if generation.kept is None else generation.kept.move()
+        if generation.kept is None:
+            # The client has nothing, and all of the request is left.
+            generation.record.begin_move(MoveMethod.BEGUN_AGAIN)
+            rest: Body | None = generation.body
+        else:
+            rest = generation.kept.move()
         if rest is None:
             return False
         if leaves:
@@ -101,9 +106,6 @@ class Alternates:
         *,
         rank: int | None = None,
     ) -> None:
-        if self._generation.kept is not None:
-            # It may say why a drain left the stream where it was.
-            self._generation.record.not_resumed = ""
         leg.start(engine, name, rest.data, rank=rank)
         self._client.continue_with(leg)
 

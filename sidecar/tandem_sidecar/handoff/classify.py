@@ -17,6 +17,7 @@ from tandem_http1.messages import ResponseHead
 
 from ..connectors.protocol import KvHold
 from ..observability.record import Result
+from ..resume.errors import AnswerDiffers, StreamBroken
 from .events_actions import (
     Cause,
     DecodeAdmitted,
@@ -142,6 +143,11 @@ def result_of(status: int) -> Result:
     if status in (429, 503):
         return Result.BUSY
     return Result.REJECTED if status < 500 else Result.ERROR
+
+
+def result_of_break(err: StreamBroken) -> Result:
+    """The result of a leg whose stream ended early, because of `err`."""
+    return Result.DIFFERED if isinstance(err, AnswerDiffers) else Result.ERROR
 
 
 def result_of_failure(failure: Failure) -> Result:

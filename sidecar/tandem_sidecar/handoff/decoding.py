@@ -16,7 +16,13 @@ from ..bodies.usage import UsageCorrector
 from ..observability.record import Leg, Result
 from ..resume.errors import StreamBroken
 from ..resume.kept_stream import KeptStream
-from .classify import AnswerStart, decode_event, result_of, result_of_failure
+from .classify import (
+    AnswerStart,
+    decode_event,
+    result_of,
+    result_of_break,
+    result_of_failure,
+)
 from .context import SidecarContext
 from .events_actions import (
     DecodeEnded,
@@ -379,7 +385,8 @@ class DecodeLeg:
             except StreamBroken as err:
                 if err.before:
                     self._listener.write_answer(err.before, last=False)
-                self._leg.end(Result.ERROR, self._loop.time(), status=200, detail=str(err))
+                result = result_of_break(err)
+                self._leg.end(result, self._loop.time(), status=200, detail=str(err))
                 return DecodeLost(f"decode failed: {err}")
         if last:
             status = self._leg.status or 0

@@ -23,7 +23,7 @@ from tandem_http1.messages import Headers, Request, ResponseHead
 from ..observability.record import Leg, Outcome, Phase, Record, Result
 from ..resume.errors import StreamBroken
 from ..resume.kept_stream import KeptStream
-from .classify import AnswerStart, result_of, result_of_failure
+from .classify import AnswerStart, result_of, result_of_break, result_of_failure
 from .context import Failover, SidecarContext
 from .engine_liveness import LegLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
@@ -232,7 +232,7 @@ class Forward(ABC):
             if err.before:
                 self._relay.body(err.before, last=False)
             self._abort_call()
-            self._fail(Result.ERROR, str(err))
+            self._fail(result_of_break(err), str(err))
             return None
 
     def failed(self, failure: Failure, detail: str) -> None:

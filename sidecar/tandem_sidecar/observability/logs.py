@@ -22,6 +22,7 @@ import msgspec
 
 from tandem_contract.paths import RoutingPath
 
+from .moves import MoveReport, move_reports
 from .record import Leg, Phase, Record, Result
 
 _LOGGER: Final = "tandem_sidecar"
@@ -129,6 +130,17 @@ class _Leg(msgspec.Struct, omit_defaults=True):
     seconds: float | None = None
 
 
+class _Move(msgspec.Struct, omit_defaults=True):
+    cause: str
+    method: str
+    result: str | None = None
+    source: str = ""
+    target: str = ""
+    delivered: int = 0
+    gap: float | None = None
+    why: str = ""
+
+
 class _Ended(msgspec.Struct, omit_defaults=True):
     """The JSON line of an ended request. A struct: encoding a dict takes twice as long."""
 
@@ -145,6 +157,7 @@ class _Ended(msgspec.Struct, omit_defaults=True):
     first_byte: float | None = None
     seconds: float | None = None
     legs: list[_Leg] = []
+    moves: list[_Move] = []
 
 
 _HEAD: Final = frozenset({"time", "level", "logger", "message"})
@@ -165,6 +178,22 @@ def _ended(record: Record, stamp: str) -> _Ended:
         _since(record.received, record.first_byte),
         _since(record.received, record.ended),
         [_leg(leg) for leg in record.legs],
+        [_move(report) for report in move_reports(record)]
+        if record.moves or record.not_resumed
+        else [],
+    )
+
+
+def _move(report: MoveReport) -> _Move:
+    return _Move(
+        report.cause,
+        report.method,
+        report.result,
+        report.source,
+        report.target,
+        report.delivered,
+        _since(0, report.gap),
+        report.why,
     )
 
 

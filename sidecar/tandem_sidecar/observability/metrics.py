@@ -21,7 +21,8 @@ from tandem_contract.fast_metrics import OTHER, CounterVec, HistogramVec
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.timing import Timing
 
-from .record import Phase, Result
+from .moves import MoveCause, MoveReport, MoveResult
+from .record import MoveMethod, Phase, Result
 
 FIRST_BYTE_BUCKETS: Final = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 30, 60, 120,
@@ -39,6 +40,14 @@ TRANSFER_BUCKETS: Final = (
 )  # fmt: skip
 """Bucket bounds in seconds of KV transfers. They include every bound of vLLM's own histogram, so
 that `EngineCounters` can add its buckets without moving a value to another bucket."""
+
+GAP_BUCKETS: Final = (
+    0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 7.5, 10, 15, 20, 30, 60,
+)  # fmt: skip
+"""Bucket bounds in seconds of the gap in a stream that moves: a failed connection is noticed at
+once, a silent engine after seconds, and then the next one computes the prompt."""
+_RESULTS_OF_NONE: Final = (MoveResult.NO_ENGINE, MoveResult.IMPOSSIBLE)
+_RECOMPUTING: Final = (MoveMethod.CONTINUED, MoveMethod.AGAIN)
 
 FAILED_LOADS: Final = "tandem_sidecar_failed_loads_total"
 REPORTS_TIMES: Final = "tandem_sidecar_engine_tells_times"
@@ -208,13 +217,34 @@ class Metrics:
             ["moment"],
             registry=registry,
         )
-        self.moves = CounterVec(
+        self._moves = CounterVec(
             "tandem_sidecar_stream_moves_total",
-            "Streams that another engine went on with after theirs failed, each time, by how the"
-            " request ended.",
-            ["outcome"],
+            "Requests given to another engine because theirs failed or drains, each time, by cause,"
+            " method and result; method none: those that no engine went on with.",
+            ["cause", "method", "result"],
             registry=registry,
         )
+        for cause in MoveCause:
+            for method in MoveMethod:
+                for result in _RESULTS_OF_NONE if method is MoveMethod.NONE else [MoveResult.DONE]:
+                    self._moves.child(cause, method, result)
+        self._gaps = HistogramVec(
+            "tandem_sidecar_stream_gap_seconds",
+            "Seconds between the last bytes that a client got from one engine and the first of the"
+            " next, by what made the stream move.",
+            GAP_BUCKETS,
+            ["cause"],
+            registry=registry,
+        )
+        recomputed = CounterVec(
+            "tandem_sidecar_stream_recomputed_tokens_total",
+            "Tokens that other engines were given to compute once more, by method: continued,"
+            " prompt and answer as one prompt, of which a cache may have a part; again, those of"
+            " the answer that the client had, an event counting as one.",
+            ["method"],
+            registry=registry,
+        )
+        self._recomputed = {method: recomputed.child(method) for method in _RECOMPUTING}
         self.ignored_candidates = CounterVec(
             "tandem_sidecar_ignored_candidates_total",
             "Prefill addresses named without a signature and outside --prefill-allow.",
@@ -232,6 +262,14 @@ class Metrics:
     def count_unified(self, reason: str) -> None:
         """Count a request that one engine served, by the reason for it."""
         self._unified.child(_reason_label(reason)).inc()
+
+    def count_move(self, report: MoveReport) -> None:
+        """Count a request that was given to another engine, or could not be."""
+        self._moves.child(report.cause, report.method, report.result or OTHER).inc()
+        if report.gap is not None:
+            self._gaps.child(report.cause).observe(report.gap)
+        if report.recomputed:
+            self._recomputed[report.method].inc(report.recomputed)
 
     def count_prompt(self, timing: Timing) -> None:
         """Count the prompt tokens of an answered request."""

@@ -13,11 +13,12 @@ from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
-from tandem_contract.trace import MAX_SAME_ID, LegTrace, SidecarTrace
+from tandem_contract.trace import MAX_SAME_ID, LegTrace, MoveTrace, SidecarTrace
 from tandem_http1.messages import ResponseHead
 
 from .logs import log_requests
 from .metrics import Metrics, Sample
+from .moves import MoveReport, move_reports
 from .record import MAX_TEXT, PASSTHROUGH, Leg, Outcome, Phase, Record, Result
 
 _BATCH_SECONDS: Final = 0.02
@@ -157,8 +158,9 @@ class RequestObserver:
             metrics.errors[phase].inc()
         if record.outcome == _ABANDONED:
             metrics.client_left.child(left_at(record)).inc()
-        if record.moves:
-            metrics.moves.child(record.outcome).inc(record.moves)
+        if record.moves or record.not_resumed:
+            for report in move_reports(record):
+                metrics.count_move(report)
         if record.ignored:
             metrics.ignored_candidates.inc(record.ignored)
         # Warm-up requests come from the EPP, not from a client: they are slow because they make the
@@ -267,6 +269,23 @@ def to_trace(record: Record) -> SidecarTrace:
         ended=_since_received(record, record.ended),
         timing=record.timing,
         legs=tuple(_to_leg_trace(record, leg) for leg in record.legs),
+        moves=tuple(_to_move_trace(record, report) for report in move_reports(record)),
+    )
+
+
+def _to_move_trace(record: Record, report: MoveReport) -> MoveTrace:
+    return MoveTrace(
+        at=round(report.at - record.received, 6),
+        cause=report.cause.value,
+        method=report.method.value,
+        result=report.result.value if report.result is not None else None,
+        source=report.source,
+        target=report.target,
+        delivered=report.delivered,
+        seam=report.seam,
+        recomputed=report.recomputed,
+        gap=None if report.gap is None else round(report.gap, 6),
+        why=report.why,
     )
 
 

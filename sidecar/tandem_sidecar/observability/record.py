@@ -122,6 +122,8 @@ class Result(StrEnum):
     """A 2xx prefill answer without usable kv_transfer_params."""
     SILENT = "silent"
     """The engine hung: no bytes on the leg, and no answer to `/health`; or no token for long."""
+    DIFFERED = "differed"
+    """It went on with a stream and generated another answer than the engine before it."""
     CIRCUIT_OPEN = "held"
     """Not sent: the circuit breaker of this prefill pod is open."""
     ABORTED = "aborted"
@@ -174,6 +176,42 @@ class Leg(msgspec.Struct, eq=False, gc=False):
             self.result, self.ended, self.status, self.detail = result, now, status, detail
 
 
+class MoveMethod(StrEnum):
+    """How another engine goes on with a request; the values are metric labels."""
+
+    CONTINUED = "continued"
+    """By token ids, after those that the client has."""
+    AGAIN = "again"
+    """It generates the answer again; what the client has is compared and removed."""
+    BEGUN_AGAIN = "begun_again"
+    """The client has nothing yet."""
+    NONE = "none"
+    """It does not: the answer ends with an error."""
+
+
+NO_ENGINE: Final = "no further engine may serve the request"
+"""`Record.not_resumed` of a request that has no other engine left."""
+
+
+class Move(msgspec.Struct, eq=False, gc=False):
+    """A request was given to another engine. Cause and result follow from the legs: see `moves`."""
+
+    legs: int
+    """How many legs the request had before."""
+    method: MoveMethod
+    delivered: int
+    """Tokens of the answer that the client had. Where their ids were not asked for, an event counts
+    as one."""
+    seam: int
+    """Of these, how many come before the first one that the engine generates."""
+    prompt: int
+    """Tokens of the prompt; 0: not known."""
+    last_byte: float | None
+    """When the client got the last of them; None: it had nothing."""
+    resumed: float | None = None
+    """When it got the first bytes after that."""
+
+
 # `eq=False`: records are members of sets, by identity. `gc=False`: nothing that a record refers to
 # refers back to it, so the cycle collector need not look at it.
 class Record(msgspec.Struct, eq=False, gc=False):
@@ -210,10 +248,23 @@ class Record(msgspec.Struct, eq=False, gc=False):
     """How long computing the prompt took and what the usage counts; None before an answer came."""
     trace: TraceContext | None = None
     """The span that this request will get; None: it is not traced."""
-    moves: int = 0
-    """How often another engine went on with the stream (`resume`)."""
+    moves: tuple[Move, ...] = ()
     not_resumed: str = ""
     """Why no other engine can go on with the stream; empty: one can, or none is to."""
+
+    def begin_move(
+        self,
+        method: MoveMethod,
+        *,
+        delivered: int = 0,
+        seam: int = 0,
+        prompt: int = 0,
+        last_byte: float | None = None,
+    ) -> Move:
+        """Note that the next leg is another engine's."""
+        move = Move(len(self.legs), method, delivered, seam, prompt, last_byte)
+        self.moves += (move,)
+        return move
 
     def cut_message(self, problem: str) -> str:
         """The error that ends a stream early because of `problem`."""

@@ -102,6 +102,8 @@ def _request_span(record: Record, trace: TraceContext) -> Span:
         attributes |= {"tandem.routing_path": record.path.value, "tandem.reason": record.reason}
     if record.first_byte is not None:
         attributes["tandem.first_byte_seconds"] = record.first_byte - record.received
+    if record.moves:
+        attributes["tandem.moves"] = len(record.moves)
     if operation := OPERATIONS.get(record.kind):
         attributes["gen_ai.operation.name"] = operation
     return Span(

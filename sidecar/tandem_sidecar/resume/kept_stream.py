@@ -10,6 +10,7 @@ It takes the place of `Relay`: the client's head is sent once, and then whole ev
 engine serves the stream.
 """
 
+import time
 from http import HTTPStatus
 from typing import Final
 
@@ -23,7 +24,7 @@ from tandem_http1.framing import LAST_CHUNK, Sized, chunk
 from tandem_http1.messages import Request, ResponseHead
 
 from ..bodies.parse import Body
-from ..observability.record import Record
+from ..observability.record import Move, MoveMethod, Record
 from .continuation import (
     Splice,
     asks_for_ids,
@@ -73,6 +74,10 @@ class KeptStream(Relay):
         self._difference = ""
         """Why no further engine is tried; empty: none generated another answer."""
         self._begun = False
+        self._sent: float | None = None
+        """When the client got the newest bytes."""
+        self._move: Move | None = None
+        """The move to the engine that serves the stream, until the client gets something of it."""
         self._is_stream = True
         """Whether the answer is the stream that was asked for, and can be read: no error."""
         self._is_chunked = True
@@ -104,6 +109,10 @@ class KeptStream(Relay):
         return out
 
     def body(self, data: bytes, *, last: bool) -> None:
+        if data:
+            self._sent = time.monotonic()
+            if self._move is not None:
+                self._move.resumed, self._move = self._sent, None
         if self._is_chunked:
             data = (chunk(data) if data else b"") + (LAST_CHUNK if last else b"")
         super().body(data, last=last)
@@ -128,7 +137,7 @@ class KeptStream(Relay):
             why, rest = self._begin_again(reader.transcript)
         else:
             why, rest = self._continue(reader)
-        return self._moves(why, rest)
+        return self._noted(why, rest)
 
     def move_by_ids(self) -> Body | None:
         """Likewise of a stream that its engine still sends; None: it is left as it is. Not by
@@ -137,24 +146,34 @@ class KeptStream(Relay):
             return self._start_again()
         reader = self._reader
         if not self._is_stream:
-            return self._moves("the answer is no stream of events", None)
-        if isinstance(reader, Transcript):
-            return self._moves("it is not continued by token ids", None)
-        return self._moves(*self._continue(reader))
+            why, rest = "the answer is no stream of events", None
+        elif isinstance(reader, Transcript):
+            why, rest = "it is not continued by token ids", None
+        else:
+            why, rest = self._continue(reader)
+        return self._noted(why, rest)
 
     def _start_again(self) -> Body:
         """The request of a stream of which nothing was delivered."""
         self._reader = self._new_reader()
         self._begun = False
+        self._begin_move(MoveMethod.BEGUN_AGAIN)
         return self.asked
 
-    def _moves(self, why: str, rest: Body | None) -> Body | None:
-        """Record a move, or why there is none."""
+    def _noted(self, why: str, rest: Body | None) -> Body | None:
+        """Record why no engine gets the rest, if none does."""
         if rest is None:
             self._record.not_resumed = why
-        else:
-            self._record.moves += 1
         return rest
+
+    def _begin_move(
+        self, method: MoveMethod, delivered: int = 0, seam: int = 0, prompt: int = 0
+    ) -> None:
+        # It may say why a drain left the stream where it was.
+        self._record.not_resumed = ""
+        self._move = self._record.begin_move(
+            method, delivered=delivered, seam=seam, prompt=prompt, last_byte=self._sent
+        )
 
     def _continue(self, ledger: Ledger) -> tuple[str, Body | None]:
         """The request that continues the stream by ids, or why none does."""
@@ -175,6 +194,8 @@ class KeptStream(Relay):
             return f"an event cannot be read ({type(err).__name__})", None
         ledger.begin_again()
         ledger.editor = editor
+        seam, prompt = ledger.seam.start, len(ledger.prompt_ids)
+        self._begin_move(MoveMethod.CONTINUED, ledger.delivered, seam, prompt)
         return "", rest
 
     def _begin_again(self, transcript: Transcript) -> tuple[str, Body | None]:
@@ -187,6 +208,7 @@ class KeptStream(Relay):
             return f"to generate again what was sent would take {taken}", None
         transcript.begin_again()
         self._reader = transcript
+        self._begin_move(MoveMethod.AGAIN, transcript.delivered)
         by_client = self._keeps_ids or self._tokens is None
         return "", self.asked if by_client else without_ids(self.asked)
 

@@ -353,6 +353,7 @@ class Ledger:
             elif before and self.transcript is not None:
                 self.transcript.set_text(
                     msgspec.json.decode(b'"%b"' % bytes(self._sent_text)),
+                    before,
                     self.ids[:before].tolist() if self._keeps_ids else [],
                     before if self._has_logprobs else 0,
                 )

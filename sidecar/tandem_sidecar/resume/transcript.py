@@ -46,6 +46,8 @@ class Transcript:
         self.seconds = 0.0
         """How long an engine took from the first to the last event that was delivered: the tokens
         times the time between two."""
+        self.delivered = 0
+        """How many tokens were; an event counts as one."""
         self.obstacle = ""
         """What in the stream keeps it from being generated again; empty: nothing."""
         self._kind, self._choices, self._clock = kind, choices, clock
@@ -77,10 +79,10 @@ class Transcript:
         """
         return self._events.take(payload, self.read)
 
-    def set_text(self, text: str, ids: list[int], entries: int) -> None:
-        """A chat, whose first event was read, has this text since then, with ids, or without them
-        so many logprobs."""
-        self._begun = self._first_read
+    def set_text(self, text: str, count: int, ids: list[int], entries: int) -> None:
+        """A chat, whose first event was read, has this text since then, of `count` tokens, with
+        ids, or without them so many logprobs."""
+        self._begun, self.delivered = self._first_read, count
         self._lanes.setdefault(0, Lane()).set_tokens("content", text, ids, entries)
 
     def begin_again(self) -> None:
@@ -114,6 +116,7 @@ class Transcript:
             self._measure()
         if not is_delivered:
             return b""
+        self.delivered += meaning is Meaning.TOKEN
         if self._repeated is None:
             return event
         lines = _EVENT + name + b"\n" if name else b""

@@ -82,13 +82,14 @@ async def two_pods(
     keys_of_second: PlanKeys | None = None,
     **changes: Any,
 ) -> AsyncIterator[Pods]:
-    """`changes`: of the first sidecar's settings."""
+    """`changes`: of the sidecars' settings."""
     (folder / "k").write_text("0123456789abcdef")
     keys = PlanKeys(folder)
     async with AsyncExitStack() as stack:
         second = Harness(stack)
         await harness.start(keys=keys, resume=resume, **changes)
-        await second.start(keys=keys_of_second or keys, resume=resume, pod_name="decode-1")
+        changes |= {"pod_name": "decode-1"}
+        await second.start(keys=keys_of_second or keys, resume=resume, **changes)
         yield Pods(harness, second, keys)
 
 
@@ -188,7 +189,7 @@ async def test_a_stream_moves_as_often_as_its_plan_allows(pods: Pods) -> None:
     pods.first.decode.script, pods.second.decode.script = generates(3), generates()
     pods.resume = ResumeLimits(max_moves=0)
     _, body = await pods.ask(RequestKind.COMPLETIONS)
-    assert "no further pod" in events(body)[-1]["error"]["message"]
+    assert "no further engine" in events(body)[-1]["error"]["message"]
 
 
 async def dies_at_once(turn: Turn) -> None:
@@ -257,7 +258,7 @@ async def test_two_pods_that_fail_end_the_stream_with_an_error(pods: Pods) -> No
     *tokens, error = events(body)
     assert status == 200
     assert "decode failed" in error["error"]["message"]
-    assert "no further pod" in error["error"]["message"]
+    assert "no further engine" in error["error"]["message"]
     assert tokens
 
 

@@ -126,7 +126,8 @@ async def test_the_engine_is_idle_while_the_stream_still_passes(pods: Pods) -> N
         body = begin + await response.read()
     assert "error" not in events(body)[-1]
     await asyncio.wait_for(pods.first.sidecar.lifecycle.idle(), 10)
-    assert await pods.first.metric('tandem_sidecar_stream_moves_total{outcome="answered"}') == 1
+    moved = 'tandem_sidecar_stream_moves_total{cause="drain",method="continued",result="done"}'
+    assert await pods.first.metric(moved) == 1
 
 
 async def test_the_engine_is_kept_until_the_other_pod_generates(pods: Pods) -> None:
@@ -205,7 +206,7 @@ async def test_a_stream_ends_with_an_error_if_no_engine_is_left(pods: Pods) -> N
     pods.second.decode.generate = generates(2, dies)
     [body] = await reads_all(pods, has_begun(pods.first, 1), pods.ask(COMPLETIONS))
     error = events(body)[-1]["error"]["message"]
-    assert "no further pod" in error
+    assert "no further engine" in error
 
 
 async def test_what_cannot_be_moved_waits(pods: Pods) -> None:

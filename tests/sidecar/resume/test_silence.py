@@ -170,4 +170,4 @@ async def test_both_pods_die(pods: Pods) -> None:
     pods.first.decode.generate, pods.first.decode.health = pauses(3), hangs
     pods.second.decode.generate = generates(2, dies)
     _, body = await pods.ask(COMPLETIONS)
-    assert "no further pod" in events(body)[-1]["error"]["message"]
+    assert "no further engine" in events(body)[-1]["error"]["message"]

@@ -124,7 +124,8 @@ class Transcript:
 
     def _read_done(self) -> None:
         """Note `[DONE]`. An API whose events have types may send it besides its own last event."""
-        is_whole = self._finished and self._lanes.keys() == self._finished
+        # Of an engine that generates again, what was delivered has to come first.
+        is_whole = self._lanes.keys() == self._finished and self._finished and not self._repeated
         if not is_whole and not (self._is_typed and self.is_done):
             raise StreamBroken("the stream ended without a finish reason")
         self.is_done = True

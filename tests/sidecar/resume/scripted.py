@@ -83,6 +83,30 @@ async def until_gone(turn: Turn) -> None:
     await turn.gone.wait()
 
 
+def answer_of(body: dict[str, Any], *, id: str = "cmpl-a") -> list[bytes]:
+    """The events of an answer. Each token follows from the one before it; every third one has no
+    text: it is the beginning of the next one's character."""
+    prompt, asked = prompt_of(body), body.get("return_token_ids")
+    last, wanted, pending = prompt[-1], body["max_tokens"], ""
+    is_chat = "messages" in body
+    made = []
+    if is_chat:
+        made.append(role_event(prompt if asked else None, id=id, created=len(id)))
+    for number in range(wanted):
+        last = (last * 7 + 3) % 1000
+        pending += f"<{last}>"
+        is_last = number == wanted - 1
+        text = pending if last % 3 or is_last else ""
+        pending = "" if text else pending
+        ids, first = ([last], prompt if number == 0 else None) if asked else (None, None)
+        finish = "length" if is_last else None
+        head: dict[str, Any] = {"id": id, "created": len(id)}
+        made.append(_event(text, ids, first, is_chat=is_chat, finish=finish, **head))
+    if (body.get("stream_options") or {}).get("include_usage"):
+        made.append(usage_event(len(prompt), wanted, id=id))
+    return [*made, DONE]
+
+
 def generates(
     after: int | None = None,
     end: End = dies,
@@ -91,45 +115,29 @@ def generates(
     pause: Pause | None = None,
     pace: float = 0.0,
 ) -> Script:
-    """An engine whose next token follows from the one before it; after so many tokens it ends as
-    `end` does, or with `pause` waits for that and goes on, unless its peer is gone by then. Every
-    third token has no text: it is the beginning of the next one's character. `pace`: seconds for
-    each token."""
+    """An engine that sends `answer_of`; after so many tokens it ends as `end` does, or with `pause`
+    waits for that and goes on, unless its peer is gone by then. `pace`: seconds for each event."""
 
     async def script(turn: Turn) -> None:
         body = turn.request.json
-        prompt, asked = prompt_of(body), body.get("return_token_ids")
-        last, wanted, pending, unsent = prompt[-1], body["max_tokens"], "", b""
-        is_chat = "messages" in body
+        events = answer_of(body, id=id)
+        start = 1 if "messages" in body else 0
+
+        async def send(some: list[bytes]) -> None:
+            for each in some:
+                if pace:
+                    await asyncio.sleep(pace)
+                turn.chunk(each)
+
         turn.stream()
-        if is_chat:
-            turn.chunk(role_event(prompt if asked else None, id=id, created=len(id)))
-        for number in range(wanted):
-            if number == after:
-                if not await _goes_on(turn, unsent, end, pause):
-                    return
-                unsent = b""
-            if unsent:
-                turn.chunk(unsent)
-            if pace:
-                await asyncio.sleep(pace)
-            last = (last * 7 + 3) % 1000
-            pending += f"<{last}>"
-            is_last = number == wanted - 1
-            text = pending if last % 3 or is_last else ""
-            pending = "" if text else pending
-            ids, first = ([last], prompt if number == 0 else None) if asked else (None, None)
-            finish = "length" if is_last else None
-            head: dict[str, Any] = {"id": id, "created": len(id)}
-            unsent = _event(text, ids, first, is_chat=is_chat, finish=finish, **head)
-        if after == wanted:
-            await turn.writer.drain()
-            end(turn, unsent)
-            return
-        turn.chunk(unsent)
-        if (body.get("stream_options") or {}).get("include_usage"):
-            turn.chunk(usage_event(len(prompt), wanted, id=id))
-        turn.chunk(DONE)
+        await send(events[:start])
+        if after is not None and after <= body["max_tokens"]:
+            *tokens, last = events[start : start + after] or [b""]
+            start += after
+            await send(tokens)
+            if not await _goes_on(turn, last, end, pause):
+                return
+        await send(events[start:])
         turn.end()
 
     return script

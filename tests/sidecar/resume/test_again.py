@@ -357,6 +357,18 @@ async def test_an_api_may_end_with_done_besides_its_own_last_event(kind: Request
         kept.read(events[0] + DONE, last=False)
 
 
+async def test_an_engine_that_ends_at_once_has_not_generated_the_answer_again() -> None:
+    """Though its client has the finish reason: it has no usage yet."""
+    kind, options = RequestKind.COMPLETIONS, {"stream_options": {"include_usage": True}}
+    body = {"temperature": 0, "presence_penalty": 1, **options}
+    kept = kept_stream(kind, body, Record("r", kind, 0.0, 0.0), 1e9)
+    assert kept is not None
+    take(kept, FIRST.answer(kind, kept.asked.data)[:-2], [])
+    assert kept.move() is not None
+    with pytest.raises(StreamBroken, match="without a finish reason"):
+        kept.read(DONE, last=False)
+
+
 async def test_with_no_time_to_generate_nothing_is_generated_again() -> None:
     body = {"temperature": 0, "presence_penalty": 1}
     assert resumed(RequestKind.COMPLETIONS, body, 2, most=0.0).why

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,9 +33,10 @@ MODES: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("fails", [Engine.kill, Engine.stop])
 @pytest.mark.parametrize("unified", [False, True])
-async def test_a_stream_survives_the_death_of_its_engine(
-    shared: dict[str, Engine], tmp_path: Path, unified: bool
+async def test_a_stream_survives_its_engine(
+    shared: dict[str, Engine], tmp_path: Path, unified: bool, fails: Callable[[Engine], None]
 ) -> None:
     prefill = () if unified else ("prefill-0",)
     chosen = await backends(shared, *prefill, "decode-0", "decode-1")
@@ -44,7 +45,7 @@ async def test_a_stream_survives_the_death_of_its_engine(
         async with open_response(router.http, router.url, request) as response:
             stream = Stream(response)
             await stream.wait_for_first_bytes()
-            shared[await busy_backend(router, "decode")].kill()
+            fails(shared[await busy_backend(router, "decode")])
             result = await stream.read_to_end()
         assert (result.status, result.error) == (200, "")
         assert result.tokens == expected_tokens(request)

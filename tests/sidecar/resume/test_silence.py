@@ -90,7 +90,7 @@ async def test_a_stream_leaves_an_engine_whose_core_hangs(pods: Pods, split: boo
 
 
 async def test_a_stream_that_left_in_vain_is_the_same(pods: Pods) -> None:
-    """The engine was only slow: what it sends afterwards reaches nobody."""
+    """The engine was only slow: nothing that it sends afterwards reaches the client."""
     going = asyncio.Event()
 
     async def goes_on(_turn: Turn) -> None:

@@ -1,10 +1,14 @@
 """A stream whose engine fails goes on at another one, and the client cannot tell (--resume)."""
 
+import asyncio
 import os
+from functools import partial
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from tandem_cli.trace import trace
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_router.configuration import load
 from tandem_sidecar.settings import Settings
@@ -279,3 +283,51 @@ async def test_a_stream_without_a_place_is_not_cut(harness: Harness) -> None:
     lost = 'cause="crash",method="none",result="no_engine"'
     assert await harness.metric(f"tandem_sidecar_stream_moves_total{{{lost}}}") == 1
     assert await harness.metric("tandem_sidecar_stream_moves_total") == 1
+
+
+async def shown(harness: Harness, request_id: str) -> list[str]:
+    """What `tandem trace` prints, without the times."""
+    url = f"http://{harness.router.admin}"
+    arguments = [request_id, "--router", url]
+    told = await asyncio.to_thread(CliRunner().invoke, trace, arguments)
+    assert told.exit_code == 0, told.output
+    return [line[15:] for line in told.output.splitlines() if " ms  " in line]
+
+
+async def test_trace_shows_both_engines_and_the_seam(harness: Harness) -> None:
+    engines = {name: await harness.decode(name) for name in ("d-0", "d-1")}
+    await harness.start({"enabled": False}, settings=RESUMES)
+    scripts = [generates(3), generates()]
+    served: list[str] = []
+
+    async def fails_first(turn: Turn, name: str) -> None:
+        served.append(name)
+        await scripts.pop(0)(turn)
+
+    for name, engine in engines.items():
+        engine.script = partial(fails_first, name=name)
+    response, _ = await harness.ask(asked())
+    told = await shown(harness, response.headers["x-request-id"])
+    first, second = served
+    moved = next(line for line in told if line.startswith("moved"))
+    assert moved.startswith(
+        f"moved      from {first} (crash) to {second}: continued after 3 tokens, done, the client"
+        " waited "
+    )
+    assert moved.endswith(", 103 tokens to compute once more")
+    legs = [line.partition(":")[0] for line in told if line.startswith("decode ")]
+    assert legs == [f"decode     on {first}", f"decode     on {second}"]
+    # Of one request.
+    assert sum(line.startswith("received") for line in told) == 1
+    assert sum(line.startswith("decided") for line in told) == 2
+
+
+async def test_trace_says_why_a_stream_did_not_move(harness: Harness) -> None:
+    for name in ("d-0", "d-1"):
+        await harness.decode(name, generates(4))
+    await harness.start({"enabled": False}, settings=RESUMES)
+    response, body = await harness.ask(asked(presence_penalty=1))
+    assert b"error" in body
+    told = await shown(harness, response.headers["x-request-id"])
+    [why] = [line.partition(": ")[2] for line in told if line.startswith("not moved")]
+    assert why.startswith("presence_penalty is not continued, and without temperature 0")

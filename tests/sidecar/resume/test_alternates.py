@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tandem_contract import headers
@@ -17,6 +18,7 @@ from tandem_contract.plan import Plan, ResumeLimits, Target, sign
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.prompt_length import EXHAUSTING
 from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_contract.trace import SidecarTrace
 
 from ..conftest import Harness
 from ..peers import FakePrefill, Script, Turn, hangs
@@ -25,6 +27,7 @@ from .answers import TOOL
 from .events import DONE
 from .scripted import (
     ENDS,
+    PROMPT,
     TOKENS,
     End,
     asked,
@@ -260,6 +263,21 @@ async def test_two_pods_that_fail_end_the_stream_with_an_error(pods: Pods) -> No
     assert "decode failed" in error["error"]["message"]
     assert "no further engine" in error["error"]["message"]
     assert tokens
+
+
+async def test_the_record_has_the_move(pods: Pods) -> None:
+    pods.first.decode.script, pods.second.decode.script = generates(4), generates()
+    await pods.ask(RequestKind.COMPLETIONS)
+    async with pods.first.http.get(pods.first.admin(f"/requests/{ID}")) as answer:
+        [record] = msgspec.json.decode(await answer.read(), type=list[SidecarTrace])
+    [move] = record.moves
+    assert (move.cause, move.method, move.result) == ("crash", "continued", "done")
+    assert (move.source, move.target) == ("decode-0", "decode-1")
+    # The fourth token has no text yet, and is held back.
+    assert (move.delivered, move.seam, move.recomputed) == (3, 3, len(PROMPT) + 3)
+    assert move.gap is not None
+    recomputed = 'tandem_sidecar_stream_recomputed_tokens_total{method="continued"}'
+    assert await pods.first.metric(recomputed) == move.recomputed
 
 
 async def test_a_pod_that_is_gone_ends_the_stream_with_an_error(pods: Pods) -> None:

@@ -173,6 +173,18 @@ def test_the_front_changes_back_once_envoy_and_epp_are_available() -> None:
     assert selected(settled(changing)) == "envoy"
 
 
+def test_a_service_without_a_front_gets_the_wanted_one_at_once() -> None:
+    before = settled(endpoint())
+    unused = replace(before, pools=())
+    gone = plan_unused(unused).delete
+    left = {ref: body for ref, body in before.children.items() if ref not in gone}
+    assert SERVICE in left
+    after = settled(replace(routed(), children=left))
+    assert selected(after) == "router"
+    deployments = {name for kind, name in names(after.children) if kind == "Deployment"}
+    assert deployments == {"chat-router"}
+
+
 def test_one_pool_that_says_envoy_keeps_envoy() -> None:
     keyed = {"envoy": {"apiKeySecretRef": {"name": "clients"}}}
     both = endpoint(decode("a", routing=ROUTER), unified("b", routing=keyed))

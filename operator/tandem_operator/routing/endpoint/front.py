@@ -41,7 +41,8 @@ def fronts(observed: ObservedEndpoint, required: EndpointRequirements) -> Fronts
     if current == wanted or observed.unreadable_pools:
         return Fronts(current, frozenset({current}))
     starting = tuple(_not_available(observed, _deployments(observed, required, wanted)))
-    if starting:
+    # The Service stays for a while after the last pool, but not its front: there is none to keep.
+    if starting and _deployment(observed, _deployments(observed, required, current)[0]) is not None:
         return Fronts(current, frozenset({current, wanted}), starting)
     return Fronts(wanted, frozenset({wanted}))
 
@@ -64,6 +65,10 @@ def available(deployment: Body | None) -> tuple[int, int]:
     return status.get("availableReplicas", 0), deployment["spec"]["replicas"]
 
 
+def _deployment(observed: ObservedEndpoint, name: str) -> Body | None:
+    return observed.children.get(ObjectRef("apps/v1", "Deployment", name))
+
+
 def _deployments(
     observed: ObservedEndpoint, required: EndpointRequirements, front: str
 ) -> list[str]:
@@ -75,6 +80,6 @@ def _deployments(
 
 def _not_available(observed: ObservedEndpoint, deployments: list[str]) -> Iterator[str]:
     for name in deployments:
-        ready, replicas = available(observed.children.get(ObjectRef("apps/v1", "Deployment", name)))
+        ready, replicas = available(_deployment(observed, name))
         if ready < replicas:
             yield name

@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 IMAGES ?=
-# Level of the C compiler for the request paths: 0 compiles in two thirds of the time, for tests only.
+# Level of the C compiler for the request paths: 0 compiles faster, for tests only.
 OPTIMIZE ?= 2
 # Twice the cores of a small machine: most tests wait for other processes.
 WORKERS ?= 4

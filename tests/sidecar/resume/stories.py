@@ -19,7 +19,7 @@ import aiohttp
 
 from tandem_contract.request_kinds import RequestKind
 
-from ..peers import Script, Turn, hangs, healthy
+from ..peers import Script, Turn, healthy
 from .answers import Json, read
 from .events import DONE, chat_event, event
 from .scripted import ERROR, answer_of, asked
@@ -146,7 +146,8 @@ class _Telling:
     end: End = field(default_factory=End)
     turns: list[Turn] = field(default_factory=list)
     """`gone` is set once the engine has ended its answer, or its peer has left."""
-    hung: set[int] = field(default_factory=set)
+    alive: asyncio.Event = field(default_factory=asyncio.Event)
+    """Not while an engine hangs."""
     probed: asyncio.Event = field(default_factory=asyncio.Event)
     asking: "asyncio.Task[None] | None" = None
 
@@ -167,7 +168,11 @@ class _Telling:
 
     async def health(self, turn: Turn) -> None:
         self.probed.set()
-        await (hangs if self.hung else healthy)(turn)
+        waits = {asyncio.create_task(event.wait()) for event in (self.alive, turn.gone)}
+        _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        await healthy(turn)
 
     async def _serve(self, turn: Turn, leg: Leg, id: str) -> bool:
         """Send the answer; returns whether the engine ended it."""
@@ -221,9 +226,9 @@ class _Telling:
         if leg.place is Place.REQUESTED and not turn.gone.is_set():
             turn.stream()
         if happened is Event.SILENCE:
-            self.hung.add(id(turn))
+            self.alive.clear()
             await turn.gone.wait()
-            self.hung.discard(id(turn))
+            self.alive.set()
             return False
         if happened in {Event.CLIENT_GONE, Event.DRAIN_EXPIRED}:
             await turn.gone.wait()
@@ -272,6 +277,7 @@ async def settle() -> None:
 async def tell(story: Story, stage: Stage) -> End:
     """Serve the stream; returns once everything that served it is free again."""
     telling = _Telling(story, stage)
+    telling.alive.set()
     stage.play(telling.script, telling.health)
     telling.asking = asyncio.create_task(telling.ask())
     with suppress(asyncio.CancelledError):

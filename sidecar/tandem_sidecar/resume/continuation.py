@@ -138,7 +138,7 @@ class Splice:
 
     def _usage(self, data: Raw) -> dict[str, Any] | None:
         """Tokens before the seam were a prompt's to the new engine; cached ones, too."""
-        usage: dict[str, Any] | None = msgspec.json.decode(data)
+        usage: dict[str, Any] | None = _usage.decode(data)
         if usage is None:
             return None
         check_usage(data)
@@ -154,3 +154,4 @@ _chunk: Final = msgspec.json.Decoder(dict[str, Raw])
 _choices: Final = msgspec.json.Decoder(list[dict[str, Raw]])
 _logprobs: Final = msgspec.json.Decoder(dict[str, Raw] | None)
 _offsets: Final = msgspec.json.Decoder(list[int])
+_usage: Final = msgspec.json.Decoder(dict[str, Any] | None)

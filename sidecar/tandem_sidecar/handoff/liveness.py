@@ -35,6 +35,8 @@ MAX_IDLE: Final = 128
 """Engines without legs that are kept."""
 KEPT: Final = 60.0
 """Seconds for which they are, with what was learned of them."""
+_TURN: Final = 0.001
+"""Seconds in which the event loop reads at least once."""
 _TICKS: Final = 4
 """Checks in `silence` seconds: an engine is probed, or given up, up to a quarter of it late. With
 movable legs, checks in `Patience.answer` seconds."""
@@ -88,9 +90,8 @@ class LivenessMonitor:
             engine.cancel_probe()
         self._engines.clear()
 
-    def check(self, now: float, *, may_leave: bool = True) -> None:
-        """Look at every engine at `now`, in loop time: probe it, or end legs that wait in vain.
-        `may_leave`: False: movable legs stay for now."""
+    def check(self, now: float) -> None:
+        """Look at every engine at `now`, in loop time: probe it, or end legs that wait in vain."""
         for address, engine in list(self._engines.items()):
             if not engine.legs:
                 engine.cancel_probe()
@@ -98,8 +99,8 @@ class LivenessMonitor:
                     del self._engines[address]
                 continue
             if not engine.note_reads(now):
-                self._check_silence(address, engine, now, may_leave=may_leave)
-            if may_leave and engine.movable:
+                self._check_silence(address, engine, now)
+            if engine.movable:
                 self._check_tokens(address, engine, now)
 
     @property
@@ -120,16 +121,17 @@ class LivenessMonitor:
             self._engines.pop(address).cancel_probe()
 
     def _tick(self) -> None:
-        self._timer = None
-        now = self._loop.time()
         # Timers run before received data is processed. After a stall of the event loop, bytes that
-        # prove an engine alive may still be unread, so this check is skipped. A probe of a movable
-        # leg must have had most of its time when its answer is missed.
-        late = now - self._due
-        if late < self.silence / _TICKS:
-            self.check(now, may_leave=late < self._answer / 2)
+        # prove an engine alive may still be unread: they are read before the check, which is about
+        # this moment.
+        now = self._loop.time()
+        self._timer = self._loop.call_later(_TURN, self._tick_after_reads, now)
+
+    def _tick_after_reads(self, now: float) -> None:
+        self._timer = None
+        self.check(now)
         if self._engines and self._timer is None:
-            self._schedule(now)
+            self._schedule(self._loop.time())
 
     def _schedule(self, now: float) -> None:
         is_quick = any(engine.movable for engine in self._engines.values())
@@ -145,9 +147,7 @@ class LivenessMonitor:
         if deadline is not None and (late := engine.waiting(now, deadline)):
             engine.leave(late, f"{address}: no first token for {deadline:.3g}s", now)
 
-    def _check_silence(
-        self, address: HostPort, engine: EngineLiveness, now: float, *, may_leave: bool
-    ) -> None:
+    def _check_silence(self, address: HostPort, engine: EngineLiveness, now: float) -> None:
         silent, suspected = now - engine.last_alive, now - engine.suspected_from
         is_suspect = bool(engine.movable) and suspected >= self._quick_silence
         # Again if no connection was made: a late answer to a probe in flight still counts.
@@ -157,7 +157,7 @@ class LivenessMonitor:
                 engine.probed_at = now
         if engine.probed_at is None or now - engine.probed_at < self._answer:
             return
-        if may_leave and is_suspect and suspected >= self._quick_silence + self._answer:
+        if is_suspect and suspected >= self._quick_silence + self._answer:
             engine.suspected_from = now
             detail = f"{address}: no sign of life for {silent:.3g}s"
             engine.leave(list(engine.movable), detail, now)

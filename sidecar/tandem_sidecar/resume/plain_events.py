@@ -9,6 +9,7 @@ from typing import Final
 _UNFINISHED: Final = b'"finish_reason":null'
 _NO_LOGPROBS: Final = b'"logprobs":null'
 _QUOTE: Final = b'"'
+_LIST_END: Final = ord("]")
 _ATTEMPTS: Final = 4
 """Events from which a form is taken: the first ones have the prompt's ids."""
 
@@ -42,13 +43,18 @@ class Form:
     def ids_of(self, data: bytes, start: int) -> tuple[int, int]:
         """Where the ids of the event at `start` begin and end; 0 and 0 if it has another form, or
         no text."""
-        if not data.startswith(self.before, start):
-            return 0, 0
         text = start + len(self.before)
+        # Slices, because methods of bytes take their arguments in a tuple.
+        if data[start:text] != self.before:
+            return 0, 0
         # The quote of an escaped one is followed by more text.
         end = data.find(_QUOTE, text)
-        if end <= text or not data.startswith(self.between, end):
-            return 0, 0
         ids = end + len(self.between)
-        end = data.find(b"]", ids)
-        return (ids, end) if end > ids and data.startswith(self.after, end) else (0, 0)
+        if end <= text or data[end:ids] != self.between:
+            return 0, 0
+        end, size = ids, len(data)
+        while end < size and data[end] != _LIST_END:
+            end += 1
+        return (
+            (ids, end) if end > ids and data[end : end + len(self.after)] == self.after else (0, 0)
+        )

@@ -30,6 +30,44 @@ def test_the_end_of_a_chunked_body_is_found(
 
 
 @given(
+    st.lists(st.lists(st.binary(min_size=1, max_size=2000), min_size=1, max_size=3), max_size=6),
+    st.integers(0, 7),
+    st.integers(1, 9),
+    st.booleans(),
+)
+def test_reads_of_whole_chunks(
+    reads: list[list[bytes]], split_read: int, at: int, wanted: bool
+) -> None:
+    """As engines write them, but for one read that ends anywhere."""
+    pieces = [b"".join(map(chunk, parts)) for parts in reads] + [LAST_CHUNK]
+    if split_read < len(pieces):
+        whole = pieces[split_read]
+        pieces[split_read : split_read + 1] = filter(None, (whole[:at], whole[at:]))
+    framing = Chunked()
+    payload: list[bytes] | None = [] if wanted else None
+    for piece in pieces:
+        assert not framing.done
+        assert framing.feed(piece, payload) == len(piece)
+    assert framing.done
+    assert payload is None or b"".join(payload) == b"".join(map(b"".join, reads))
+
+
+@pytest.mark.parametrize(
+    ("data", "unsent", "between"),
+    [
+        (chunk(b"data: a\n\n"), b"", True),
+        (chunk(b"data: a\n\n") + chunk(b"data: b"), chunk(b"data: b"), False),
+        (chunk(b"data: a\n\n") + b"5", b"", False),
+        (chunk(b"data: a\n\n") + b"5\r\ndata", b"", False),
+    ],
+)
+def test_where_another_chunk_may_follow(data: bytes, unsent: bytes, between: bool) -> None:
+    framing = Chunked()
+    framing.feed(data, None)
+    assert framing.ends_between_chunks(unsent) is between
+
+
+@given(
     st.binary(max_size=20),
     st.sampled_from(
         [b"\n", b"\r", b"\r\n", b"\r\n\r\n", b"\r\n\r", b"x", b"HTTP/1.1 200 OK\r\n\r\n"]

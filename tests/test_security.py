@@ -37,7 +37,7 @@ COMMANDS = {
     "tandem-router": router,
     "tandem-sidecar": sidecar,
 }
-OF_OTHERS = {"tandem-epp --peers"}
+OF_OTHERS = {"tandem-epp --peers", "tandem-router --peers"}
 """Flags with addresses that the process connects to."""
 ROW = re.compile(r"^\| (\d+) \| ([^|]*) \|")
 

@@ -136,7 +136,7 @@ def _are_whole_chunks(data: bytes, payload: list[bytes] | None) -> bool:
     start, end = 0, len(data)
     while start < end:
         size, position = 0, start
-        while position < end:
+        while position < end and position - start < _MAX_DIGITS:
             digit = _DIGITS[data[position]]
             if digit < 0:
                 break
@@ -195,5 +195,7 @@ def chunk(data: bytes) -> bytes:
 LAST_CHUNK: Final = b"0\r\n\r\n"
 _DIGITS: Final = [int(chr(n), 16) if chr(n) in hexdigits else -1 for n in range(256)]
 """The values of the characters of a hexadecimal number; -1: none."""
+_MAX_DIGITS: Final = 8
+"""Of a number that is read without the parser."""
 _SIZE_LINES: Final = [b"%x\r\n" % size for size in range(1024)]
 """Of the short chunks that carry an event each."""

@@ -85,7 +85,17 @@ def test_bytes_after_the_last_chunk_are_refused(part: bytes, surplus: bytes, cut
 
 @pytest.mark.parametrize(
     "data",
-    [b"x\r\n", b"\r\n", b"-1\r\n", b"1_0\r\n", b"0x1\r\n", b"1\n", b"3\r\nabcdef", b"1" * 5000],
+    [
+        b"x\r\n",
+        b"\r\n",
+        b"-1\r\n",
+        b"1_0\r\n",
+        b"0x1\r\n",
+        b"1\n",
+        b"3\r\nabcdef",
+        b"1" * 5000,
+        b"f" * 100_000,
+    ],
 )
 def test_broken_chunks_are_refused(data: bytes) -> None:
     with pytest.raises(BadFraming):

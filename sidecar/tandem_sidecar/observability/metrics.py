@@ -46,7 +46,12 @@ GAP_BUCKETS: Final = (
 )  # fmt: skip
 """Bucket bounds in seconds of the gap in a stream that moves: a failed connection is noticed at
 once, a silent engine after seconds, and then the next one computes the prompt."""
-_RESULTS_OF_NONE: Final = (MoveResult.NO_ENGINE, MoveResult.IMPOSSIBLE)
+_RESULTS: Final = {
+    MoveMethod.NONE: (MoveResult.NO_ENGINE, MoveResult.IMPOSSIBLE),
+    MoveMethod.AGAIN: (MoveResult.DONE, MoveResult.DIFFERED),
+}
+"""Results that are counted from 0 on, those of alerts among them, since the first of a series is no
+increase; of other methods: done."""
 _RECOMPUTING: Final = (MoveMethod.CONTINUED, MoveMethod.AGAIN)
 
 FAILED_LOADS: Final = "tandem_sidecar_failed_loads_total"
@@ -226,7 +231,7 @@ class Metrics:
         )
         for cause in MoveCause:
             for method in MoveMethod:
-                for result in _RESULTS_OF_NONE if method is MoveMethod.NONE else [MoveResult.DONE]:
+                for result in _RESULTS.get(method, [MoveResult.DONE]):
                     self._moves.child(cause, method, result)
         self._gaps = HistogramVec(
             "tandem_sidecar_stream_gap_seconds",

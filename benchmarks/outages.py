@@ -143,12 +143,12 @@ async def gaps(outage: Outage, make: Make, streams: int) -> list[float]:
 
 async def measure(tier: str, make: Make, outage: Outage, rounds: int, streams: int) -> Figure:
     """All rounds of one kind of outage."""
-    found: list[float] = []
+    measured: list[float] = []
     for number in range(rounds):
         progress(f"{tier}, {outage.name}: round {number + 1} of {rounds}")
-        found += await gaps(outage, make, streams)
-    name = f"{tier}, {outage.name}: gap of {len(found)} streams beyond the prefill"
-    return at_most(name, found, "s", outage.target)
+        measured += await gaps(outage, make, streams)
+    name = f"{tier}, {outage.name}: gap of {len(measured)} streams beyond the prefill"
+    return at_most(name, measured, "s", outage.target)
 
 
 @click.command()

@@ -154,6 +154,24 @@ async def test_a_prompt_that_may_have_hung_an_engine_is_given_to_no_other(
     assert sorted(map(len, asked)) == [0, 1]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_backend_says_is_not_to_be_retried_is_not(
+    harness: Harness, *, stream: bool
+) -> None:
+    """A sidecar says so of a prompt that hung its prefill engine."""
+
+    async def refuses(turn: Turn) -> None:
+        turn.answer(504, b"{}", "x-should-retry: false")
+
+    decodes = [await harness.decode(f"d-{number}", refuses) for number in range(2)]
+    await harness.start(settings=Settings(listen=LOOPBACK, admin=LOOPBACK, resume=True))
+    body = {"model": "m", "prompt": PROMPT, "max_tokens": 4, "stream": stream}
+    response, _ = await harness.ask(body)
+    assert (response.status, response.headers["x-should-retry"]) == (504, "false")
+    asked = [[sent for sent in decode.requests if sent.body] for decode in decodes]
+    assert sorted(map(len, asked)) == [0, 1]
+
+
 async def test_the_only_backend_is_not_asked_twice(harness: Harness) -> None:
     decode = await harness.decode("u", errs, role="unified")
     await harness.start()

@@ -150,6 +150,7 @@ class _LegToAnotherPod(_LegAfterFirst):
         """`target`: the pod; `keys`: as of `Alternates`."""
         super().__init__(context, client, generation, alternates)
         self._target, self._keys = target, keys
+        self.is_split = bool(generation.route.candidates)
 
     def added_headers(self, _engine: HostPort) -> Headers:
         route = self.of.route

@@ -228,6 +228,10 @@ class DecodeLeg:
         return CutPoint.WITHIN_EVENT if self._chunks is None else self._chunks.cut_point()
 
     @property
+    def has_begun(self) -> bool:
+        return self._forwarding
+
+    @property
     def awaits_token(self) -> bool:
         return self._forwarding and self._kept is not None and self._kept.has_token_events
 

@@ -141,7 +141,7 @@ class HandoffDriver:
 
     def on_taken_over(self, problem: str) -> None:
         self._record.errors += (ErrorPhase.DECODE,)
-        self._log_failure(events_actions.DecodeLost(problem))
+        self._note_failure(events_actions.DecodeLost(problem))
         self._handle(events_actions.DecodeTakenOver())
 
     def release_unused_kv(self, attempt: HandoffAttempt, kv_hold: KvHold) -> None:
@@ -154,10 +154,13 @@ class HandoffDriver:
         if type(self._state) is not events_actions.Ended:
             # By type, because a failing isinstance check of a Struct is slow.
             if type(event) in FAILURES:
-                self._log_failure(event)
-                if self._reads_stream and self._attempts.leg is not None:
-                    self._context.forget_source(self._attempts.leg.attempt.prefill)
+                self._note_failure(event)
             self._perform(machine.step(self._state, event))
+
+    def _note_failure(self, event: events_actions.Event) -> None:
+        self._log_failure(event)
+        if self._reads_stream and self._attempts.leg is not None:
+            self._context.forget_source(self._attempts.leg.attempt.prefill)
 
     def _perform(self, step: machine.Step) -> None:
         """Perform the actions of a step, and of the steps that its last action causes at once."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tandem_http1.connection import Call
 
-from .token_gaps import Longest, token_deadline
+from .token_gaps import FACTOR, Longest, Prompts, token_deadline
 
 
 class MonitoredLeg(Protocol):
@@ -24,8 +24,12 @@ class MovableLeg(MonitoredLeg, Protocol):
     """A leg whose request another engine may go on with."""
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the answer has begun."""
+
+    @property
     def awaits_token(self) -> bool:
-        """Whether the answer has begun, and its engine sends an event for each token."""
+        """Whether it has, and its engine sends an event for each token."""
 
     def try_leave(self, detail: str) -> bool:
         """The engine seems to hang: give the request to another one, and abort the leg. Returns
@@ -56,7 +60,7 @@ class LegLiveness:
         """Whether the leg does not read, because its client is slow."""
         # Of a movable leg.
         self.has_begun = False
-        """Whether its first token came."""
+        """Whether its answer has begun."""
         self.is_streaming = False
         """Whether the engine is to send a token soon."""
         self.last_read = now
@@ -64,8 +68,8 @@ class LegLiveness:
         self.last_try = now
         """When it last tried to leave."""
         self.prompt_bytes = 0
-        """The length of its request, if the engine computes the prompt and sends the first token as
-        a part of a stream; 0: how long that takes is not known."""
+        """The length of its request, if the engine computes the prompt and then sends an event for
+        each token; 0: how long the first one takes is not known."""
 
     def pause(self) -> None:
         """The leg does not read: that no token comes says nothing of the engine."""
@@ -77,6 +81,7 @@ class LegLiveness:
 
     def unwatch(self) -> None:
         """Stop monitoring the leg."""
+        self.engine.has_sent = self.engine.has_sent or self.alive
         self.engine.legs.pop(self, None)
         self.engine.movable.pop(self, None)
 
@@ -87,10 +92,10 @@ class EngineLiveness:
     __slots__ = (
         "gaps",
         "has_answered",
+        "has_sent",
         "last_alive",
         "last_read",
         "legs",
-        "longest_prompt",
         "movable",
         "prefills",
         "probe",
@@ -101,6 +106,8 @@ class EngineLiveness:
     def __init__(self, now: float) -> None:
         self.has_answered = False
         """Whether it answered a probe since the last check."""
+        self.has_sent = False
+        """Whether since then it sent something on a leg that has ended."""
         self.last_read = now
         """When it last sent something."""
         self.last_alive = now
@@ -117,15 +124,13 @@ class EngineLiveness:
         """Those of `legs` that may leave."""
         self.gaps = Longest()
         """Times between two tokens of a stream."""
-        self.prefills = Longest()
+        self.prefills = Prompts()
         """Times until a stream's first token."""
-        self.longest_prompt = 0
-        """The longest `prompt_bytes` among them."""
 
     def note_reads(self, now: float) -> bool:
         """Learn from what came since the last check; returns whether anything did."""
         self._learn(now)
-        has_read = False
+        has_read, self.has_sent = self.has_sent, False
         for state in self.legs:
             if state.alive:
                 # Reset here, so that a read from the engine costs one assignment and no clock.
@@ -147,24 +152,27 @@ class EngineLiveness:
                 gap, gaps = max(gap, now - state.last_read), gaps + 1
             state.last_read = now
             state.is_streaming = leg.awaits_token and not state.is_paused
-            if state.is_streaming and not state.has_begun:
+            if leg.has_begun and not state.has_begun:
                 state.has_begun = True
-                self.prefills.add(now - state.began, now)
-                self.longest_prompt = max(self.longest_prompt, state.prompt_bytes)
+                if state.is_streaming and state.prompt_bytes:
+                    self.prefills.add(now - state.began, state.prompt_bytes, now)
         if gaps:
             self.gaps.add(gap, now, gaps)
 
-    def token_deadline(self, floor: float) -> float | None:
-        """Seconds without a token after which a stream is late; None: too little is known."""
-        has_prompts = any(not state.has_begun for state in self.movable)
+    def token_deadline(self, floor: float, prompt_floor: float) -> float | None:
+        """Seconds without a token after which a stream is late; None: too little is known.
+        `prompt_floor`: the least that a prompt may take of whose length too little is known."""
         # As of then, so that the deadline does not fall while it is waited for.
-        prefill = self.prefills.value(self.last_read) if has_prompts else 0.0
-        longest, count = self.gaps.value(self.last_read), self.gaps.count
-        return token_deadline(longest, count, floor=floor, prefill=prefill)
+        longest, gaps, prefills = self.gaps.value(self.last_read), self.gaps.count, self.prefills
+        prompts = [state.prompt_bytes for state in self.movable if not state.has_begun]
+        prefill = FACTOR * prefills.seconds if prompts else 0.0
+        if not all(map(prefills.covers, prompts)):
+            prefill = max(prefill, prompt_floor)
+        return token_deadline(longest, gaps, floor=floor, prefill=prefill)
 
     def first_deadline(self, floor: float) -> float | None:
         """The same for a stream's first token."""
-        return token_deadline(self.prefills.value(self.last_read), self.prefills.count, floor=floor)
+        return token_deadline(self.prefills.seconds, self.prefills.count, floor=floor)
 
     def waiting(self, now: float, deadline: float) -> list[LegLiveness]:
         """The streams whose first token is late: of prompts no longer than those that were
@@ -173,19 +181,21 @@ class EngineLiveness:
             state
             for state in self.movable
             if not (state.has_begun or state.is_paused)
-            and 0 < state.prompt_bytes <= self.longest_prompt
+            and self.prefills.covers(state.prompt_bytes)
             and now - max(state.began, state.last_try, self.last_read) >= deadline
         ]
 
     def late(self, now: float, deadline: float) -> list[LegLiveness]:
         """The streams whose next token is late. If no leg got anything for as long, all movable
-        legs: the engine computes no prompt either."""
+        legs that read: the engine computes no prompt either."""
         late = [
             state
             for state in self.movable
             if state.is_streaming and now - max(state.last_read, state.last_try) >= deadline
         ]
-        return list(self.movable) if late and now - self.last_read >= deadline else late
+        if late and now - self.last_read >= deadline:
+            return [state for state in self.movable if not state.is_paused]
+        return late
 
     def leave(self, states: Iterable[LegLiveness], detail: str, now: float) -> None:
         """Have these legs go on at other engines, as far as those take them."""

@@ -8,7 +8,9 @@ Forward ─┬─ SingleEngineGeneration        a generation that this engine se
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Final
 
+from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlap
 from tandem_contract.paths import ErrorPhase, RoutingPath
@@ -33,6 +35,8 @@ from .timing import EVENTS_SEARCHED, complete_timing, measure_leg, read_timing
 
 log = logging.getLogger(__name__)
 
+_SHOULD_RETRY: Final = headers.SHOULD_RETRY.encode()
+
 
 class Forward(ABC):
     """A forwarded request, and the receiver of its answer.
@@ -45,6 +49,9 @@ class Forward(ABC):
     phase = Phase.DECODE
     computes_prompt = False
     """Whether the engine computes a prompt, which is counted among those under way there."""
+    is_split = False
+    """Whether another engine computes the prompt, behind the sidecar that the request is sent to:
+    then nothing is learned from how long that takes."""
     kind: RequestKind | None = None
     """None: the request generates nothing."""
     leg: Leg
@@ -100,7 +107,7 @@ class Forward(ABC):
         self.leg = record.leg(self.phase, backend, self.attempt_id(), record.received)
         if self.computes_prompt and self._failover is not None and self._failover.resumes:
             self._liveness = context.liveness.watch_movable(engine, self)
-            if self._kept is not None:
+            if self._kept is not None and self._kept.is_read_by_ids and not self.is_split:
                 self._liveness.prompt_bytes = len(body)
         else:
             self._liveness = context.liveness.watch(engine, self)
@@ -240,6 +247,10 @@ class Forward(ABC):
         self._fail(result_of_failure(failure), detail)
 
     @property
+    def has_begun(self) -> bool:
+        return self._has_begun
+
+    @property
     def awaits_token(self) -> bool:
         return self._has_begun and self._kept is not None and self._kept.has_token_events
 
@@ -281,6 +292,9 @@ class Forward(ABC):
         """Whether the answer that begins with `data` is written; else another engine serves the
         request, or it ended with an error."""
         if self._is_failure():
+            # A sidecar that this process sent the request to may know that no other is to get it.
+            if self._head.value(_SHOULD_RETRY) == b"false":
+                self._has_exhausted = True
             moved = self._try_take_over(result_of(self.leg.status or 0))
             # An answer that is forwarded is counted as it begins.
             if moved or self._relay.written:

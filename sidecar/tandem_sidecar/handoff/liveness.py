@@ -90,15 +90,20 @@ class LivenessMonitor:
             engine.cancel_probe()
         self._engines.clear()
 
-    def check(self, now: float) -> None:
-        """Look at every engine at `now`, in loop time: probe it, or end legs that wait in vain."""
+    def check(self, now: float, late: float = 0.0) -> None:
+        """Look at every engine at `now`, in loop time: probe it, or end legs that wait in vain. The
+        event loop, and so a probe, stood still for the last `late` seconds."""
         for address, engine in list(self._engines.items()):
+            is_alive = engine.note_reads(now)
             if not engine.legs:
                 engine.cancel_probe()
-                if now - engine.last_read >= KEPT:
+                # Legs that left may have taken its place for another.
+                if now - engine.last_read >= KEPT and self._engines.get(address) is engine:
                     del self._engines[address]
                 continue
-            if not engine.note_reads(now):
+            if not is_alive:
+                if engine.probed_at is not None:
+                    engine.probed_at += late
                 self._check_silence(address, engine, now)
             if engine.movable:
                 self._check_tokens(address, engine, now)
@@ -123,13 +128,14 @@ class LivenessMonitor:
     def _tick(self) -> None:
         # Timers run before received data is processed. After a stall of the event loop, bytes that
         # prove an engine alive may still be unread: they are read before the check, which is about
-        # this moment.
+        # this moment. A probe may not even be sent.
         now = self._loop.time()
-        self._timer = self._loop.call_later(_TURN, self._tick_after_reads, now)
+        late = max(0.0, now - self._due)
+        self._timer = self._loop.call_later(_TURN, self._tick_after_reads, now, late)
 
-    def _tick_after_reads(self, now: float) -> None:
+    def _tick_after_reads(self, now: float, late: float) -> None:
         self._timer = None
-        self.check(now)
+        self.check(now, late)
         if self._engines and self._timer is None:
             self._schedule(self._loop.time())
 
@@ -140,7 +146,7 @@ class LivenessMonitor:
         self._timer = self._loop.call_at(self._due, self._tick)
 
     def _check_tokens(self, address: HostPort, engine: EngineLiveness, now: float) -> None:
-        deadline = engine.token_deadline(self._quick_silence + self._answer)
+        deadline = engine.token_deadline(self._quick_silence + self._answer, self.silence)
         if deadline is not None and (late := engine.late(now, deadline)):
             engine.leave(late, f"{address}: no token for {deadline:.3g}s", now)
         deadline = engine.first_deadline(self.silence)

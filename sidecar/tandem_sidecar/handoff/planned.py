@@ -86,6 +86,7 @@ class PlannedGeneration(SingleEngineGeneration):
             may_exhaust=generation.may_exhaust,
         )
         self._route, self._decode, self._prefill = generation.route, decode, prefill
+        self.is_split = bool(prefill)
         self._keys, self._is_rest = keys, is_rest
         self._prefilled_by = ""
 

@@ -293,10 +293,10 @@ class PrefillLeg:
             if isinstance(event, PrefillAnswered):
                 self._attempts.listener.release_unused_kv(self.attempt, event.kv_hold)
             return
+        self._liveness.alive = isinstance(answer, Answer)
         self._liveness.unwatch()
         self._record_result(answer, event)
         if isinstance(answer, Answer):
-            self._liveness.alive = True
             self._leg_record.timing = engine = read_timing(answer.head)
             self._attempts.timing = measure_prefill(self._leg_record, engine, answer, inflight)
         self._attempts.listener.on_prefill_event(event)

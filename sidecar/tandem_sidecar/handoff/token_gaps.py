@@ -11,7 +11,7 @@ step that computes a prompt, a preempted request. So the margin is a multiple of
 the last minutes.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 FACTOR: Final = 4.0
 """The deadline over the longest time between two tokens. Too low: streams leave an engine that
@@ -21,6 +21,9 @@ HALF_LIFE: Final = 60.0
 useless for an hour."""
 FEWEST: Final = 8
 """Times that have to be known. Fewer: what an engine does in its first second decides."""
+WINDOW: Final = 300.0
+"""Seconds of which `Prompts` knows at least the last, and at most twice as many. Too few: a long
+prompt is always the first of its length."""
 
 
 class Longest:
@@ -43,6 +46,50 @@ class Longest:
             return 0.0
         decay: float = 0.5 ** ((now - self._at) / HALF_LIFE)
         return self._seconds * decay
+
+
+class Prompts:
+    """The longest time that an engine lately took for a stream's first token, in seconds, and the
+    longest of these streams' prompts, in bytes. Both are of the same streams: forgetting only the
+    time, the next prompt as long would seem late."""
+
+    __slots__ = ("_before", "_latest", "_since")
+
+    def __init__(self) -> None:
+        self._latest = self._before = _Window()
+        self._since = 0.0
+
+    def add(self, seconds: float, size: int, now: float) -> None:
+        """The first token after a prompt of `size` bytes took `seconds`; it came `now`."""
+        if now - self._since >= WINDOW:
+            is_recent = now - self._since < 2 * WINDOW
+            self._before = self._latest if is_recent else _Window()
+            self._latest, self._since = _Window(), now
+        longest, prompt, streams = self._latest
+        self._latest = _Window(max(longest, seconds), max(prompt, size), streams + 1)
+
+    @property
+    def seconds(self) -> float:
+        """The longest time."""
+        return max(self._before.seconds, self._latest.seconds)
+
+    @property
+    def count(self) -> int:
+        """How many streams are known."""
+        return self._before.streams + self._latest.streams
+
+    def covers(self, size: int) -> bool:
+        """Whether a prompt of `size` bytes, 0 if that is not known, is one of those that enough is
+        known of."""
+        return self.count >= FEWEST and 0 < size <= max(self._before.size, self._latest.size)
+
+
+class _Window(NamedTuple):
+    """What is known of the streams of some time."""
+
+    seconds: float = 0.0
+    size: int = 0
+    streams: int = 0
 
 
 def token_deadline(

@@ -213,6 +213,11 @@ class KeptStream(Relay):
         return "", self.asked if by_client else without_ids(self.asked)
 
     @property
+    def is_read_by_ids(self) -> bool:
+        """Whether the engine is asked for token ids, which it then sends in an event for each."""
+        return isinstance(self._reader, Ledger)
+
+    @property
     def has_token_events(self) -> bool:
         """Whether the engine sends an event for each token, also for one without text: it does if
         it sends the ids that it was asked for."""

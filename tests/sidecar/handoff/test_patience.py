@@ -14,7 +14,7 @@ from tandem_http1.messages import ResponseHead, request_bytes
 from tandem_http1.upstream import Pool
 from tandem_sidecar.handoff.engine_liveness import EngineLiveness, LegLiveness
 from tandem_sidecar.handoff.liveness import KEPT, LivenessMonitor
-from tandem_sidecar.handoff.token_gaps import FEWEST
+from tandem_sidecar.handoff.token_gaps import FEWEST, WINDOW
 from tandem_sidecar.settings import Patience
 
 from ..peers import FakeDecode, Turn, hangs, healthy
@@ -30,7 +30,7 @@ class Leg:
 
     def __init__(self, *, can_leave: bool = True) -> None:
         self.can_leave = can_leave
-        self.awaits_token = False
+        self.has_begun = self.awaits_token = False
         self.tries: list[str] = []
         self.hung = ""
         self.liveness: LegLiveness
@@ -76,9 +76,11 @@ class Case:
         """What the monitor knows of the engine."""
         return self.legs[0].liveness.engine
 
-    def movable(self, *, can_leave: bool = True) -> Leg:
+    def movable(self, *, can_leave: bool = True, size: int = 0, at: float = 0.0) -> Leg:
+        """`size`, `at`: the bytes of its prompt, and when it began."""
         leg = Leg(can_leave=can_leave)
         leg.liveness = self.monitor.watch_movable(self.engine.address, leg)
+        leg.liveness.began, leg.liveness.prompt_bytes = self.begin + 1.0 + at, size
         self.legs.append(leg)
         return leg
 
@@ -107,7 +109,7 @@ class Case:
         for _ in range(times):
             at += every
             for leg in legs:
-                leg.liveness.alive = leg.awaits_token = True
+                leg.liveness.alive = leg.has_begun = leg.awaits_token = True
             self.check(at)
         return at
 
@@ -190,15 +192,36 @@ async def test_an_engine_without_connections_is_asked_again(case: Case) -> None:
 
 async def test_a_core_that_hangs_while_its_server_answers(case: Case) -> None:
     case.answers = True
-    legs = [case.movable() for _ in range(3)]
-    waits = case.movable()
-    last = case.stream(legs, FEWEST + 2, 10.0)
-    # `waits` has no token yet: its prompt's time is added, 10 s by those of the others.
-    case.check(last + HUNG)
+    legs, slow = [case.movable() for _ in range(3)], case.movable()
+    last = case.stream([*legs, slow], FEWEST + 2, 10.0)
+    slow.liveness.pause()
+    case.check(last + HUNG - 10)
     assert not any(leg.tries for leg in legs)
-    case.check(last + HUNG + 10)
-    for leg in (*legs, waits):
+    case.check(last + HUNG)
+    for leg in legs:
         assert "no token for" in leg.tries[0]
+    # Its client reads slowly, which says nothing of the engine.
+    assert not slow.tries
+
+
+@pytest.mark.parametrize(
+    ("size", "prefill"),
+    [
+        (100, 4 * 20.0),  # as long as others, whose first token came after 20 s
+        (101, SILENCE),
+        (0, SILENCE),
+    ],
+)
+async def test_a_prompt_may_delay_the_others_tokens(case: Case, size: int, prefill: float) -> None:
+    case.answers, last = True, served(case, 100, 20.0)
+    stream = case.movable()
+    last = case.stream([stream], FEWEST + 2, 10.0, last)
+    waits = case.movable(size=size, at=last)
+    case.check(last + HUNG + prefill - 10)
+    assert not stream.tries
+    case.check(last + HUNG + prefill)
+    assert "no token for" in stream.tries[0]
+    assert "no token for" in waits.tries[0]
 
 
 async def test_the_deadline_is_that_of_the_engine(case: Case) -> None:
@@ -241,25 +264,21 @@ async def test_a_stream_whose_client_is_slow_is_not_late(case: Case) -> None:
     assert slow.tries
 
 
-def served(case: Case, size: int, every: float) -> float:
-    """Streams with a prompt of so many bytes got their first token after so long, one by one;
-    returns when the last did."""
-    at = 0.0
-    for _ in range(FEWEST):
-        leg = case.movable()
-        leg.liveness.began, leg.liveness.prompt_bytes = case.begin + 1.0 + at, size
-        at = case.stream([leg], 1, every, at)
+def served(case: Case, size: int, after: float, begin: float = 0.0) -> float:
+    """Streams with a prompt of so many bytes got their first token after so long; returns when
+    they did."""
+    legs = [case.movable(size=size, at=begin) for _ in range(FEWEST)]
+    at = case.stream(legs, 1, after, begin)
+    for leg in legs:
         leg.liveness.unwatch()
     return at
 
 
-@pytest.mark.parametrize(("every", "deadline"), [(10.0, SILENCE), (400.0, 1600.0)])
-async def test_a_first_token_that_stays_away(case: Case, every: float, deadline: float) -> None:
+@pytest.mark.parametrize(("after", "deadline"), [(10.0, SILENCE), (400.0, 1600.0)])
+async def test_a_first_token_that_stays_away(case: Case, after: float, deadline: float) -> None:
     case.answers = True
-    patient, last = case.patient(), served(case, 100, every)
-    leg, longer, unknown = (case.movable() for _ in range(3))
-    for each, size in ((leg, 100), (longer, 101), (unknown, 0)):
-        each.liveness.began, each.liveness.prompt_bytes = case.begin + 1.0 + last, size
+    patient, last = case.patient(), served(case, 100, after)
+    leg, longer, unknown = (case.movable(size=size, at=last) for size in (100, 101, 0))
     case.check(last + deadline - 10)
     assert not leg.tries
     case.check(last + deadline)
@@ -272,10 +291,70 @@ async def test_a_first_token_that_stays_away(case: Case, every: float, deadline:
 
 async def test_a_first_token_may_come_late_while_the_engine_sends_others(case: Case) -> None:
     last = served(case, 100, 10.0)
-    waits, stream = case.movable(), case.movable()
-    waits.liveness.began, waits.liveness.prompt_bytes = case.begin + 1.0 + last, 100
+    waits, stream = case.movable(size=100, at=last), case.movable()
     case.stream([stream], 200, 10.0, last)
     assert not waits.tries
+
+
+async def test_answers_that_come_and_end_between_two_checks_are_signs_of_life(case: Case) -> None:
+    last = served(case, 100, 10.0)
+    waits = case.movable(size=100, at=last)
+    for number in range(1, 40):
+        whole = case.movable()
+        whole.liveness.alive = True
+        whole.liveness.unwatch()
+        case.check(last + number * PATIENCE.silence)
+    assert case.engine.probes == 0
+    assert not waits.tries
+
+
+async def test_a_stream_without_an_event_for_each_token_has_begun_with_its_first(
+    case: Case,
+) -> None:
+    """A parser holds the text of a tool call back."""
+    case.answers, last = True, served(case, 100, 10.0)
+    leg = case.movable(size=100, at=last)
+    leg.liveness.alive = leg.has_begun = True
+    case.check(last + 10)
+    case.check(last + 20 * SILENCE)
+    assert not leg.tries
+
+
+async def test_a_time_and_its_prompt_are_forgotten_together(case: Case) -> None:
+    case.answers, last = True, served(case, 1000, 400.0)
+    last = served(case, 100, 10.0, last + 2 * WINDOW)
+    short, long = case.movable(size=100, at=last), case.movable(size=1000, at=last)
+    case.check(last + SILENCE)
+    assert short.tries
+    assert not long.tries
+
+
+async def test_a_probe_that_the_event_loop_delays_has_its_time(case: Case) -> None:
+    """Between its being asked for and its being sent the loop may stand still."""
+    leg = case.movable()
+    case.check(PATIENCE.silence)
+    case.monitor.check(case.begin + 1.0 + HUNG + 50, late=100.0)
+    assert not leg.tries
+    case.check(HUNG + 100)
+    assert leg.tries
+
+
+async def test_an_engine_that_takes_the_place_of_a_forgotten_one_is_kept(case: Case) -> None:
+    class Leaver(Leg):
+        def try_leave(self, detail: str) -> bool:
+            case.monitor._drop_idle()
+            case.movable()
+            return super().try_leave(detail)
+
+    leaver = Leaver()
+    leaver.liveness = case.monitor.watch_movable(HostPort("127.0.0.1", 1), leaver)
+    case.monitor.check(case.begin + 1.0 + PATIENCE.silence)
+    case.movable().liveness.unwatch()
+    case.monitor.check(case.begin + 1.0 + HUNG)
+    assert leaver.tries
+    forgotten, latest = case.legs
+    assert latest.liveness.engine is not forgotten.liveness.engine
+    assert case.movable().liveness.engine is latest.liveness.engine
 
 
 async def test_what_was_learned_outlives_a_short_rest(case: Case) -> None:

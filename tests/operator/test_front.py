@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem_contract import labels, ports
-from tandem_operator.observed import Body
+from tandem_operator.observed import Body, Failure
 from tandem_operator.resources.schema import defaulted, problems
 from tandem_operator.routing.endpoint.observed import (
     EndpointPlan,
@@ -60,19 +60,38 @@ def planned(observed: ObservedEndpoint) -> EndpointPlan:
     return plan_endpoint(observed, SETTINGS)
 
 
-def settled(observed: ObservedEndpoint, available: int = 2) -> ObservedEndpoint:
-    """The endpoint after the plan's writes, with so many available pods of each Deployment."""
-    plan = planned(observed)
+def settled(
+    observed: ObservedEndpoint, available: int = 2, settings: RouterSettings = SETTINGS
+) -> ObservedEndpoint:
+    """The endpoint after the plan's writes, with so many available pods of each Deployment; those
+    that are to end still have some."""
+    plan = plan_endpoint(observed, settings)
     bodies: list[Body] = []
     for body in plan.apply:
         is_deployment = body["kind"] == "Deployment"
         status = {"status": {"availableReplicas": available}} if is_deployment else {}
         bodies.append({**body, **status})
+    for ref in plan.end:
+        body = observed.children[ref]
+        metadata = {**body["metadata"], "deletionTimestamp": "2027-01-15T08:00:00Z"}
+        bodies.append({**body, "metadata": metadata})
     after = with_children(observed, bodies)
     return replace(
         after,
         children={ref: body for ref, body in after.children.items() if ref not in plan.delete},
     )
+
+
+def drained(observed: ObservedEndpoint) -> ObservedEndpoint:
+    """The endpoint after the last pod of each Deployment that is being deleted."""
+    children = observed.children.items()
+    left = {ref: body for ref, body in children if "deletionTimestamp" not in body["metadata"]}
+    return replace(observed, children=left)
+
+
+def without_service(observed: ObservedEndpoint) -> ObservedEndpoint:
+    left = {ref: body for ref, body in observed.children.items() if ref != SERVICE}
+    return replace(observed, children=left)
 
 
 def selected(observed: ObservedEndpoint) -> str:
@@ -153,8 +172,23 @@ def test_the_front_changes_once_all_pods_of_the_next_one_are_available() -> None
     changing = settled(asked)
     plan = planned(changing)
     assert names(map(ObjectRef.of, plan.apply)) == {("Service", "chat")}
-    assert names(plan.delete) == OF_ENVOY
-    after = settled(changing)
+    moved = settled(changing)
+    assert names(planned(moved).end) == {("Deployment", "chat-envoy")}
+    draining = settled(moved)
+    for observed in (moved, draining):
+        assert (planned(observed).apply, planned(observed).delete) == ((), ())
+        assert router_state(observed).reason == "RouterReady"
+    assert planned(draining).end == ()
+    without_envoy = drained(draining)
+    plan = planned(without_envoy)
+    assert (plan.apply, plan.delete) == ((), ())
+    assert names(plan.end) == {("Deployment", "chat-epp")}, "Envoys that drain have asked it"
+    without_pods = drained(settled(without_envoy))
+    plan = planned(without_pods)
+    assert (plan.apply, plan.end) == ((), ())
+    assert names(plan.delete) == OF_ENVOY - {(k, n) for k, n in OF_ENVOY if k == "Deployment"}
+    after = settled(without_pods)
+    assert names(after.children) == {*SHARED, *OF_ROUTER, ("Service", "chat")}
     assert selected(after) == "router"
     assert (planned(after).apply, planned(after).delete) == ((), ())
     assert router_state(after).reason == "RouterReady"
@@ -169,8 +203,56 @@ def test_the_front_changes_back_once_envoy_and_epp_are_available() -> None:
     changing = settled(asked)
     plan = planned(changing)
     assert names(map(ObjectRef.of, plan.apply)) == {("Service", "chat")}
-    assert names(plan.delete) == OF_ROUTER
-    assert selected(settled(changing)) == "envoy"
+    moved = settled(changing)
+    assert selected(moved) == "envoy"
+    assert names(planned(moved).end) == {("Deployment", "chat-router")}
+    draining = settled(moved)
+    assert (planned(draining).apply, planned(draining).delete) == ((), ())
+    assert names(planned(drained(draining)).delete) == OF_ROUTER - {("Deployment", "chat-router")}
+
+
+def test_a_front_whose_deployment_is_being_deleted_is_not_available() -> None:
+    before = settled(endpoint())
+    moved = settled(settled(replace(routed(), children=before.children)))
+    draining = replace(settled(moved), pools=endpoint().pools)
+    waiting = settled(draining)
+    assert (selected(waiting), planned(waiting).end, planned(waiting).delete) == ("router", (), ())
+    assert "0 of 2 pods of Deployment chat-envoy" in router_state(waiting).message
+    again = settled(drained(waiting), 0)
+    assert ObjectRef("apps/v1", "Deployment", "chat-envoy") in again.children
+    assert selected(again) == "router"
+    assert selected(settled(settled(drained(waiting)))) == "envoy"
+
+
+def test_the_policies_of_a_front_stay_until_its_pods_have_ended() -> None:
+    settings = replace(SETTINGS, network_policy=POLICY)
+    before = settled(endpoint(), settings=settings)
+    starting = settled(replace(routed(), children=before.children), settings=settings)
+    moved = settled(starting, settings=settings)
+    draining = settled(moved, settings=settings)
+    without_envoy = settled(drained(draining), settings=settings)
+    for observed in (moved, draining, without_envoy):
+        policies = {name for kind, name in names(observed.children) if kind == "NetworkPolicy"}
+        assert {"chat-envoy", "chat-epp", "chat-router"} <= policies
+        assert plan_endpoint(observed, settings).delete == ()
+    after = settled(drained(without_envoy), settings=settings)
+    left = {name for kind, name in names(after.children) if kind == "NetworkPolicy"}
+    assert left & {"chat-envoy", "chat-epp", "chat-router"} == {"chat-router"}
+
+
+@pytest.mark.parametrize(("now", "asked"), [({}, ROUTER), (ROUTER, {})])
+def test_no_front_ends_before_the_service_is_known_to_select_the_other(
+    now: dict[str, str], asked: dict[str, str]
+) -> None:
+    before = settled(endpoint(decode(routing=now)))
+    changing = settled(replace(endpoint(decode(routing=asked)), children=before.children))
+    refused = replace(changing, failures={SERVICE: Failure("Refused", "exceeded quota")})
+    for observed in (changing, refused, without_service(changing)):
+        plan = planned(observed)
+        assert names(map(ObjectRef.of, plan.apply)) == {("Service", "chat")}
+        assert plan.delete == ()
+        assert plan.requeue_after == 1.0, "the answer to the write is no event"
+    assert router_state(refused).reason == "Refused"
 
 
 def test_a_service_without_a_front_gets_the_wanted_one_at_once() -> None:
@@ -216,6 +298,22 @@ def test_the_front_stays_while_a_pool_cannot_be_read(
     programs = "its routers" if now else "Envoy and EPP"
     assert programs in router_state(alone).message
     assert router_state(alone).url == "http://chat.default.svc:8080"
+
+
+@pytest.mark.parametrize(("now", "asked"), [({}, ROUTER), (ROUTER, {})])
+def test_a_front_without_its_service_stays_while_a_pool_cannot_be_read(
+    now: dict[str, str], asked: dict[str, str]
+) -> None:
+    before = settled(endpoint(decode("a", routing=now)))
+    observed = endpoint(
+        decode("a", routing=asked),
+        children=without_service(before).children,
+        unreadable_pools=(UnreadablePool("uid-b", "b"),),
+    )
+    assert selected(settled(observed)) == ("router" if now else "envoy")
+    both = {**settled(endpoint()).children, **before.children}
+    undecided = without_service(replace(observed, children=both))
+    assert selected(settled(undecided)) == "envoy", "the pool may ask for keys"
 
 
 def test_routers_that_are_not_available_are_reported() -> None:

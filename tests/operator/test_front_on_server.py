@@ -35,6 +35,8 @@ pytestmark = pytest.mark.control_plane
 
 ROUTER = {"front": "router"}
 SERVICE = ObjectRef("v1", "Service", "chat")
+ENVOY = ObjectRef("apps/v1", "Deployment", "chat-envoy")
+EPP = ObjectRef("apps/v1", "Deployment", "chat-epp")
 
 
 async def test_the_router_starts_with_its_rendered_flags_and_may_list_its_pods(
@@ -66,6 +68,7 @@ async def test_the_service_moves_to_the_router_and_the_rest_of_envoy_is_deleted(
     assert live[SERVICE]["spec"]["selector"][labels.COMPONENT] == "envoy"
     available = {ref: with_pods(body) for ref, body in live.items()}
     plan = plan_endpoint(replace(asked, children=available), SETTINGS)
+    assert (plan.delete, plan.end) == ((), ())
     live |= await applied(api, plan.apply)
     selector = live[SERVICE]["spec"]["selector"]
     [router] = [
@@ -74,10 +77,15 @@ async def test_the_service_moves_to_the_router_and_the_rest_of_envoy_is_deleted(
         if body["metadata"]["name"] == "chat-router" and body["kind"] == "Deployment"
     ]
     assert selector == router["spec"]["selector"]["matchLabels"]
-    assert ObjectRef("apps/v1", "Deployment", "chat-envoy") in plan.delete
-    left = {ref: with_pods(body) for ref, body in live.items() if ref not in plan.delete}
+    for ref in (ENVOY, EPP):
+        plan = plan_endpoint(replace(asked, children=live), SETTINGS)
+        assert (plan.apply, plan.delete, plan.end) == ((), (), (ref,))
+        del live[ref]
+    plan = plan_endpoint(replace(asked, children=live), SETTINGS)
+    assert ObjectRef("v1", "Service", "chat-decode") in plan.delete
+    left = {ref: body for ref, body in live.items() if ref not in plan.delete}
     again = plan_endpoint(replace(asked, children=left), SETTINGS)
-    assert (again.apply, again.delete) == ((), ())
+    assert (again.apply, again.delete, again.end) == ((), (), ())
 
 
 def with_pods(body: Body) -> Body:

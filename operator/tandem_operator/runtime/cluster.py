@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tandem_contract import labels
 from tandem_contract.custom_resources import DECODE_POOL
@@ -19,6 +19,7 @@ from tandem_kube.errors import AlreadyExists, ApiError, Conflict, NotFound
 from tandem_kube.events import send_event
 from tandem_kube.resources import (
     CONTROLLER_REVISIONS,
+    DEPLOYMENTS,
     JOBS,
     POD_DISRUPTION_BUDGETS,
     PODS,
@@ -262,6 +263,11 @@ class Cluster:
             except ApiError as err:
                 failures[ref] = failure_from_error(err)
         failures |= await self._write_notes(key, plan.notes, uids)
+        for ref in plan.end:
+            # In the foreground: the Deployment stays until its pods have ended.
+            await self._delete(
+                DEPLOYMENTS, key.namespace, ref.name, uids[ref], propagation="Foreground"
+            )
         for ref in plan.delete:
             resource = resource_of({"apiVersion": ref.api_version, "kind": ref.kind})
             await self._delete(resource, key.namespace, ref.name, uids[ref])
@@ -378,11 +384,17 @@ class Cluster:
         self.cache.remove(uid)
 
     async def _delete(
-        self, resource: Resource, namespace: str, name: str, uid: str | None = None
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        uid: str | None = None,
+        *,
+        propagation: Literal["Background", "Foreground"] = "Background",
     ) -> None:
         """Delete an object, with `uid` that very object and no other of its name."""
         with contextlib.suppress(NotFound, Conflict):
-            await self.api.delete(resource, name, namespace, uid=uid)
+            await self.api.delete(resource, name, namespace, uid=uid, propagation=propagation)
 
     def _upsert(self, resource: Resource, body: Body) -> set[WorkKey]:
         if resource == PODS:

@@ -105,11 +105,14 @@ class EndpointPlan:
     is taken, either the cache is behind (and overwriting the plan keys would invalidate the ones
     that running pods hold), or the object belongs to someone else."""
     delete: tuple[ObjectRef, ...] = ()
+    end: tuple[ObjectRef, ...] = ()
+    """Deployments to delete, which stay until their pods have ended: what the pods use is deleted
+    by a later plan."""
     notes: Mapping[str, str | None] = field(default_factory=dict)
     """By name of a Service: its annotation `labels.UNUSED_SINCE`; None removes it."""
     requeue_after: float | None = None
-    """Seconds until the next plan key is added or dropped, or what no pool needs is deleted; None:
-    neither will be."""
+    """Seconds until the next plan key is added or dropped, what no pool needs is deleted, or the
+    front that no client uses any more ends; None: nothing of it will be."""
 
     def creates(self, observed: ObservedEndpoint) -> bool:
         """Whether an object is created that was not among the observed children."""

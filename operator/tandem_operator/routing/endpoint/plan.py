@@ -21,7 +21,7 @@ from ..objects.envoy import api_key_secret, client_service, envoy_objects
 from ..objects.epp import account_objects, epp_objects, http_route, inference_pool
 from ..objects.policies import network_policies
 from ..objects.router import router_objects
-from .front import Fronts, available, fronts, selected_front
+from .front import Fronts, available, fronts, is_ending, selected_front
 from .observed import (
     HTTP_ROUTE,
     INFERENCE_POOL,
@@ -81,9 +81,11 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
         required = replace(required, api_key_secret=api_key_secret(observed.children.get(envoy)))
     # Only our EPP signs plans: without it there is no key to rotate.
     rotation = _rotation(observed, settings) if required.epp else None
-    desired = {
-        ObjectRef.of(body): body for body in _objects(observed, required, settings, rotation)
-    }
+    front = fronts(observed, required) if required.envoy else None
+    objects = _objects(observed, required, settings, rotation, front)
+    ended = [ObjectRef("apps/v1", "Deployment", name) for name in front.ended] if front else []
+    desired = {ref: body for body in objects if (ref := ObjectRef.of(body)) not in ended}
+    own = own_children(observed)
     return EndpointPlan(
         apply=tuple(
             body
@@ -92,10 +94,20 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
         ),
         delete=()
         if observed.unreadable_pools
-        else tuple(ref for ref in own_children(observed) if ref not in desired),
+        else tuple(ref for ref in own if ref not in {*desired, *ended}),
+        end=tuple(ref for ref in ended if ref in own and not is_ending(observed.children[ref])),
         notes=outdated_notes(observed),
-        requeue_after=max(_MIN_REQUEUE, rotation.next - observed.now) if rotation else None,
+        requeue_after=_requeue_after(observed, rotation, front),
     )
+
+
+def _requeue_after(
+    observed: ObservedEndpoint, rotation: Rotation | None, front: Fronts | None
+) -> float | None:
+    # The answer to the write of the Service is no event that would enqueue the endpoint.
+    if front is not None and front.is_moving:
+        return _MIN_REQUEUE
+    return max(_MIN_REQUEUE, rotation.next - observed.now) if rotation else None
 
 
 def _rotation(observed: ObservedEndpoint, settings: RouterSettings) -> Rotation:
@@ -109,10 +121,11 @@ def _objects(
     required: EndpointRequirements,
     settings: RouterSettings,
     rotation: Rotation | None,
+    front: Fronts | None,
 ) -> Iterator[Object]:
-    """Every object that should exist, in an order in which each finds what it refers to."""
-    has_front = fronts(observed, required) if required.envoy else None
-    running = _components(required, has_front)
+    """Every object that should exist, in an order in which each finds what it refers to; `front`:
+    None where the operator runs none."""
+    running = _components(required, front)
     # First: pods are protected before they serve.
     if settings.network_policy:
         yield from network_policies(observed, required, settings.network_policy, running)
@@ -123,8 +136,8 @@ def _objects(
         yield from epp_objects(observed, required, settings)
     if ROUTER in running:
         yield from router_objects(observed, required, settings)
-    if has_front is not None:
-        yield client_service(observed, required, has_front.serving)
+    if front is not None:
+        yield client_service(observed, required, front.serving)
     if ENVOY in running:
         yield from envoy_objects(observed, required, settings)
     if required.inference_pool and has_inference_pools(observed):
@@ -133,10 +146,10 @@ def _objects(
             yield http_route(observed, required)
 
 
-def _components(required: EndpointRequirements, has_front: Fronts | None) -> frozenset[str]:
-    """Those of EPP, Envoy and router that run; `has_front`: None where the operator runs none."""
-    running = frozenset[str]() if has_front is None else has_front.running
-    has_epp = required.epp and (has_front is None or ENVOY in running)
+def _components(required: EndpointRequirements, front: Fronts | None) -> frozenset[str]:
+    """Those of EPP, Envoy and router that run."""
+    running = frozenset[str]() if front is None else front.running
+    has_epp = required.epp and (front is None or ENVOY in running)
     return running | {EPP} if has_epp else running
 
 

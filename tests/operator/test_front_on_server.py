@@ -1,6 +1,7 @@
 """routing.front on a real API server: the router's objects, its account, and a change of fronts."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,19 @@ import pytest
 from tandem_contract import labels
 from tandem_kube.client import Api
 from tandem_kube.errors import ApiError
+from tandem_kube.resources import DEPLOYMENTS, PODS
 from tandem_local.ports import free_port
 from tandem_operator.observed import Body
 from tandem_operator.planning.drift import is_up_to_date
-from tandem_operator.routing.endpoint.observed import ObjectRef
+from tandem_operator.routing.endpoint.front import is_ending
+from tandem_operator.routing.endpoint.observed import EndpointPlan, ObjectRef
 from tandem_operator.routing.endpoint.plan import plan_endpoint
+from tandem_operator.routing.endpoint.settings import RouterSettings
+from tandem_operator.runtime.cache import ClusterCache
+from tandem_operator.runtime.cluster import Cluster
 
 from ..cluster.control_plane import ControlPlane
-from ..epp.real import process
+from ..epp.real import process, until
 from .endpoints import decode
 from .pool_yaml import decode_pool
 from .test_endpoint_on_server import (
@@ -86,6 +92,42 @@ async def test_the_service_moves_to_the_router_and_the_rest_of_envoy_is_deleted(
     left = {ref: body for ref, body in live.items() if ref not in plan.delete}
     again = plan_endpoint(replace(asked, children=left), SETTINGS)
     assert (again.apply, again.delete, again.end) == ((), (), ())
+
+
+async def test_a_deployment_that_ends_stays_until_its_pods_have_ended(
+    crds: ControlPlane, api: Api, namespace: str
+) -> None:
+    observed = await observed_in(api, namespace)
+    cluster = Cluster(api, ClusterCache(nodes=False))
+    for body in (await applied(api, plan_endpoint(observed, RouterSettings()).apply)).values():
+        cluster.cache.upsert_child(body)
+    envoys = f"{labels.ENDPOINT}=chat,{labels.COMPONENT}=envoy"
+
+    async def pods() -> Sequence[Body]:
+        return (await api.list(PODS, namespace, labels=envoys)).items
+
+    async def finalized_by(*finalizers: str) -> None:
+        """No kubelet drains the pods here: a finalizer keeps them."""
+        for pod in await pods():
+            patch = {"metadata": {"finalizers": list(finalizers)}}
+            await api.patch(PODS, pod["metadata"]["name"], patch, namespace)
+
+    async def are_created() -> bool:
+        return len(await pods()) == RouterSettings().envoy_replicas
+
+    async def are_being_deleted() -> bool:
+        return all("deletionTimestamp" in pod["metadata"] for pod in await pods())
+
+    await until(are_created)
+    await finalized_by("tandem.dev/drains")
+    assert await cluster.apply_endpoint(observed.key, EndpointPlan(end=(ENVOY,)))
+    await until(are_being_deleted)
+    assert await are_created(), "none of them has ended"
+    assert is_ending(await api.get(DEPLOYMENTS, ENVOY.name, namespace))
+    await finalized_by()
+    in_namespace = f"--namespace={namespace}"
+    name = f"deployments/{ENVOY.name}"
+    crds.kubectl("wait", name, in_namespace, "--for=delete", "--timeout=60s")
 
 
 def with_pods(body: Body) -> Body:

@@ -10,7 +10,7 @@ _log = logging.getLogger(__name__)
 
 
 class PlanKeys:
-    """Key id → secret in `current`, empty when no directory is given or it holds no key."""
+    """Key id → secret in `current`, empty when no directory is given or it never held a key."""
 
     def __init__(self, directory: Path | None) -> None:
         """Read `directory`. Raises ValueError or OSError when its keys cannot be used."""
@@ -23,13 +23,17 @@ class PlanKeys:
         return self._directory is not None
 
     def reload(self) -> None:
-        """Read the directory again; when its keys cannot be used, keep the previous ones."""
+        """Read the directory again; when its keys cannot be used, or it has none any more, keep the
+        previous ones: without any nothing can be signed, and unsigned headers would count."""
         if self._directory is None:
             return
         try:
             keys = load_keys(self._directory)
         except (OSError, ValueError) as err:
             _log.warning("keys not reloaded, the previous keys stay in use: %s", err)
+            return
+        if self.current and not keys:
+            _log.warning("keys in %s: none is left, the previous keys stay in use", self._directory)
             return
         if keys != self.current:
             _log.info("keys in %s: %s", self._directory, ", ".join(sorted(keys)) or "none")

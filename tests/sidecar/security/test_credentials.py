@@ -313,6 +313,20 @@ def test_keys_stay_when_the_directory_becomes_unusable(tmp_path: Path) -> None:
     assert set(keys.current) == {"a"}
 
 
+def test_keys_stay_when_the_directory_has_none_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a").write_bytes(b"0123456789abcdef")
+    keys = PlanKeys(tmp_path)
+    (tmp_path / "a").unlink()
+    keys.reload()
+    assert set(keys.current) == {"a"}
+    assert "the previous keys stay in use" in caplog.text
+    (tmp_path / "b").write_bytes(b"fedcba9876543210")
+    keys.reload()
+    assert set(keys.current) == {"b"}
+
+
 def test_an_unusable_directory_at_start_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(b"short")
     with pytest.raises(ValueError, match="at least 16 bytes"):

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 DRAINING: Final = "the router is shutting down: send the request again"
 UNHEALTHY: Final = "no backend passes its health check"
 _TRACEPARENT: Final = headers.TRACEPARENT
+_INTERNAL: Final = frozenset(name.encode() for name in headers.INTERNAL)
 _HEALTH: Final = endpoints.HEALTH.encode()
 
 Prepare = Callable[[HttpRequest, bytes], AbstractAsyncContextManager[object] | None]
@@ -153,8 +154,12 @@ class PreparedRequest:
 
 
 def _http_request(request: Request) -> HttpRequest:
-    """The request as the picker reads it."""
-    values = {k.decode("latin-1"): v.decode("latin-1") for k, v in request.values.items()}
+    """The request as the picker reads it, without what a client may not set."""
+    values = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in request.values.items()
+        if name not in _INTERNAL
+    }
     # A refusal, which has no placement, names the same id as the decision.
     values[headers.REQUEST_ID] = client_request_id(request)
     return HttpRequest(request.method.decode("latin-1"), request.target.decode("latin-1"), values)

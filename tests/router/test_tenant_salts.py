@@ -2,6 +2,7 @@
 
 import pytest
 
+from tandem_contract import headers
 from tandem_contract.api_paths import API, FORMS
 
 from .conftest import PROMPT, Harness
@@ -35,6 +36,14 @@ async def test_every_json_body_is_salted_whatever_its_path(harness: Harness, pat
         assert sent.target == path
         salts.append(sent.json["cache_salt"])
     assert len({*salts, "alice's"}) == 3
+
+
+async def test_no_client_chooses_its_tenant_by_a_header_of_tandem(harness: Harness) -> None:
+    decode = await harness.decode("d")
+    await harness.start(cache_salt={"from_header": headers.CLIENT})
+    for sent in ({}, {headers.CLIENT: "alice"}, {headers.CLIENT: "bob"}):
+        await harness.ask(headers=sent)
+    assert len({request.json["cache_salt"] for request in decode.requests}) == 1
 
 
 async def test_what_can_get_no_salt_reaches_no_engine(harness: Harness) -> None:

@@ -67,7 +67,6 @@ class PlacedRequest:
         self._request, self._client, self._http = request, client, http
         self._body, self._record = body, record
         self._failed: list[Pod] = []
-        self._is_rest = False  # Whether the client has the beginning of the answer.
         kind = kind_of(request.method, request.target)
         self._kept: KeptStream | None = None
         self._most = FAILOVERS
@@ -144,7 +143,7 @@ class PlacedRequest:
             target_of(decode),
             tuple(map(prefill_target_of, placement.prefill)) if route.candidates else (),
             keys=keys,
-            is_rest=self._is_rest,
+            is_rest=self._kept is not None and self._kept.written,
         )
         leg.start(engine, decode.name, generation.body.data)
         return leg
@@ -171,7 +170,7 @@ class PlacedRequest:
             if rest is None:
                 placement.end(time())
                 return False
-            self._body, self._is_rest = rest, True
+            self._body = rest
         else:
             self._record.begin_move(MoveMethod.BEGUN_AGAIN)
         self._failed = failed
@@ -193,7 +192,7 @@ class PlacedRequest:
         if rest is None:
             placement.end(time())
             return False
-        self._body, self._is_rest = rest, True
+        self._body = rest
         self._continue_at(placement)
         return True
 

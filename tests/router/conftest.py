@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,16 +81,18 @@ class Harness:
         serving: Mapping[str, Any] | None = None,
         *,
         settings: Settings | None = None,
+        keys: Path | None = None,
         warm_up: bool = False,
         **sections: Any,
     ) -> None:
         """Start the router, and wait until every backend was checked once.
 
-        `warm_up`: off, so that the engines get the test's requests only.
+        `keys`: directory of plan keys; the engines are then asked as sidecars. `warm_up`: off, so
+        that the engines get the test's requests only.
         """
         self.write(serving, **sections)
         flags = settings or Settings(listen=LOOPBACK, admin=LOOPBACK)
-        epp = epp_settings(self.file, flags, warm_up=warm_up)
+        epp = replace(epp_settings(self.file, flags, warm_up=warm_up), plan_key_dir=keys)
         context = start(flags, epp, load(self.file, os.environ))
         self.router = await self._stack.enter_async_context(context)
         timeout = aiohttp.ClientTimeout(total=20)

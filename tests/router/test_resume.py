@@ -3,12 +3,15 @@
 import asyncio
 import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from tandem_cli.trace import trace
+from tandem_contract import headers
+from tandem_contract.plan_verification import says_resume
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_router.configuration import load
 from tandem_sidecar.settings import Settings
@@ -51,6 +54,28 @@ async def test_the_file_says_that_streams_are_resumed_and_how_often(
     _, body = await harness.ask(asked(is_chat=False))
     assert "error" in events(body)[-1]
     assert sum(len(engine.requests) for engine in engines) == served + 1
+
+
+@pytest.mark.parametrize(("after", "reasons"), [(0, [False, False]), (2, [False, True])])
+async def test_only_the_plan_for_the_rest_of_an_answer_says_so(
+    harness: Harness, tmp_path: Path, after: int, reasons: list[bool]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (keys / "k").write_bytes(b"0123456789abcdef")
+    scripts, plans = [generates(after), generates(id="cmpl-of-another")], []
+
+    async def fails_first(turn: Turn) -> None:
+        plans.append(turn.request.headers[headers.PLAN].encode())
+        await scripts.pop(0)(turn)
+
+    for number in range(2):
+        await harness.decode(f"d-{number}", fails_first)
+    await harness.start({"enabled": False}, settings=RESUMES, keys=keys)
+    _, body = await harness.ask(asked(is_chat=False))
+    assert body.endswith(DONE)
+    # A pod that cannot verify a plan serves the request without, but never the rest of an answer.
+    assert [says_resume(plan) for plan in plans] == reasons
 
 
 @pytest.mark.parametrize("end", ENDS)

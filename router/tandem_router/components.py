@@ -204,7 +204,8 @@ class Components:
         backends = self._current_backends()
         self._backends.apply(backends)
         decisions.apply(backends)
-        if self.channel is not None:
+        # Before, what others tell of pods that this process does not know yet would be lost.
+        if self.channel is not None and (self._discovery is None or self._discovery.is_known):
             self.channel.open()
         scraping = decisions.scraper.settings
         if scraping.tls is None:

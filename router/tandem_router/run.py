@@ -71,9 +71,11 @@ async def start(
             discovery = components.find_pods(await connect(stack), epp)
         components.open(stack)
         if components.channel is not None:
-            # Before the first request, so that others' placements are known to its decision.
             await stack.enter_async_context(components.channel.running())
-            await _until_informed(components.channel)
+            # Before the first request, so that others' placements are known to its decision. In a
+            # cluster pods must be known first: no request comes before `Readiness`.
+            if discovery is None:
+                await _until_informed(components.channel)
         if components.sharing is not None and worker is None:
             stack.callback(components.sharing.fleet.leave)
         listen, admin = await serve(components, settings, sockets, stack)

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_kube.client import connect
+from tandem_local.ports import free_port
 from tandem_router.configuration import LEAST_IN_FLIGHT
 from tandem_router.main import main
 
@@ -86,7 +87,9 @@ class Cluster:
             engine.generate = script
 
     @asynccontextmanager
-    async def router(self, *expected: str, **sections: Any) -> AsyncIterator[Sidecar]:
+    async def router(
+        self, *expected: str, flags: tuple[str, ...] = (), **sections: Any
+    ) -> AsyncIterator[Sidecar]:
         """A router that knows the pods `expected`; `sections`: of its file."""
         file = self._folder / "router.yaml"
         file.write_text(yaml.safe_dump(sections))
@@ -94,6 +97,7 @@ class Cluster:
             *("--discovery", "kubernetes", "--no-warm-up", *self.tls),
             *("--namespace", self.pods.namespace, "--endpoint", "chat"),
             *("--plan-key-dir", str(self._keys)),
+            *flags,
         )
         async with (
             router(file, *flags, environment=self._environment) as process,
@@ -103,9 +107,18 @@ class Cluster:
             yield process
 
     async def serves(self, process: Sidecar, *expected: str) -> bool:
-        async with self.http.get(process.admin_url("/state")) as answer:
-            backends = (await answer.json())["backends"]
+        backends = await self.backends(process)
         return {each["name"] for each in backends if each["ready"]} == {*expected}
+
+    async def backends(self, process: Sidecar) -> list[dict[str, Any]]:
+        """The pods as the router knows them."""
+        async with self.http.get(process.admin_url("/state")) as answer:
+            backends: list[dict[str, Any]] = (await answer.json())["backends"]
+        return backends
+
+    async def is_ready(self, process: Sidecar) -> bool:
+        async with self.http.get(process.admin_url("/readyz")) as answer:
+            return answer.status == 200
 
 
 @pytest.fixture
@@ -200,14 +213,27 @@ async def test_sidecars_hand_off_and_count(cluster: Cluster, tls: bool) -> None:
         assert counted == [0, 1], "a sum over both has each request once"
 
 
+async def test_a_router_that_starts_knows_what_the_others_have_placed(cluster: Cluster) -> None:
+    await cluster.decode("d-0")
+    addresses = [f"127.0.0.1:{free_port('127.0.0.1')}" for _ in range(2)]
+    flags = [
+        ("--peers", addresses[0], "--peers", addresses[1], "--peer-listen", address)
+        for address in addresses
+    ]
+    cluster.script(generates(2, pause=until_gone))
+    async with cluster.router("d-0", flags=flags[0]) as first:
+        # Before the second router, whose own session replaces this one.
+        http = cluster.http
+        async with http.post(first.url(), json=asked(is_chat=False)) as response:
+            await response.content.readuntil(b"\n\n")
+            async with cluster.router("d-0", flags=flags[1]) as second:
+                await until(lambda: cluster.is_ready(second))
+                assert [pod["in_flight"] for pod in await cluster.backends(second)] == [1]
+
+
 async def test_a_router_without_pods_is_ready_and_says_so_to_clients(cluster: Cluster) -> None:
     async with cluster.router() as process:
-
-        async def is_ready() -> bool:
-            async with cluster.http.get(process.admin_url("/readyz")) as answer:
-                return answer.status == 200
-
-        await until(is_ready)
+        await until(lambda: cluster.is_ready(process))
         async with cluster.http.post(process.url(), json=asked()) as response:
             assert response.status == 503
             assert "no backend" in await response.text()

@@ -75,9 +75,9 @@ def test_nothing_is_split_without_a_pool_that_splits() -> None:
 def test_a_component_is_required_when_any_pool_enables_it() -> None:
     neither = {"epp": {"enabled": False}, "envoy": {"enabled": False}}
     alone = together(decode("a", routing=neither))
-    assert (alone.epp, alone.envoy, alone.inference_pool) == (False, False, False)
+    assert (alone.epp, alone.has_front, alone.inference_pool) == (False, False, False)
     both = together(decode("a", routing=neither), decode("b"))
-    assert (both.epp, both.envoy) == (True, True)
+    assert (both.epp, both.has_front) == (True, True)
 
 
 def test_the_most_replicas_and_the_first_configuration_by_name_count() -> None:

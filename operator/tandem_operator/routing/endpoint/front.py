@@ -40,10 +40,10 @@ class Fronts:
     """Names of the Deployments of another one that are to be gone, in this order."""
 
 
-def fronts(observed: ObservedEndpoint, required: EndpointRequirements) -> Fronts:
-    """The fronts of an endpoint with at least one readable pool, if `required.envoy`."""
+def plan_fronts(observed: ObservedEndpoint, required: EndpointRequirements) -> Fronts:
+    """The fronts of an endpoint with at least one readable pool, if `required.has_front`."""
     wanted, selected = required.front, selected_front(observed)
-    running = {front for front in (ENVOY, ROUTER) if _has_front(observed, required, front)}
+    running = {front for front in (ENVOY, ROUTER) if _is_deployed(observed, required, front)}
     # Without its Service, what runs tells: Envoy, which may ask for keys, before the router.
     current = selected or next((front for front in (ENVOY, ROUTER) if front in running), wanted)
     # An unreadable pool may be the one that keeps the endpoint from changing its front.
@@ -103,7 +103,7 @@ def _ref(name: str) -> ObjectRef:
     return ObjectRef("apps/v1", "Deployment", name)
 
 
-def _has_front(observed: ObservedEndpoint, required: EndpointRequirements, front: str) -> bool:
+def _is_deployed(observed: ObservedEndpoint, required: EndpointRequirements, front: str) -> bool:
     """Whether the Deployment of the pods that clients connect to exists."""
     return _deployment(observed, _deployments(observed, required, front)[0]) is not None
 

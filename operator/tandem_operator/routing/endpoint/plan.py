@@ -21,7 +21,7 @@ from ..objects.envoy import api_key_secret, client_service, envoy_objects
 from ..objects.epp import account_objects, epp_objects, http_route, inference_pool
 from ..objects.policies import network_policies
 from ..objects.router import router_objects
-from .front import Fronts, available, fronts, is_ending, selected_front
+from .front import Fronts, available, is_ending, plan_fronts, selected_front
 from .observed import (
     HTTP_ROUTE,
     INFERENCE_POOL,
@@ -81,9 +81,9 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
         required = replace(required, api_key_secret=api_key_secret(observed.children.get(envoy)))
     # Only our EPP signs plans: without it there is no key to rotate.
     rotation = _rotation(observed, settings) if required.epp else None
-    front = fronts(observed, required) if required.envoy else None
-    objects = _objects(observed, required, settings, rotation, front)
-    ended = [ObjectRef("apps/v1", "Deployment", name) for name in front.ended] if front else []
+    fronts = plan_fronts(observed, required) if required.has_front else None
+    objects = _objects(observed, required, settings, rotation, fronts)
+    ended = [ObjectRef("apps/v1", "Deployment", name) for name in fronts.ended] if fronts else []
     desired = {ref: body for body in objects if (ref := ObjectRef.of(body)) not in ended}
     own = own_children(observed)
     return EndpointPlan(
@@ -97,15 +97,15 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
         else tuple(ref for ref in own if ref not in {*desired, *ended}),
         end=tuple(ref for ref in ended if ref in own and not is_ending(observed.children[ref])),
         notes=outdated_notes(observed),
-        requeue_after=_requeue_after(observed, rotation, front),
+        requeue_after=_requeue_after(observed, rotation, fronts),
     )
 
 
 def _requeue_after(
-    observed: ObservedEndpoint, rotation: Rotation | None, front: Fronts | None
+    observed: ObservedEndpoint, rotation: Rotation | None, fronts: Fronts | None
 ) -> float | None:
     # The answer to the write of the Service is no event that would enqueue the endpoint.
-    if front is not None and front.is_moving:
+    if fronts is not None and fronts.is_moving:
         return _MIN_REQUEUE
     return max(_MIN_REQUEUE, rotation.next - observed.now) if rotation else None
 
@@ -121,11 +121,11 @@ def _objects(
     required: EndpointRequirements,
     settings: RouterSettings,
     rotation: Rotation | None,
-    front: Fronts | None,
+    fronts: Fronts | None,
 ) -> Iterator[Object]:
-    """Every object that should exist, in an order in which each finds what it refers to; `front`:
+    """Every object that should exist, in an order in which each finds what it refers to; `fronts`:
     None where the operator runs none."""
-    running = _components(required, front)
+    running = _components(required, fronts)
     # First: pods are protected before they serve.
     if settings.network_policy:
         yield from network_policies(observed, required, settings.network_policy, running)
@@ -136,8 +136,8 @@ def _objects(
         yield from epp_objects(observed, required, settings)
     if ROUTER in running:
         yield from router_objects(observed, required, settings)
-    if front is not None:
-        yield client_service(observed, required, front.serving)
+    if fronts is not None:
+        yield client_service(observed, required, fronts.serving)
     if ENVOY in running:
         yield from envoy_objects(observed, required, settings)
     if required.inference_pool and has_inference_pools(observed):
@@ -146,10 +146,10 @@ def _objects(
             yield http_route(observed, required)
 
 
-def _components(required: EndpointRequirements, front: Fronts | None) -> frozenset[str]:
+def _components(required: EndpointRequirements, fronts: Fronts | None) -> frozenset[str]:
     """Those of EPP, Envoy and router that run."""
-    running = frozenset[str]() if front is None else front.running
-    has_epp = required.epp and (front is None or ENVOY in running)
+    running = frozenset[str]() if fronts is None else fronts.running
+    has_epp = required.epp and (fronts is None or ENVOY in running)
     return running | {EPP} if has_epp else running
 
 
@@ -173,7 +173,7 @@ def router_state(observed: ObservedEndpoint) -> RouterState:
         url = service_url if front is not None else None
         return RouterState(False, RouterReason.UNREAD, message, url)
     required = combine_requirements(observed.pools)
-    url = service_url if required.envoy else None
+    url = service_url if required.has_front else None
     for reason, message in _problems(observed, required):
         return RouterState(False, reason, message, url)
     return RouterState(True, *_ready_reason(observed, required), url)
@@ -183,7 +183,7 @@ def _ready_reason(observed: ObservedEndpoint, required: EndpointRequirements) ->
     # The router works, so this is no problem; but the user should learn which value counts.
     if lines := find_conflicts(observed.pools):
         return RouterReason.SETTINGS_DIFFER, "; ".join(lines)
-    if not (required.epp or required.envoy):
+    if not (required.epp or required.has_front):
         message = "routing is external: the pools enable neither EPP nor Envoy"
         return RouterReason.EXTERNAL, message
     return RouterReason.ROUTER_READY, "requests are routed"
@@ -202,26 +202,26 @@ def _problems(
     if required.gateways and HTTP_ROUTE not in observed.kinds:
         yield RouterReason.NO_SUCH_KIND, missing % ("gatewayRef", "the Gateway API")
     names = Names(observed.key.name)
-    front = fronts(observed, required) if required.envoy else None
-    if front is not None and front.serving == ROUTER:
+    fronts = plan_fronts(observed, required) if required.has_front else None
+    if fronts is not None and fronts.serving == ROUTER:
         yield from _unavailable(observed, names.router, RouterReason.ROUTER_UNAVAILABLE, "")
     else:
         # Envoy first: without it no request is served, without the EPP alone every request still
         # is.
-        if front is not None:
+        if fronts is not None:
             yield from _unavailable(observed, names.envoy, RouterReason.ENVOY_UNAVAILABLE, "")
         if required.epp:
-            effect = ": Envoy balances over the decode pods meanwhile" if front else ""
+            effect = ": Envoy balances over the decode pods meanwhile" if fronts else ""
             yield from _unavailable(observed, names.epp, RouterReason.EPP_UNAVAILABLE, effect)
-    if front is not None and front.waits_for:
-        yield RouterReason.FRONT_CHANGING, _changing(observed, front)
+    if fronts is not None and fronts.waits_for:
+        yield RouterReason.FRONT_CHANGING, _changing(observed, fronts)
 
 
-def _changing(observed: ObservedEndpoint, front: Fronts) -> str:
+def _changing(observed: ObservedEndpoint, fronts: Fronts) -> str:
     """How far the start of the wanted front is."""
-    name = front.waits_for[0]
+    name = fronts.waits_for[0]
     ready, replicas = available(observed.children.get(ObjectRef("apps/v1", "Deployment", name)))
-    before = "the router serves" if front.serving == ROUTER else "Envoy serves"
+    before = "the router serves" if fronts.serving == ROUTER else "Envoy serves"
     return f"{ready} of {replicas} pods of Deployment {name} are available: {before} until all are"
 
 

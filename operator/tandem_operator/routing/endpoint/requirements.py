@@ -47,10 +47,10 @@ class EndpointRequirements:
     """The section of that name in the router configuration; empty when no pool sets it."""
     resume: Mapping[str, Any]
     """As `health_checks`."""
-    envoy: bool
-    """Whether the operator runs a front: Envoy, unless it is the router."""
+    has_front: bool
+    """Whether the operator runs what clients connect to."""
     front: Literal["envoy", "router"]
-    """Which one, if `envoy`. The router takes the place of Envoy and EPP."""
+    """Which program that is, if `has_front`. The router takes the place of Envoy and EPP."""
     api_key_secret: str | None
     """Name of the Secret with the clients' API keys; None: clients need none."""
     tls_secret: str | None
@@ -95,7 +95,7 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         epp_config=epp_config(decodes),
         health_checks=health_checks(decodes),
         resume=resume(decodes),
-        envoy=any(r.envoy.enabled for r in routings),
+        has_front=any(r.envoy.enabled for r in routings),
         # Envoy may have API keys, which one pool alone must not take from the others.
         front="router" if all(r.front == "router" for r in routings) else "envoy",
         api_key_secret=next(filter(None, map(_api_key_secret, routings)), None),

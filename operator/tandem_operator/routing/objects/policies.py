@@ -200,10 +200,10 @@ def _front(
     A pool that is routed by the cluster's gateways must be reachable for them. Where the
     installation does not say in which namespaces they run, that is everyone.
     """
-    has_gateways = not required.envoy or required.inference_pool or bool(required.gateways)
+    has_gateways = not required.has_front or required.inference_pool or bool(required.gateways)
     if has_gateways and not settings.gateway_namespaces:
         return None
-    own = [_component(observed, each) for each in (ENVOY, ROUTER)] if required.envoy else []
+    own = [_component(observed, each) for each in (ENVOY, ROUTER)] if required.has_front else []
     return [*own, *_namespaces(settings.gateway_namespaces)]
 
 

@@ -63,6 +63,29 @@ def test_every_setting_reaches_the_pods(tmp_path: Path) -> None:
     assert envoy["args"][envoy["args"].index("--concurrency") + 1] == "2"
 
 
+@pytest.mark.parametrize(
+    ("text", "epp", "router"),
+    [
+        ("nodeSelector: {disk: fast}", "1Gi", "2Gi"),
+        ("epp: {resources: {limits: {memory: 9Gi}}}", "9Gi", "9Gi"),
+    ],
+)
+def test_the_router_has_more_memory_than_an_epp_unless_the_file_says_how_much(
+    tmp_path: Path, text: str, epp: str, router: str
+) -> None:
+    settings = settings_of(text, tmp_path)
+    limits = {
+        body["metadata"]["name"]: body["spec"]["template"]["spec"]["containers"][0]["resources"][
+            "limits"
+        ]
+        for front in ("envoy", "router")
+        for body in plan_endpoint(endpoint(decode(routing={"front": front})), settings).apply
+        if body["kind"] == "Deployment"
+    }
+    assert limits["chat-epp"] == {"memory": epp}
+    assert limits["chat-router"] == {"memory": router}
+
+
 def test_a_pools_own_fields_win_over_the_installations(tmp_path: Path) -> None:
     field = {"fieldRef": {"fieldPath": "status.hostIP"}}
     image = "registry/{}@sha256:" + "a" * 64

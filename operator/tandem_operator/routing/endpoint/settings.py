@@ -91,6 +91,15 @@ class RouterSettings:
     )
     """CPU for some hundred requests per second, small enough for the quickstart on two cores. No
     CPU limit: CPU throttling of the EPP delays the first token."""
+    router_resources: Mapping[str, Any] = field(
+        default_factory=lambda: {
+            "requests": {"cpu": "250m", "memory": "256Mi"},
+            "limits": {"memory": "2Gi"},
+        }
+    )
+    """Of the router where it is the front; `epp.resources` of the file sets them, too. Every byte
+    passes through it, and an end for lack of memory breaks all its streams. It holds bodies in a
+    quarter of the limit, 512 MiB, each of them up to three times."""
     envoy_env: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)
     """`env` and `envFrom` of Envoy's container, as in a container."""
     epp_env: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)
@@ -194,6 +203,7 @@ def load_router_settings(file: Path, settings: RouterSettings) -> RouterSettings
         raise DocumentError(f"{file}:1: expected one YAML mapping of {fields}")
     document = documents[0]
     content = _parse(document)
+    epp_resources = _resources(document, "epp", content.epp.resources)
     overrides: dict[str, Any] = {
         "envoy_replicas": content.envoy.replicas,
         "envoy_threads": content.envoy.threads,
@@ -201,7 +211,8 @@ def load_router_settings(file: Path, settings: RouterSettings) -> RouterSettings
         "envoy_env": _env(content.envoy),
         "epp_env": _env(content.epp),
         "epp_replicas": content.epp.replicas,
-        "epp_resources": _resources(document, "epp", content.epp.resources),
+        "epp_resources": epp_resources,
+        "router_resources": epp_resources,
         "storage_offloading": content.kv_cache_index.storage_offloading.enabled,
         "node_selector": content.node_selector,
         "tolerations": tuple(msgspec.to_builtins(content.tolerations)),

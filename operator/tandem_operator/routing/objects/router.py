@@ -1,7 +1,7 @@
 """The router's objects, where it is the front in place of Envoy and EPP: `routing.front`. Pure.
 
 It decides as the EPP does and has the EPP's settings: configuration, image, variables, replicas,
-resources, and the account that may read pods.
+and the account that may read pods. Its resources are the EPP's where the installation states those.
 """
 
 import math
@@ -120,7 +120,7 @@ def _container(
         startupProbe=probes.server_startup(endpoints.ALIVE, ports.ROUTER_ADMIN),
         readinessProbe=_probe(endpoints.READY, failures=2),
         livenessProbe=_probe(endpoints.ALIVE, failures=6),
-        resources=dict(settings.epp_resources),
+        resources=dict(settings.router_resources),
         **{name: list(items) for name, items in settings.epp_env.items()},
         volumeMounts=[
             {"name": "config", "mountPath": _CONFIG_DIRECTORY, "readOnly": True},

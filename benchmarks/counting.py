@@ -2,9 +2,10 @@
 
     python -m benchmarks.counting HOST PORT        an engine by itself; SIGUSR1: its core hangs
 
-A token comes every `INTERVAL`, the first one after `prefill_seconds`, as on an accelerator that has
-nothing else to do. The engines compute nothing: real ones take longer for a prompt, the more of
-them come at a time. `drain` and `outages` measure with them.
+A token comes every `INTERVAL` or `--interval`, the first one after `prefill_seconds`, as on an
+accelerator that has nothing else to do. The engines compute nothing: real ones take longer for a
+prompt, the more of them come at a time. `drain` and `outages` measure with them, and
+`tests/chaos/test_streams.py` kills them.
 """
 
 import asyncio
@@ -44,8 +45,10 @@ def prefill_seconds(tokens: int) -> float:
 class CountingEngine(FakeDecode):
     """Counts from the last id of its prompt on."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval: float = INTERVAL) -> None:
+        """`interval`: seconds between two tokens."""
         super().__init__(self.count)
+        self._interval = interval
         self.running = 0
         self.idle = asyncio.Event()
         self.hangs = False
@@ -72,7 +75,7 @@ class CountingEngine(FakeDecode):
                 await turn.gone.wait()
             if turn.gone.is_set():
                 return
-            due += INTERVAL
+            due += self._interval
             token = prompt[-1] + 1 + number
             finish = "length" if number + 1 == body["max_tokens"] else None
             ids = ([token], prompt if number == 0 else None) if asked else (None, None)
@@ -95,6 +98,7 @@ class Client:
     """One stream, and when its events came."""
 
     tokens: int
+    prompt: list[int] = field(default_factory=lambda: PROMPT)
     times: list[float] = field(default_factory=list)
     text: str = ""
     is_complete: bool = False
@@ -103,7 +107,7 @@ class Client:
 
     async def ask(self, http: aiohttp.ClientSession, front: Front, number: int) -> None:
         """Send the request of this number, and read the answer to its end."""
-        body = {"model": "m", "prompt": PROMPT, "max_tokens": self.tokens, "stream": True}
+        body = {"model": "m", "prompt": self.prompt, "max_tokens": self.tokens, "stream": True}
         sent, unread = front.request_headers(number), b""
         async with http.post(front.url, json=body, headers=sent) as response:
             self.backend = response.headers.get(headers.DECODE_BACKEND, "")
@@ -115,7 +119,7 @@ class Client:
 
     def _take(self, data: bytes) -> None:
         if data == b"[DONE]":
-            expected = "".join(f"{PROMPT[-1] + 1 + n} " for n in range(self.tokens))
+            expected = "".join(f"{self.prompt[-1] + 1 + n} " for n in range(self.tokens))
             self.is_complete = self.text == expected
         else:
             choices = json.loads(data).get("choices") or [{"text": "error"}]
@@ -128,7 +132,7 @@ class Client:
     def gap_beyond_prefill(self, since: float) -> float:
         """The same without the time in which the next engine computes prompt and answer."""
         gap, tokens = self._longest(since)
-        return gap - prefill_seconds(len(PROMPT) + tokens)
+        return gap - prefill_seconds(len(self.prompt) + tokens)
 
     def _longest(self, since: float) -> tuple[float, int]:
         """The longest time, and how many events came before it."""
@@ -195,9 +199,9 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
-async def serve(host: str, port: int) -> None:
+async def serve(host: str, port: int, interval: float) -> None:
     """Be an engine until the process ends."""
-    engine = CountingEngine()
+    engine = CountingEngine(interval)
     engine.host, engine.port = host, port
 
     def hang() -> None:
@@ -211,9 +215,10 @@ async def serve(host: str, port: int) -> None:
 @click.command()
 @click.argument("host")
 @click.argument("port", type=int)
-def main(host: str, port: int) -> None:
+@click.option("--interval", default=INTERVAL, show_default=True, help="seconds between two tokens")
+def main(host: str, port: int, interval: float) -> None:
     """Serve as an engine at HOST and PORT."""
-    asyncio.run(serve(host, port))
+    asyncio.run(serve(host, port, interval))
 
 
 if __name__ == "__main__":

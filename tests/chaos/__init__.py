@@ -12,6 +12,7 @@
 | decode engine dies, or hangs | `test_killed.py`; `tests/sidecar/real/test_decode.py` |
 | drain | `tests/sidecar/real/test_drain.py` |
 | all of it at once | `test_load.py` |
+| engines of streams that can be resumed die all the time | `test_streams.py` |
 
 Tests of a second or two are in `tests/sidecar/real` and run with `make test`; `make chaos` runs the
 rest. Responses are float64 and greedy, and compared token by token.

@@ -170,12 +170,16 @@ def reload(
 
 
 def reload_keys(directory: Path) -> dict[str, bytes] | None:
-    """The plan keys; None, with the error logged, when they cannot be read."""
+    """The plan keys; None, with the error logged, when they cannot be read or there is none: plans
+    without a signature are followed by no sidecar that has keys."""
     try:
-        return load_keys(directory)
+        if keys := load_keys(directory):
+            return keys
+        reason = f"{directory} has no key"
     except (OSError, ValueError) as err:
-        _log.error("the plan keys were not reloaded, the last good ones stay: %s", err)
-        return None
+        reason = str(err)
+    _log.error("the plan keys were not reloaded, the last good ones stay: %s", reason)
+    return None
 
 
 def _stamp(path: Path) -> Stamp:

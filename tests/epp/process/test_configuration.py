@@ -78,6 +78,9 @@ def test_invalid_keys_are_logged_and_valid_ones_loaded(
     assert "at least 16 bytes" in caplog.text
     (tmp_path / "k1").write_bytes(b"long enough to be a key")
     assert reload_keys(tmp_path) == {"k1": b"long enough to be a key"}
+    (tmp_path / "k1").unlink()
+    assert reload_keys(tmp_path) is None
+    assert f"{tmp_path} has no key" in caplog.text
 
 
 @pytest.mark.parametrize("file_change", ["rewritten", "swapped link", "gone and back"])

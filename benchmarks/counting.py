@@ -1,6 +1,7 @@
 """Scripted engines whose streams tell whether they are whole, and what stands before two of them.
 
     python -m benchmarks.counting HOST PORT        an engine by itself; SIGUSR1: its core hangs
+    process = await start_engine(host, port)       the same as a process, once it serves
 
 A token comes every `INTERVAL` or `--interval`, the first one after `prefill_seconds`, as on an
 accelerator that has nothing else to do. The engines compute nothing: real ones take longer for a
@@ -12,6 +13,7 @@ import asyncio
 import itertools
 import json
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -199,6 +201,20 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
+async def start_engine(
+    host: str, port: int, *within: str, interval: float = INTERVAL
+) -> asyncio.subprocess.Process:
+    """Start an engine; returns when it accepts connections. `within`: words before its command.
+    Raises RuntimeError if it ends instead."""
+    command = (*within, sys.executable, "-m", "benchmarks.counting", host, str(port))
+    process = await asyncio.create_subprocess_exec(
+        *command, "--interval", str(interval), stdout=asyncio.subprocess.PIPE
+    )
+    if process.stdout is None or not await asyncio.wait_for(process.stdout.readline(), 60):
+        raise RuntimeError(f"an engine at {host}:{port} ended: see its message above")
+    return process
+
+
 async def serve(host: str, port: int, interval: float) -> None:
     """Be an engine until the process ends."""
     engine = CountingEngine(interval)
@@ -209,6 +225,7 @@ async def serve(host: str, port: int, interval: float) -> None:
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, hang)
     async with engine:
+        click.echo("serves")
         await asyncio.Event().wait()
 
 

@@ -14,7 +14,6 @@ router the other backend. A sidecar is lost with its node, and its streams are.
 
 import asyncio
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -28,7 +27,7 @@ from tests.namespaces import NotPermitted, namespaces
 
 from tandem_local.ports import free_port
 
-from .counting import INTERVAL, Client, Make, open_session, routed, sidecars
+from .counting import INTERVAL, Client, Make, open_session, routed, sidecars, start_engine
 from .figures import Figure, at_most, progress, report, without_target
 
 STREAMS: Final = 16
@@ -47,29 +46,14 @@ class Engine:
     process: asyncio.subprocess.Process
     url: str
 
-    async def answers(self) -> None:
-        """It accepts connections."""
-        host, port = self.url.removeprefix("http://").split(":")
-        while True:
-            try:
-                _, writer = await asyncio.open_connection(host, int(port))
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                return
-
 
 @asynccontextmanager
 async def engine(host: str, *within: str) -> AsyncIterator[Engine]:
     """An engine at `host`; `within`: words before its command."""
     port = free_port(_HOST)
-    command = (*within, sys.executable, "-m", "benchmarks.counting", host, str(port))
-    process = await asyncio.create_subprocess_exec(*command)
+    process = await start_engine(host, port, *within)
     try:
-        made = Engine(process, f"http://{host}:{port}")
-        await asyncio.wait_for(made.answers(), 60)
-        yield made
+        yield Engine(process, f"http://{host}:{port}")
     finally:
         if process.returncode is None:
             process.kill()

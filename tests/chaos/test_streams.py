@@ -9,8 +9,6 @@ import asyncio
 import itertools
 import os
 import random
-import sys
-import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Final
 import aiohttp
 import pytest
 import yaml
-from benchmarks.counting import PROMPT, Client, Front, open_session
+from benchmarks.counting import PROMPT, Client, Front, open_session, start_engine
 
 from tandem_local.ports import free_port
 
@@ -49,16 +47,7 @@ class Engine:
 
     async def start(self) -> None:
         """Start it; returns when it accepts connections."""
-        engine = ("-m", "benchmarks.counting", _HOST, str(self.port), "--interval", str(INTERVAL))
-        self._process = await asyncio.create_subprocess_exec(sys.executable, *engine)
-        while True:
-            try:
-                _, writer = await asyncio.open_connection(_HOST, self.port)
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                return
+        self._process = await start_engine(_HOST, self.port, interval=INTERVAL)
 
     async def kill(self) -> None:
         """SIGKILL."""
@@ -89,8 +78,8 @@ class Load:
                 self.ended["whole" if client.is_complete else "an error, or wrong"] += 1
 
 
-async def kill_all_the_time(engines: list[Engine], killed: list[float]) -> None:
-    """Kill an engine at random, notes when, and start it again."""
+async def kill_all_the_time(engines: list[Engine], killed: list[Engine]) -> None:
+    """Kill an engine at random, note it in `killed`, and start it again."""
     chooser = random.Random(SEED)
     async with asyncio.TaskGroup() as starting:
         up = list(engines)
@@ -105,7 +94,7 @@ async def kill_all_the_time(engines: list[Engine], killed: list[float]) -> None:
             if len(up) > 1:
                 victim = up.pop(chooser.randrange(len(up)))
                 await victim.kill()
-                killed.append(time.monotonic())
+                killed.append(victim)
                 starting.create_task(start(victim))
 
 
@@ -130,7 +119,7 @@ async def test_no_stream_is_lost_repeated_or_wrong(tmp_path: Path) -> None:
             }
         )
     )
-    killed: list[float] = []
+    killed: list[Engine] = []
     async with AsyncExitStack() as stack:
         for engine in engines:
             await engine.start()

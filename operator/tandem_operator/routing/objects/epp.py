@@ -24,9 +24,9 @@ from .common import (
     service,
 )
 
-_CONFIG_DIRECTORY: Final = "/etc/tandem/router"
+CONFIG_DIRECTORY: Final = "/etc/tandem/router"
 CONFIG_FILE: Final = "router.yaml"
-_KEY_DIRECTORY: Final = "/var/run/tandem/plan-keys"
+KEY_DIRECTORY: Final = "/var/run/tandem/plan-keys"
 _PRE_STOP_SECONDS: Final = 15
 """Seconds for which a pod that is being stopped keeps answering: Envoy looks the EPP's addresses up
 every 2 s, and DNS servers cache an answer for a few seconds."""
@@ -84,6 +84,26 @@ def decision_config(required: EndpointRequirements, settings: RouterSettings) ->
     return json.dumps(config, indent=1, sort_keys=True)
 
 
+def decision_volumes(
+    observed: ObservedEndpoint, required: EndpointRequirements, config: str
+) -> list[Object]:
+    """The volumes of a pod that decides; `config`: name of the ConfigMap with its file."""
+    return [
+        {"name": "config", "configMap": {"name": config}},
+        {"name": "plan-keys", "secret": {"secretName": Names(observed.key.name).plan_keys}},
+        *tls_volumes(required.tls_secret),
+    ]
+
+
+def decision_mounts(required: EndpointRequirements) -> list[Object]:
+    """Where they are mounted."""
+    return [
+        {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
+        {"name": "plan-keys", "mountPath": KEY_DIRECTORY, "readOnly": True},
+        *tls_mounts(required.tls_secret),
+    ]
+
+
 def account_objects(observed: ObservedEndpoint, required: EndpointRequirements) -> list[Object]:
     """ServiceAccount, Role and RoleBinding that let the EPP, or the router, read the pods of its
     namespace, and what refers to the EPP's InferencePool."""
@@ -111,10 +131,6 @@ def _template(
     observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings
 ) -> Object:
     names = Names(observed.key.name)
-    volumes: dict[str, Any] = {
-        "config": {"configMap": {"name": names.epp}},
-        "plan-keys": {"secret": {"secretName": names.plan_keys}},
-    }
     spec = pod_spec(
         observed,
         settings,
@@ -123,10 +139,7 @@ def _template(
         automountServiceAccountToken=True,
         terminationGracePeriodSeconds=_PRE_STOP_SECONDS + 15,
         containers=[_container(observed, required, settings)],
-        volumes=[
-            *({"name": name, **source} for name, source in volumes.items()),
-            *tls_volumes(required.tls_secret),
-        ],
+        volumes=decision_volumes(observed, required, names.epp),
     )
     return {"spec": spec}
 
@@ -149,8 +162,8 @@ def _container(
             *("--namespace", observed.key.namespace),
             *("--endpoint", observed.key.name),
             *pool,
-            *("--config", f"{_CONFIG_DIRECTORY}/{CONFIG_FILE}"),
-            *("--plan-key-dir", _KEY_DIRECTORY),
+            *("--config", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"),
+            *("--plan-key-dir", KEY_DIRECTORY),
             *body_limit_flag(required.max_request_bytes),
             *tls_flags(required.tls_secret),
             *("--peers", f"{peers}.{observed.key.namespace}.svc:{ports.EPP_PEERS}"),
@@ -162,22 +175,19 @@ def _container(
             {"name": "peers", "containerPort": ports.EPP_PEERS, "protocol": "TCP"},
         ],
         startupProbe=probes.server_startup(endpoints.LIVE, ports.EPP_HEALTH),
-        readinessProbe=_probe(endpoints.READY, failures=2),
-        livenessProbe=_probe(endpoints.LIVE, failures=6),
+        readinessProbe=probe(endpoints.READY, ports.EPP_HEALTH, failures=2),
+        livenessProbe=probe(endpoints.LIVE, ports.EPP_HEALTH, failures=6),
         lifecycle={"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}},
         resources=dict(settings.epp_resources),
         **{name: list(items) for name, items in settings.epp_env.items()},
-        volumeMounts=[
-            {"name": "config", "mountPath": _CONFIG_DIRECTORY, "readOnly": True},
-            {"name": "plan-keys", "mountPath": _KEY_DIRECTORY, "readOnly": True},
-            *tls_mounts(required.tls_secret),
-        ],
+        volumeMounts=decision_mounts(required),
     )
 
 
-def _probe(path: str, *, failures: int) -> Object:
+def probe(path: str, port: int, *, failures: int) -> Object:
+    """A probe of a pod that decides."""
     return {
-        "httpGet": {"path": path, "port": ports.EPP_HEALTH},
+        "httpGet": {"path": path, "port": port},
         "periodSeconds": 5,
         "timeoutSeconds": 3,
         "failureThreshold": failures,

@@ -10,7 +10,7 @@ from typing import Final
 from tandem_contract import endpoints, ports
 
 from ...pods import probes
-from ...pods.containers import tls_flags, tls_mounts, tls_volumes
+from ...pods.containers import tls_flags
 from ..endpoint.observed import ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import RouterSettings
@@ -26,10 +26,16 @@ from .common import (
     pod_spec,
     service,
 )
-from .epp import CONFIG_FILE, decision_config
+from .epp import (
+    CONFIG_DIRECTORY,
+    CONFIG_FILE,
+    KEY_DIRECTORY,
+    decision_config,
+    decision_mounts,
+    decision_volumes,
+    probe,
+)
 
-_CONFIG_DIRECTORY: Final = "/etc/tandem/router"
-_KEY_DIRECTORY: Final = "/var/run/tandem/plan-keys"
 _DRAIN_DELAY: Final = 5
 """Seconds after SIGTERM for which a pod serves new requests: its removal from the endpoints of its
 Service reaches all nodes late (as `router_drain.SETTLE`)."""
@@ -82,11 +88,7 @@ def _template(
         # Longer than delay and drain: SIGKILL would cut the streams that the drain waits for.
         terminationGracePeriodSeconds=_DRAIN_DELAY + drain + _GRACE_AFTER_DRAIN,
         containers=[_container(observed, required, settings, drain)],
-        volumes=[
-            {"name": "config", "configMap": {"name": names.router}},
-            {"name": "plan-keys", "secret": {"secretName": names.plan_keys}},
-            *tls_volumes(required.tls_secret),
-        ],
+        volumes=decision_volumes(observed, required, names.router),
     )
     return {"spec": spec}
 
@@ -104,8 +106,8 @@ def _container(
             *("--discovery", "kubernetes"),
             *("--namespace", namespace),
             *("--endpoint", name),
-            *("--config", f"{_CONFIG_DIRECTORY}/{CONFIG_FILE}"),
-            *("--plan-key-dir", _KEY_DIRECTORY),
+            *("--config", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"),
+            *("--plan-key-dir", KEY_DIRECTORY),
             *("--peers", f"{Names(name).router_peers}.{namespace}.svc:{ports.EPP_PEERS}"),
             *tls_flags(required.tls_secret),
             *("--max-body", str(required.max_request_bytes or BODY_LIMIT)),
@@ -118,22 +120,9 @@ def _container(
             {"name": "peers", "containerPort": ports.EPP_PEERS, "protocol": "TCP"},
         ],
         startupProbe=probes.server_startup(endpoints.ALIVE, ports.ROUTER_ADMIN),
-        readinessProbe=_probe(endpoints.READY, failures=2),
-        livenessProbe=_probe(endpoints.ALIVE, failures=6),
+        readinessProbe=probe(endpoints.READY, ports.ROUTER_ADMIN, failures=2),
+        livenessProbe=probe(endpoints.ALIVE, ports.ROUTER_ADMIN, failures=6),
         resources=dict(settings.router_resources),
         **{name: list(items) for name, items in settings.epp_env.items()},
-        volumeMounts=[
-            {"name": "config", "mountPath": _CONFIG_DIRECTORY, "readOnly": True},
-            {"name": "plan-keys", "mountPath": _KEY_DIRECTORY, "readOnly": True},
-            *tls_mounts(required.tls_secret),
-        ],
+        volumeMounts=decision_mounts(required),
     )
-
-
-def _probe(path: str, *, failures: int) -> Object:
-    return {
-        "httpGet": {"path": path, "port": ports.ROUTER_ADMIN},
-        "periodSeconds": 5,
-        "timeoutSeconds": 3,
-        "failureThreshold": failures,
-    }

@@ -1,12 +1,13 @@
 """The parts of a form (multipart/form-data, RFC 7578), as every form parser reads them. Pure.
 
 Form parsers disagree about what is rare: names in pieces or in a charset (RFC 2231), escapes,
-folded and repeated headers, text before the first boundary. A server that lets such a form pass may
+folded and repeated headers, text before the first boundary or behind the last one. A server that lets such a form pass may
 take a part for another one than the engine does. So a form has to be plain, as browsers and HTTP
 libraries write it; anything else is refused:
 
     content type   multipart/form-data; boundary=B, and perhaps charset=utf-8
-    body           begins with --B; a delimiter is a line of its own, without spaces behind it
+    body           begins with --B and ends with --B--, perhaps with a line end; a delimiter is a
+                   line of its own, without spaces behind it
     head of a part one Content-Disposition: form-data; name="…", perhaps filename="…"
 
 Delimiters are searched for in C, and of the parts only the heads are read: a file's bytes are
@@ -133,6 +134,9 @@ class _Delimiters:
         end = start + len(self._text)
         behind = self._body[end : end + 2]
         if behind == b"--":
+            # Some parsers take what follows for a line of content or for another part.
+            if self._body[end + 2 : end + 5] not in (b"", b"\r\n"):
+                raise BadForm(f"the form goes on behind its last boundary (byte {end + 2})")
             return (None,)
         if behind == b"\r\n":
             return (end + 2,)

@@ -43,7 +43,7 @@ FORMS = pytest.mark.parametrize(
             "m",
         ),
         (form(MODEL[:-1] + "größe".encode()), "größe"),
-        (form(MODEL) + b"an epilogue\r\n--XB\r\n", "m"),
+        (form(MODEL)[:-2], "m"),
         (form(FILE + b"\r\n--XB  \t.", MODEL), "m"),
     ],
 )
@@ -74,6 +74,9 @@ def test_only_the_model_of_a_form_changes(body: bytes, model: str | None) -> Non
         (b"a preamble\r\n" + form(MODEL), "the form does not begin with the boundary"),
         (b"--XB \t\r\n" + MODEL + b"\r\n--XB--", r"spaces behind its boundary \(byte 4\)"),
         (form(FILE + b"\r\n--XB \r\n" + MODEL), "spaces behind its boundary"),
+        (form(MODEL) + b"an epilogue\r\n--XB\r\n", r"behind its last boundary \(byte 63\)"),
+        (b"--XB--a\r\n" + form(MODEL), r"behind its last boundary \(byte 6\)"),
+        (form(FILE + b"\r\n--XB--a"), "behind its last boundary"),
         (b"--XB\r\n" + MODEL, r"part 1 of the form \(byte 6\): the form ends in it, at byte 55"),
         (form(FILE)[:-4], r"part 1 of the form \(byte 6\): the form ends in it"),
         (form(b"m"), r"part 1 of the form \(byte 6\): it has no head"),

@@ -20,7 +20,8 @@ _SCRIPTS: dict[str, str] = tomllib.loads(
     (Path(__file__).parents[2] / "pyproject.toml").read_text()
 )["project"]["scripts"]
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
-_WAITS = "import signal\nprint('waiting', flush=True)\nwhile True: signal.pause()\n"
+# Not `signal.pause()`: a signal just before that call is noted, but its handler in Python waits.
+_WAITS = "import time\nprint('waiting', flush=True)\nwhile True: time.sleep(0.01)\n"
 _DEADLINE = 60.0
 
 

@@ -208,13 +208,29 @@ def condition(pool: Object, kind: str) -> dict[str, Any]:
     return next((entry for entry in conditions if entry["type"] == kind), {})
 
 
-def writes(audit_log: Path, user: str) -> list[dict[str, Any]]:
-    """The writes of `user` except to Leases, from the API server's audit log."""
-    events = (json.loads(line) for line in audit_log.read_text().splitlines())
-    return [
-        event
-        for event in events
-        if event["user"]["username"] == user
-        and event["verb"] not in ("get", "list", "watch")
-        and event.get("objectRef", {}).get("resource") != "leases"
-    ]
+class AuditedWrites:
+    """The writes of `user` except to Leases, from the API server's audit log.
+
+    The log has the requests of all tests before, so it is read on, never again."""
+
+    def __init__(self, audit_log: Path, user: str) -> None:
+        self._log, self._user = audit_log, user
+        self._size = 0
+        self._events: list[dict[str, Any]] = []
+
+    def read(self) -> list[dict[str, Any]]:
+        """All events until now."""
+        with self._log.open("rb") as log:
+            log.seek(self._size)
+            whole, newline, _ = log.read().rpartition(b"\n")
+        self._size += len(whole + newline)
+        user, lines = self._user.encode(), whole.split(b"\n")
+        self._events += filter(self._is_write, (json.loads(line) for line in lines if user in line))
+        return self._events
+
+    def _is_write(self, event: dict[str, Any]) -> bool:
+        return (
+            event["user"]["username"] == self._user
+            and event["verb"] not in ("get", "list", "watch")
+            and event.get("objectRef", {}).get("resource") != "leases"
+        )

@@ -19,13 +19,13 @@ from ..cluster.control_plane import ControlPlane
 from .killing import proxy
 from .operating import (
     PREFILL_POOLS,
+    AuditedWrites,
     Operator,
     api_of,
     names,
     operating,
     prefill,
     until,
-    writes,
 )
 
 pytestmark = pytest.mark.control_plane
@@ -77,21 +77,22 @@ async def test_a_leader_that_was_stopped_writes_nothing_after_its_successor(
     first_user, second_user = (
         crds.kubeconfig_for(user, groups=("system:masters",)) for user in users
     )
+    written, later = (AuditedWrites(crds.audit_log, user) for user in users)
     async with api_of(crds.kubeconfig) as api:
         with operating(tmp_path / "first.log", *flags(first_user, namespace)) as first:
             await until(lambda: leads(first), first)
             with operating(tmp_path / "second.log", *flags(second_user, namespace)) as second:
                 await api.create(PREFILL_POOLS, prefill("p", namespace))
                 async with edits(api, namespace):
-                    await until(lambda: len(writes(crds.audit_log, users[0])) > 20, first)
+                    await until(lambda: len(written.read()) > 20, first)
                     first.signal(signal.SIGSTOP)
-                    await until(lambda: len(writes(crds.audit_log, users[1])) > 20, second)
+                    await until(lambda: len(later.read()) > 20, second)
                     assert await leads(second)
                     first.signal(signal.SIGCONT)
                     assert await first.ended() == 1
                     await until(second.ready, second)
     assert "the Lease could not be renewed" in first.log
-    assert_one_writer_at_a_time(crds, *users)
+    assert_one_writer_at_a_time(written, later)
 
 
 @pytest.mark.timeout(180)
@@ -102,6 +103,7 @@ async def test_a_leader_whose_renewal_hangs_writes_nothing_after_its_successor(
     first_user, second_user = (
         crds.kubeconfig_for(user, groups=("system:masters",)) for user in users
     )
+    written, later = (AuditedWrites(crds.audit_log, user) for user in users)
     never = asyncio.Event()
 
     async def hang(request: web.Request) -> None:
@@ -114,11 +116,11 @@ async def test_a_leader_whose_renewal_hangs_writes_nothing_after_its_successor(
             with operating(tmp_path / "second.log", *flags(second_user, namespace)) as second:
                 await api.create(PREFILL_POOLS, prefill("p", namespace))
                 async with edits(api, namespace):
-                    await until(lambda: len(writes(crds.audit_log, users[0])) > 20, first)
+                    await until(lambda: len(written.read()) > 20, first)
                     between.before = hang
-                    await until(lambda: len(writes(crds.audit_log, users[1])) > 20, second)
+                    await until(lambda: len(later.read()) > 20, second)
                     assert await first.ended() == 1
-    assert_one_writer_at_a_time(crds, *users)
+    assert_one_writer_at_a_time(written, later)
 
 
 async def test_an_election_that_ends_by_an_error_is_a_lost_lease() -> None:
@@ -138,7 +140,7 @@ async def test_an_election_that_ends_by_an_error_is_a_lost_lease() -> None:
 def flags(kubeconfig: Path, namespace: str) -> tuple[str, ...]:
     return (
         *(f"--kubeconfig={kubeconfig}", f"--namespace={namespace}"),
-        *(f"--lease-namespace={namespace}", "--lease-duration=3s"),
+        *(f"--lease-namespace={namespace}", "--lease-duration=12s"),
     )
 
 
@@ -165,10 +167,10 @@ async def edits(api: Api, namespace: str) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def assert_one_writer_at_a_time(cluster: ControlPlane, first: str, second: str) -> None:
+def assert_one_writer_at_a_time(first: AuditedWrites, second: AuditedWrites) -> None:
     """By the API server's audit log, which has microseconds."""
-    before = [event["stageTimestamp"] for event in writes(cluster.audit_log, first)]
-    after = [event["requestReceivedTimestamp"] for event in writes(cluster.audit_log, second)]
+    before = [event["stageTimestamp"] for event in first.read()]
+    after = [event["requestReceivedTimestamp"] for event in second.read()]
     assert before
     assert after
     assert max(before) < min(after)

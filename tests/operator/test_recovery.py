@@ -98,7 +98,7 @@ async def test_an_operator_that_starts_in_an_outage_waits_for_its_end(
     async with api_of(crds.kubeconfig) as api, proxy(crds.kubeconfig, tmp_path) as between:
         flags = (
             *(f"--kubeconfig={between.kubeconfig}", f"--namespace={namespace}"),
-            *(f"--lease-namespace={namespace}", "--lease-duration=5s"),
+            *(f"--lease-namespace={namespace}", "--lease-duration=10s"),
         )
         await api.create(PREFILL_POOLS, prefill("p", namespace))
         with operating(tmp_path / "first.log", *flags) as first:

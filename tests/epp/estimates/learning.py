@@ -46,10 +46,8 @@ LENGTHS: Final = 8
 ROUNDS: Final = 6
 """Times that the truth is measured at each length: once before, between and after equal parts of
 the requests."""
-QUIET: Final = 0.05
-"""Noise of the truth up to which the first attempt counts. Smaller: more attempts, each of which
-takes 20 s. Larger: the limit is less strict."""
 ATTEMPTS: Final = 3
+"""Each takes 20 s, and 40 s beside other tests."""
 _MAD_TO_DEVIATION: Final = 1.4826
 """Standard deviation of a normal distribution over its median absolute deviation."""
 _MEDIAN_ERROR: Final = 1.2533
@@ -176,22 +174,20 @@ async def learn(
     backends: Sequence[dict[str, Any]],
     requests: Requests,
 ) -> Learned:
-    """Let a new EPP learn of `engine`, up to ATTEMPTS times: the first time counts that the truth
-    has hardly any noise and the EPP has learned it, else the one that is nearest to that. Other
-    work disturbs single attempts; an EPP that learns wrongly does so in all of them."""
+    """Let a new EPP learn of `engine`, up to ATTEMPTS times, until it has learned the truth; else
+    the time counts that is nearest to that. Other work disturbs single attempts; an EPP that learns
+    wrongly does so in all of them. What noise hides is found with an engine whose durations are
+    declared (tests/epp/estimates/test_learning.py)."""
     attempts: list[Learned] = []
     for number in range(ATTEMPTS):
         place = directory / f"attempt-{number}"
         place.mkdir()
         attempts.append(await attempt(place, engine, backends, requests))
         print(f"\n{attempts[-1]}")
-        if attempts[-1].noise <= QUIET and attempts[-1].excess <= 0:
+        if attempts[-1].excess <= 0:
             return attempts[-1]
-    print(f"no attempt of {ATTEMPTS} was undisturbed, or none has learned it: the best one counts")
-    return min(
-        attempts,
-        key=lambda learned: max(0.0, min(learned.excess, learned.own_excess)) + learned.noise,
-    )
+    print(f"learned in no attempt of {ATTEMPTS}: the best one counts")
+    return min(attempts, key=lambda learned: min(learned.excess, learned.own_excess))
 
 
 async def attempt(

@@ -15,7 +15,12 @@ from ...sidecar.real.engine import SERVED, Engine, engines
 from .declared_engine import COST, DEVIATION, declare_times
 from .learning import ENGINE, LIMIT, Requests, learn
 
-pytestmark = [pytest.mark.component, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.component,
+    pytest.mark.asyncio(loop_scope="module"),
+    # Three attempts beside other tests.
+    pytest.mark.timeout(300),
+]
 
 
 CASES = [

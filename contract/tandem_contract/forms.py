@@ -1,9 +1,9 @@
 """The parts of a form (multipart/form-data, RFC 7578), as every form parser reads them. Pure.
 
 Form parsers disagree about what is rare: names in pieces or in a charset (RFC 2231), escapes,
-folded and repeated headers, text before the first boundary or behind the last one. A server that lets such a form pass may
-take a part for another one than the engine does. So a form has to be plain, as browsers and HTTP
-libraries write it; anything else is refused:
+folded and repeated headers, text before the first boundary or behind the last one. A server that
+lets such a form pass may take a part for another one than the engine does. So a form has to be
+plain, as browsers and HTTP libraries write it; anything else is refused:
 
     content type   multipart/form-data; boundary=B, and perhaps charset=utf-8
     body           begins with --B and ends with --B--, perhaps with a line end; a delimiter is a

@@ -149,8 +149,10 @@ class CacheSalt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether a stream goes on at another engine when its own fails; see `plan.ResumeLimits`."""
 
-    enabled: bool = False
-    """An EPP asks the sidecars for it in its signed plans."""
+    enabled: bool | Literal["auto", "always", "never"] = "never"
+    """An EPP asks the sidecars for it in its signed plans. auto is always here, as a file says
+    nothing about the engines, and each stream shows whether its own gives token ids. true is
+    always, false is never."""
     max_regeneration: float = ResumeLimits().max_regeneration
     """Seconds; 0: only streams that are continued by token ids go on."""
     max_moves: int = ResumeLimits().max_moves
@@ -159,7 +161,9 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def limits(self) -> ResumeLimits | None:
         """Of a stream; None: none goes on."""
-        return ResumeLimits(self.max_regeneration, self.max_moves) if self.enabled else None
+        if self.enabled in {False, "never"}:
+            return None
+        return ResumeLimits(self.max_regeneration, self.max_moves)
 
 
 class BackendCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -266,7 +270,7 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
         message = "is too small: write at least 1048576"
         raise document.error("kv_cache_index.storage_offloading.max_bytes", message)
     if config.resume.max_moves < 1:
-        message = f"{config.resume.max_moves} is below 1: to move no stream, write enabled: false"
+        message = f"{config.resume.max_moves} is below 1: to move no stream, write enabled: never"
         raise document.error("resume.max_moves", message)
     _check_backends(document, config)
     _check_api_paths(document, config.disaggregated_serving.api_paths)

@@ -23,7 +23,6 @@ from tandem_epp.llmd.plugins.explain import explain
 from tandem_epp.process.configuration import log_notices
 from tandem_epp.settings import Settings as EppSettings
 from tandem_kube.errors import NotConfigured
-from tandem_sidecar.flag_values import duration_text
 from tandem_sidecar.main import main as sidecar_command
 from tandem_sidecar.main import settings_from
 from tandem_sidecar.observability import logs
@@ -41,6 +40,7 @@ SHARED_FLAGS: Final = (
     *("drain_timeout", "max_body", "held_bytes", "max_connections"),
     *("breaker_failures", "breaker_cooldown"),
     *("tokenize_once", "stream_kv", "tls_ca", "tls_cert", "tls_key"),
+    *("resume", "resume_max_regeneration"),
     *("workers", "history", "log_format", "log_level", "otlp_endpoint"),
 )
 """Flags of `tandem-sidecar` that mean the same here. The others name its one engine and what other
@@ -150,19 +150,6 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     default=EppSettings.warm_up,
     help="Make one tiny hand-off between each prefill and decode backend as soon as both answer, so"
     " that no request waits for their handshake.",
-)
-@click.option(
-    "--resume/--no-resume",
-    default=Settings().resume,
-    help="Let a stream go on at another decode backend when its own fails or drains, with the same"
-    " tokens, where that is exact (docs/understand/resume.md). Not finished: off unless asked for.",
-)
-@click.option(
-    "--resume-max-regeneration",
-    type=DURATION,
-    default=duration_text(Settings().resume_max_regeneration),
-    help="With --resume: the longest time for which another engine generates again what was sent of"
-    " a stream that it cannot continue by token ids; beyond it the stream ends with an error.",
 )
 @click.option(
     "--worker-sockets",

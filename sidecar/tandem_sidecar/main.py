@@ -272,11 +272,18 @@ def settings_from(flags: Flags) -> Settings:
     help="Send both legs at once where both engines can: KV moves while the prefill computes.",
 )
 @click.option(
-    "--resume/--no-resume",
-    default=_DEFAULTS.resume,
-    help="Let a stream go on at a pod that its plan names as an alternate when this pod's engine"
-    " fails or this pod drains, with the same tokens, where that is exact"
-    " (docs/understand/resume.md). Not finished: off unless asked for.",
+    "--resume",
+    is_flag=False,
+    flag_value="auto",
+    type=click.Choice(["auto", "always", "never"]),
+    default="never",
+    callback=lambda _ctx, _param, mode: mode != "never",
+    help="Whether a stream goes on at another decode engine when its own fails or drains, with the"
+    " same tokens, where that is exact, and otherwise ends with an error"
+    " (docs/understand/resume.md). The router chooses the engine; a sidecar takes the pod that the"
+    " plan names as an alternate. auto, also without a word: each stream shows whether its engine"
+    " gives token ids, so it is the same as always. never: unless the router's file, or the plan,"
+    " asks for it.",
 )
 @click.option(
     "--resume-max-regeneration",

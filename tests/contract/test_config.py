@@ -100,7 +100,10 @@ def test_streams_are_resumed_only_if_the_file_says_so(tmp_path: Path) -> None:
     assert limits("resume: {enabled: true}") == ResumeLimits(10.0, 2)
     text = "resume: {enabled: true, max_regeneration: 0s, max_moves: 1}"
     assert limits(text) == ResumeLimits(0.0, 1)
-    assert limits("resume: {max_moves: 1}") is None
+    for mode in ("auto", "always"):
+        assert limits(f"resume: {{enabled: {mode}}}") == ResumeLimits(10.0, 2)
+    for text in ("resume: {max_moves: 1}", "resume: {enabled: never}", "resume: {enabled: false}"):
+        assert limits(text) is None
     assert limits(MINIMAL) is None
 
 
@@ -223,9 +226,9 @@ FIRST = "backends:\n- name: a\n  url: http://a\n"
         ("health_checks: {healthy_threshold: 0}", 1, "healthy_threshold: 0 is below 1"),
         ("health_checks: {unhealthy_threshold: 0}", 1, "unhealthy_threshold: 0 is below 1"),
         ("health_checks: {retries: 1}", 1, "unknown field `retries`"),
-        ("resume: {max_moves: 0}", 1, "max_moves: 0 is below 1: .* write enabled: false"),
+        ("resume: {max_moves: 0}", 1, "max_moves: 0 is below 1: .* write enabled: never"),
         ("resume: {max_regeneration: 10}", 1, "max_regeneration: 10 has no unit"),
-        ("resume: {enabled: auto}", 1, "resume.enabled: Expected `bool`"),
+        ("resume: {enabled: yes!}", 1, "resume.enabled: Invalid enum value"),
         ("resume: {moves: 1}", 1, "unknown field `moves`"),
         ("backends: {}", 1, "backends: Expected `array`"),
         ("backends:\n- 3", 2, r"backends\[0\]: Expected `object`"),

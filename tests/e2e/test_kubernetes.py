@@ -407,7 +407,7 @@ def test_streams_survive_the_deletion_of_their_pod_behind_the_router(site: Site)
     engines, victims = site.engines, set[str]()
     with load(site.address) as running:
         running.wait_for(10)
-        _set_front(site, front="router", resume={"enabled": True})
+        _set_front(site, front="router", resume={"enabled": "auto"})
         running.wait_for(running.answered + 10)
         for forced in ((), ("--grace-period=0", "--force")):
             streams = site.streams(20, tokens=600)

@@ -27,7 +27,8 @@ def decode(name: str = "d", **spec: Any) -> DecodePool:
 def unified(name: str = "u", **spec: Any) -> DecodePool:
     """A DecodePool that stands alone."""
     spec["routing"] = {"endpoint": KEY.name, **spec.get("routing", {})}
-    body = decode_pool(role="unified", model={"name": "org/model"}, **spec)
+    spec["model"] = {"name": "org/model", **spec.get("model", {})}
+    body = decode_pool(role="unified", **spec)
     del body["spec"]["prefillRef"]
     body["metadata"]["name"] = name
     (pool_set,) = parsed_pools(body)

@@ -119,7 +119,7 @@ _DECODE: dict[str, Any] = {
                 "streamKv": False},
     "routing": {
         "endpoint": "chat", "front": "envoy", "split": "off", "apiPaths": ["/version"],
-        "resume": {"enabled": True, "maxRegeneration": "5s", "maxMoves": 1},
+        "resume": {"enabled": "always", "maxRegeneration": "5s", "maxMoves": 1},
         "maxRequestBytes": 67108864,
         "service": {"type": "LoadBalancer", "annotations": {"cloud": "internal"}},
         "podMetadata": {"labels": {"sidecar.istio.io/inject": "true"}, "annotations": {"a": "b"}},

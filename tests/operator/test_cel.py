@@ -84,7 +84,7 @@ DECODE_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"prefillRef": None, "role": "unified"}, "model", "inherits no model"),
     ({"sidecar": {"prefillTimeout": "0s"}}, "sidecar.prefillTimeout", "above 0"),
     ({"sidecar": {"kvTransferTimeout": "0ms"}}, "sidecar.kvTransferTimeout", "above 0"),
-    ({"routing": {"resume": {"enabled": True}, "epp": {"enabled": False}}}, "routing.resume",
+    ({"routing": {"resume": {"enabled": "always"}, "epp": {"enabled": False}}}, "routing.resume",
      "enable epp"),
     ({"routing": {"front": "router", "envoy": {"enabled": False}}}, "routing.front",
      "write front: envoy"),

@@ -188,7 +188,7 @@ def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     checks = {"path": "/health", "unhealthyThreshold": 2}
     routing = {
         "epp": {"config": config, "replicas": 3, "healthChecks": checks},
-        "resume": {"enabled": True, "maxMoves": 1},
+        "resume": {"enabled": "always", "maxMoves": 1},
     }
     objects = planned(endpoint(decode(routing=routing, sidecar={"prefillTimeout": "5s"})))
     file = tmp_path / "router.yaml"
@@ -217,7 +217,7 @@ def test_a_changed_bootstrap_rolls_envoy_and_a_changed_config_does_not_roll_the_
     assert hashes[0] != hashes[1]
     patient = decode(sidecar={"prefillTimeout": "5s"})
     assert templates(endpoint(patient)) == (envoy, epp)
-    assert templates(endpoint(decode(routing={"resume": {"enabled": True}}))) == (envoy, epp)
+    assert templates(endpoint(decode(routing={"resume": {"enabled": "always"}}))) == (envoy, epp)
 
 
 def test_the_epps_pods_find_each_other_and_authenticate_by_the_plan_keys() -> None:

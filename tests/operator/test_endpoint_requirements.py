@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tandem_operator.resources.pools import DecodePool
 from tandem_operator.routing.endpoint.observed import EndpointPool
 from tandem_operator.routing.endpoint.requirements import (
+    RESUME_DEFAULT,
     EndpointRequirements,
     combine_requirements,
     find_conflicts,
@@ -122,8 +124,8 @@ def test_the_first_health_checks_by_name_count() -> None:
 
 
 def test_the_first_settings_of_resumed_streams_by_name_count() -> None:
-    stated = decode("b", routing={"resume": {"enabled": True, "maxRegeneration": "1.5s"}})
-    other = decode("c", routing={"resume": {"enabled": False}})
+    stated = decode("b", routing={"resume": {"enabled": "always", "maxRegeneration": "1.5s"}})
+    other = decode("c", routing={"resume": {"enabled": "never"}})
     asked = {"enabled": True, "max_regeneration": "1500ms", "max_moves": 2}
     assert together(decode("a"), stated, other).resume == asked
     assert together(decode("a"), other).resume == {}
@@ -131,6 +133,37 @@ def test_the_first_settings_of_resumed_streams_by_name_count() -> None:
     assert find_conflicts(pools(decode("a"), stated)) == ()
     (line,) = find_conflicts(pools(decode("a"), stated, other))
     assert line.startswith("routing.resume of c differs from that of b, which is used")
+
+
+@pytest.mark.parametrize(
+    ("engine", "routing", "is_on"),
+    [
+        ({"type": "torch"}, {}, True),
+        ({"type": "vllm", "version": "0.32.1"}, {}, True),
+        ({"type": "vllm", "version": "0.31.0"}, {}, False),
+        ({"type": "torch"}, {"epp": {"image": "own:1"}}, False),
+        ({"type": "torch"}, {"epp": {"enabled": False}}, False),
+    ],
+    ids=["torch", "vllm", "older vllm", "image of one's own", "another picker"],
+)
+def test_auto_resumes_streams_where_that_is_known_to_be_exact(
+    engine: dict[str, Any], routing: dict[str, Any], *, is_on: bool
+) -> None:
+    local = {"source": {"path": "/model"}}
+    known = unified("a", engine={"type": "torch"}, model=local)
+    auto = unified("b", engine=engine, model=local, routing={**routing, "resume": {}})
+    assert bool(together(known, auto).resume) is is_on, "as all of the endpoint's pools"
+    always = decode("c", routing={"resume": {"enabled": "always"}})
+    assert together(always).resume["enabled"] is True
+
+
+def test_the_default_turns_resumed_streams_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto = msgspec.structs.replace(RESUME_DEFAULT, enabled="auto")
+    monkeypatch.setattr(f"{combine_requirements.__module__}.RESUME_DEFAULT", auto)
+    asked = {"enabled": True, "max_regeneration": "10s", "max_moves": 2}
+    assert together(decode()).resume == asked
+    assert together(decode(routing={"resume": {"enabled": "never"}})).resume == {}
+    assert together(unified(engine={"version": "0.31.0"})).resume == {}
 
 
 def test_each_gateway_is_listed_once() -> None:
@@ -224,6 +257,6 @@ def test_long_lists_are_not_quoted_in_a_conflict() -> None:
 def test_resumed_streams_that_are_turned_off_are_off_in_the_epps_own_configuration() -> None:
     config = {"kind": "EndpointPickerConfig", "resume": {"enabled": True}}
     own = decode("a", routing={"epp": {"config": config}})
-    off = decode("b", routing={"resume": {"enabled": False}})
+    off = decode("b", routing={"resume": {"enabled": "never"}})
     assert together(own, off).epp_config == {"kind": "EndpointPickerConfig"}
     assert together(own).epp_config == config

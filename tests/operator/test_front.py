@@ -119,7 +119,7 @@ def test_the_router_has_the_settings_of_the_epp_and_the_longest_drain() -> None:
         routing={
             **ROUTER,
             "epp": {"config": config, "replicas": 3, "image": "own:1", "env": variables},
-            "resume": {"enabled": True},
+            "resume": {"enabled": "always"},
             "maxRequestBytes": 1 << 26,
             "apiPaths": ["/version"],
         },

@@ -68,7 +68,7 @@ def test_turning_on_resumed_streams_changes_no_pod() -> None:
     """The EPP asks for them, in its plans."""
     cluster = settled(PREFILL, DECODE)
     before, revisions, of_pods = set(cluster.pods), set(cluster.revisions), flags(cluster)
-    cluster.edit("DecodePool", "d", routing={"resume": {"enabled": True, "maxMoves": 3}})
+    cluster.edit("DecodePool", "d", routing={"resume": {"enabled": "always", "maxMoves": 3}})
     assert not cluster.reconcile().label_pods
     cluster.settle()
     assert (set(cluster.pods), set(cluster.revisions)) == (before, revisions)

@@ -119,6 +119,22 @@ def test_help_shows_defaults_with_units(flag: str, default: str) -> None:
     assert after == default
 
 
+@pytest.mark.parametrize(
+    ("given", "is_on"),
+    [
+        ([], False),
+        (["--resume"], True),
+        (["--resume", "--retries", "1"], True),
+        (["--resume", "auto"], True),
+        (["--resume=always"], True),
+        (["--resume", "never"], False),
+    ],
+)
+def test_streams_are_resumed_by_a_flag_of_three_words(given: list[str], *, is_on: bool) -> None:
+    context = main.make_context("tandem-sidecar", given)
+    assert settings_from(context.params).resume is is_on
+
+
 async def status_of(listen: HostPort) -> int:
     async with wire(listen) as client:
         client.post(b"{}", path="/v1/models")

@@ -296,7 +296,7 @@ class RouterPodMetadata(Section, frozen=True, kw_only=True):
 
 
 class Resume(Section, frozen=True, kw_only=True):
-    enabled: bool
+    enabled: Literal["auto", "always", "never"]
     max_regeneration: Seconds
     max_moves: int
 

@@ -58,6 +58,9 @@ OFFLOAD_PEERS: Final = VersionRange((0, 25))
 """OffloadingConnector's `p2p` tier, with which it can hand KV off."""
 NIXL_PIPELINE: Final = VersionRange((0, 26))
 """NIXL between engines with pipeline stages."""
+RESUME: Final = VersionRange((0, 32))
+"""Streams that go on at another engine with the same tokens. Older ones may do it as well: with
+this one, streams that were broken off after each token were compared with unbroken ones."""
 STORAGE: Final = VersionRange((0, 32))
 """Tandem's storage connector, which was written against the interface of this version."""
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -22,15 +22,22 @@ from ...pods.manifests import pod_names
 from ...resources.pools import DecodePool, PoolSet, PrefillPool
 from ...resources.spec import (
     GatewayRef,
+    Resume,
     RouteMatch,
     RouterPodMetadata,
     Routing,
     RoutingService,
 )
+from ...resources.vllm_versions import RESUME, parse_release
 from .observed import EndpointPool
 from .settings import RouterSettings
 
 T = TypeVar("T")
+
+RESUME_DEFAULT: Final = Resume(enabled="never", max_regeneration=Seconds(10), max_moves=2)
+"""`routing.resume` of endpoints none of whose pools states it. Not "auto" yet: the CPU of a stream
+is above its target (docs/project/figures.md#streams-that-can-be-resumed), and no GPU was measured.
+"""
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ def epp_config(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
     without its section `resume` where `routing.resume` turns resumed streams off."""
     config = next((d.spec.routing.epp.config for d in decodes if d.spec.routing.epp.config), {})
     stated = _stated_resume(decodes)
-    is_off = bool(stated) and not stated["enabled"]
+    is_off = stated is not None and stated.enabled == "never"
     return {name: value for name, value in config.items() if name != "resume" or not is_off}
 
 
@@ -142,25 +149,33 @@ def _health_checks(routing: Routing) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def resume(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
+def resume(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
     """The router configuration's section `resume` for all `decodes` together, in order of their
-    names; empty when none asks for it: an EPP of an earlier version refuses a file with it."""
-    stated = _stated_resume(decodes)
-    return stated if stated.get("enabled") else {}
-
-
-def _stated_resume(decodes: Iterable[DecodePool]) -> dict[str, Any]:
-    return next(filter(None, (_resume(d.spec.routing) for d in decodes)), {})
-
-
-def _resume(routing: Routing) -> dict[str, Any]:
-    if (stated := routing.resume) is None:
-        return {}
-    return {
-        "enabled": stated.enabled,
+    names; empty when their streams do not go on: an EPP of an earlier version refuses a file with
+    it."""
+    stated = _stated_resume(decodes) or RESUME_DEFAULT
+    is_on = stated.enabled == "always" or (
+        stated.enabled == "auto" and bool(decodes) and all(map(can_resume, decodes))
+    )
+    limits = {
         "max_regeneration": format_duration(stated.max_regeneration),
         "max_moves": stated.max_moves,
     }
+    return {"enabled": True, **limits} if is_on else {}
+
+
+def can_resume(decode: DecodePool) -> bool:
+    """Whether `routing.resume.enabled: auto` is on for a pool: its streams are known to go on with
+    the same tokens, and what decides for it to know the section `resume`."""
+    engine, epp = decode.spec.engine, decode.spec.routing.epp
+    # An image of one's own may be of an earlier version.
+    if not epp.enabled or epp.image is not None:
+        return False
+    return engine.type == "torch" or RESUME.includes(parse_release(engine.version))
+
+
+def _stated_resume(decodes: Iterable[DecodePool]) -> Resume | None:
+    return next(filter(None, (decode.spec.routing.resume for decode in decodes)), None)
 
 
 def _duration(seconds: Seconds | None) -> str | None:
@@ -309,7 +324,7 @@ _COMPARED: Mapping[str, Callable[[Routing], Any]] = {
     "tls.secretName": _tls_secret,
     "service": lambda routing: _builtins(routing.service),
     "podMetadata": lambda routing: _builtins(routing.pod_metadata),
-    "resume": lambda routing: _resume(routing) or None,
+    "resume": lambda r: msgspec.structs.asdict(r.resume) if r.resume else None,
     **_PODS,
 }
 """Fields of `spec.routing` that can conflict, with a function that reads each; None: not set."""

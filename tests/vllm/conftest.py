@@ -38,7 +38,7 @@ def nixl(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of the warm pair come first: while it runs, NIXL's threads occupy two cores."""
+    """The tests of the warm pair come first, so that its two engines end early."""
     items.sort(key=lambda item: not _uses_warm_pair(item))
 
 

@@ -53,6 +53,8 @@ ON_A_CPU: Final = {
     "OMP_NUM_THREADS": "1",
     # Without this, the first request for logprobs compiles C++ for one or two minutes.
     "TORCHDYNAMO_DISABLE": "1",
+    # vLLM sets it if NIXL is not imported yet; `preloaded` imports it.
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",
     "UCX_TLS": "tcp,sm,self",
     # For all engines: the home of each is new, and without a cache vLLM inspects a model's class
     # in a process of its own, for ten seconds.

@@ -7,6 +7,9 @@ An engine has three processes. On a CPU each of them imports for eight seconds, 
 has done so; all else takes two seconds. The fork has the environment, the working directory, the
 CPUs, the process group and the output of the second command, which ends with it.
 
+NIXL's progress thread sleeps while there is nothing to do. `nixl_agent` sets no pause, so that the
+thread of each engine would occupy a core, of two on a small machine.
+
 It does not suit a test that sets variables which are read at an import, such as PYTHONHASHSEED or
 HF_HUB_CACHE, to other values than the first process has.
 """
@@ -31,6 +34,7 @@ def serve(listener: socket.socket, modules: list[str]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for module in modules:
         importlib.import_module(module)
+    _let_nixl_pause()
     # A collection would write to the pages that all engines share.
     gc.collect()
     gc.freeze()
@@ -53,6 +57,18 @@ def serve(listener: socket.socket, modules: list[str]) -> None:
                 os.kill(engine, signal.SIGKILL)
             with suppress(OSError):
                 connection.sendall(str(engine).encode())
+
+
+def _let_nixl_pause() -> None:
+    """Have NIXL's progress thread wait for data up to a millisecond; data wake it at once."""
+    bindings = importlib.import_module("nixl._bindings")
+    create = bindings.nixlAgent
+
+    def nixl_agent(name: str, config: Any) -> Any:
+        config.pthrDelay = 1000  # In microseconds.
+        return create(name, config)
+
+    bindings.nixlAgent = nixl_agent
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -66,7 +66,7 @@ async def test_an_engine_that_serves_alone_is_reported(
 
 @pytest.fixture(scope="module")
 def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SingleVllm]:
-    """On one core, and without NIXL, whose progress thread occupies another one all the time."""
+    """On one core, and without NIXL, so that the truth has little noise."""
     core = max(os.sched_getaffinity(0))
     prefix = ("taskset", "--cpu-list", str(core))
     with single_vllm(model, tmp_path_factory.mktemp("engine"), prefix=prefix) as running:
@@ -104,7 +104,6 @@ async def test_the_epp_learns_the_engines_own_prefill_times_without_a_sidecar(
 async def test_the_epp_learns_the_engines_own_prefill_times_from_hand_offs(
     pair: Pair, tmp_path: Path
 ) -> None:
-    """On a machine with few cores the truth is noisy: NIXL occupies one for each engine."""
     backends = [
         {"name": ENGINE, "url": pair.prefill.url(""), "role": "prefill", "models": [MODEL_NAME]},
         {"name": "decode", "url": pair.url(""), "role": "decode", "models": [MODEL_NAME]},

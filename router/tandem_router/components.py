@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tandem_contract.api_keys import ApiKeys
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import Role
 from tandem_contract.plan_keys import PlanKeys
@@ -85,11 +86,13 @@ class Components:
         epp: EppSettings,
         configuration: Configuration,
         peers: WorkerPeers | None = None,
+        api_keys: ApiKeys | None = None,
     ) -> None:
         """`settings`: of the data path, from flags. `epp`: of the decision; with plan keys, the
         sidecars in front of the engines hand off. `peers`: the other workers; None: this process is
-        the only one. Raises ValueError and OSError when the plan keys cannot be used."""
-        self._flags = settings
+        the only one. `api_keys`: of the clients that are served; None: all are. Raises ValueError
+        and OSError when the plan keys cannot be used."""
+        self._flags, self._api_keys = settings, api_keys
         self._backends = KnownBackends(settings)
         self._keys = PlanKeys(epp.plan_key_dir) if epp.plan_key_dir is not None else None
         self.decisions = Decisions(epp, configuration, {})
@@ -146,7 +149,9 @@ class Components:
             # The picker itself has none: plans are signed as the requests are sent.
             decisions.warm_up_keys = lambda: keys.current
         decisions.scraper.on_not_serving = lambda pod: self._empty(address_of(pod.backend))
-        self._handler = RoutedRequests(parts, self.preparer.prepare, lambda: health.healthy)
+        self._handler = RoutedRequests(
+            parts, self.preparer.prepare, lambda: health.healthy, self._api_keys
+        )
         self.server = path.serve(self._handler, tls)
         self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
         shared_keys = SharedKeys(keys, self.channel) if keys is not None else None

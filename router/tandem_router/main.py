@@ -111,6 +111,13 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     help="With --peers: address on which the other replicas connect.",
 )
 @click.option(
+    "--api-key-dir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Directory of clients' API keys, one file each, named after the client; reloaded when it "
+    "changes. A request without one of them, in x-api-key or after Bearer in Authorization, is "
+    "answered with 401. Default: no client needs a key.",
+)
+@click.option(
     "--drain-delay",
     type=DURATION,
     default="0s",
@@ -177,6 +184,7 @@ def main(
     mutual_tls: Path | None,
     peers: tuple[HostPort, ...],
     peer_listen: HostPort,
+    api_key_dir: Path | None,
     drain_delay: float,
     worker_sockets: WorkerSockets | None,
     peer_sockets: tuple[int, ...] | None,
@@ -222,7 +230,16 @@ def main(
                 peers=peers,
                 peer_listen=peer_listen,
             )
-            uvloop.run(run(settings, epp, config, configuration, worker, drain_delay=drain_delay))
+            serving = run(
+                settings,
+                epp,
+                config,
+                configuration,
+                worker,
+                drain_delay=drain_delay,
+                api_key_dir=api_key_dir,
+            )
+            uvloop.run(serving)
     except NotConfigured as err:
         fail(str(err), status=2)
     except (CannotListen, WorkerFailed) as err:

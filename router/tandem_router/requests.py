@@ -17,6 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from tandem_contract import endpoints, headers
+from tandem_contract.api_keys import ApiKeys
 from tandem_epp.exchange import HttpRequest, NotPlaced, Reply
 from tandem_epp.placement.placement import Placement
 from tandem_http1.client import ActiveRequest, ClientConnection
@@ -27,6 +28,7 @@ from tandem_sidecar.handoff.outbound import client_request_id
 from tandem_sidecar.handoff.reply import new_record, refuse_generation, send_error
 from tandem_sidecar.observability.record import PASSTHROUGH, Record
 
+from .clients import REFUSED, client_of, without_keys
 from .placed import Parts, PlacedRequest
 
 log = logging.getLogger(__name__)
@@ -44,8 +46,16 @@ Prepare = Callable[[HttpRequest, bytes], AbstractAsyncContextManager[object] | N
 class RoutedRequests:
     """The handler of every client request."""
 
-    def __init__(self, parts: Parts, prepare: Prepare, is_healthy: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        prepare: Prepare,
+        is_healthy: Callable[[], bool],
+        api_keys: ApiKeys | None = None,
+    ) -> None:
+        """`api_keys`: of the clients that are served; None: all are."""
         self._parts, self._prepare, self._is_healthy = parts, prepare, is_healthy
+        self._api_keys = api_keys
         self._context, self._picker = parts.context, parts.picker
         self._placements = parts.placements
         self.is_leaving = False
@@ -53,6 +63,13 @@ class RoutedRequests:
 
     def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
         """Serve `request`; None: it is already answered."""
+        client_name: str | None = None
+        if self._api_keys is not None:
+            client_name = client_of(request, self._api_keys)
+            if client_name is None:
+                send_error(client, request, 401, REFUSED, self.refuse(request), close=False)
+                return None
+            request = without_keys(request)
         if request.target == _HEALTH and request.method in (b"GET", b"HEAD"):
             self._answer_health(request, client)
             return None
@@ -68,7 +85,7 @@ class RoutedRequests:
             except BadBody as err:
                 send_error(client, request, 400, str(err), self.refuse(request), close=False)
                 return None
-        http = _http_request(request)
+        http = _http_request(request, client_name)
         preparing = self._prepare(http, request.body) if request.body else None
         if preparing is None:
             return self._serve(request, http, client, body)
@@ -153,13 +170,16 @@ class PreparedRequest:
             self._client.continue_with(active)
 
 
-def _http_request(request: Request) -> HttpRequest:
-    """The request as the picker reads it, without what a client may not set."""
+def _http_request(request: Request, client_name: str | None) -> HttpRequest:
+    """The request as the picker reads it, without what a client may not set; `client_name`: whose
+    API key it has."""
     values = {
         name.decode("latin-1"): value.decode("latin-1")
         for name, value in request.values.items()
         if name not in _INTERNAL
     }
+    if client_name is not None:
+        values[headers.CLIENT] = client_name
     # A refusal, which has no placement, names the same id as the decision.
     values[headers.REQUEST_ID] = client_request_id(request)
     return HttpRequest(request.method.decode("latin-1"), request.target.decode("latin-1"), values)

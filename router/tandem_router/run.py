@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tandem_contract.api_keys import ApiKeys
 from tandem_contract.commandline import HostPort
 from tandem_epp.process.configuration import Configuration, FileWatch
 from tandem_epp.process.discovery import Discovery, connect
@@ -60,12 +61,13 @@ async def start(
     epp: EppSettings,
     configuration: Configuration,
     worker: Worker | None = None,
+    api_keys: ApiKeys | None = None,
 ) -> AsyncIterator[RunningRouter]:
     """A router that listens, stopped on exit. Raises CannotListen and NotConfigured (no cluster),
     with nothing left started."""
     async with AsyncExitStack() as stack:
         sockets, peers = (None, None) if worker is None else (worker.sockets, worker.peers)
-        components = Components(settings, epp, configuration, peers)
+        components = Components(settings, epp, configuration, peers, api_keys)
         discovery = None
         if epp.pods is not None:
             discovery = components.find_pods(await connect(stack), epp)
@@ -96,16 +98,19 @@ async def run(
     worker: Worker | None = None,
     *,
     drain_delay: float = 0.0,
+    api_key_dir: Path | None = None,
 ) -> None:
     """Serve with `configuration` of `file` until a signal, drain, return. `drain_delay`: seconds
-    between both. Raises CannotListen and NotConfigured."""
+    between both. `api_key_dir`: of the clients that are served; None: all are. Raises CannotListen,
+    NotConfigured, and OSError for a directory that cannot be read."""
     # Installed before anything is started: a signal during the start leads to a drain, too.
     signals = StopSignals()
     if worker is None:
         signals.install()
     else:
         signals.install_in_worker()
-    async with start(settings, epp, configuration, worker) as running:
+    api_keys = None if api_key_dir is None else ApiKeys(api_key_dir)
+    async with start(settings, epp, configuration, worker, api_keys) as running:
         components = running.components
 
         def reload() -> None:
@@ -121,6 +126,8 @@ async def run(
         if epp.mutual_tls is not None:
             reload_tls = components.decisions.load_mutual_tls
             followed.append(FileWatch(epp.mutual_tls, reload_tls).run())
+        if api_key_dir is not None and api_keys is not None:
+            followed.append(FileWatch(api_key_dir, api_keys.reload).run())
         if worker is None:
             followed.append(FileWatch(file, reload).run())
             print_ready(running.listen, running.admin, configuration, 1)

@@ -145,6 +145,31 @@ def test_the_router_has_the_settings_of_the_epp_and_the_longest_drain() -> None:
     assert flags["--peers"] == "chat-router-peers.default.svc:9005"
 
 
+KEYED = {"envoy": {"apiKeySecretRef": {"name": "clients"}}}
+
+
+def test_the_router_asks_clients_for_the_keys_of_the_secret() -> None:
+    pods = by_name(planned(routed(**KEYED)).apply)[DEPLOYMENT]["spec"]["template"]["spec"]
+    [volume] = [volume for volume in pods["volumes"] if volume["name"] == "api-key-secret"]
+    assert volume["secret"] == {"secretName": "clients"}
+    [container] = pods["containers"]
+    [mount] = [m for m in container["volumeMounts"] if m["name"] == "api-key-secret"]
+    given = container["args"].index("--api-key-dir") + 1
+    assert (container["args"][given], mount["readOnly"]) == (mount["mountPath"], True)
+    without = by_name(planned(routed()).apply)[DEPLOYMENT]["spec"]["template"]["spec"]
+    assert "--api-key-dir" not in without["containers"][0]["args"]
+
+
+def test_a_pool_that_cannot_be_read_opens_no_router_to_clients_without_keys() -> None:
+    keyed, plain = decode("a", routing={**ROUTER, **KEYED}), decode("b", routing=ROUTER)
+    before = settled(endpoint(keyed, plain))
+    broken = (UnreadablePool("uid-a", "a"),)
+    after = replace(before, pools=endpoint(plain).pools, unreadable_pools=broken)
+    bodies = by_name(settled(after).children.values())
+    volumes = bodies[DEPLOYMENT]["spec"]["template"]["spec"]["volumes"]
+    assert "api-key-secret" in [volume["name"] for volume in volumes]
+
+
 def test_the_router_has_the_certificates_of_the_endpoint() -> None:
     objects = by_name(planned(routed(tls={"secretName": "chat-tls"})).apply)
     pods = objects[DEPLOYMENT]["spec"]["template"]["spec"]
@@ -367,7 +392,6 @@ def test_everyone_reaches_the_router_for_requests_and_only_routers_and_monitors_
     [
         {"inferencePool": {"enabled": True}},
         {"inferencePool": {"enabled": True}, "gatewayRef": {"name": "g"}},
-        {"envoy": {"apiKeySecretRef": {"name": "s"}}},
         {"envoy": {"enabled": False}},
         {"epp": {"enabled": False}},
     ],

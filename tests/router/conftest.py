@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 import yaml
 
+from tandem_contract.api_keys import ApiKeys
 from tandem_contract.commandline import HostPort
 from tandem_router.configuration import load
 from tandem_router.main import epp_settings
@@ -82,6 +83,7 @@ class Harness:
         *,
         settings: Settings | None = None,
         keys: Path | None = None,
+        api_keys: ApiKeys | None = None,
         warm_up: bool = False,
         **sections: Any,
     ) -> None:
@@ -93,7 +95,7 @@ class Harness:
         self.write(serving, **sections)
         flags = settings or Settings(listen=LOOPBACK, admin=LOOPBACK)
         epp = replace(epp_settings(self.file, flags, warm_up=warm_up), plan_key_dir=keys)
-        context = start(flags, epp, load(self.file, os.environ))
+        context = start(flags, epp, load(self.file, os.environ), api_keys=api_keys)
         self.router = await self._stack.enter_async_context(context)
         timeout = aiohttp.ClientTimeout(total=20)
         self.http = await self._stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))

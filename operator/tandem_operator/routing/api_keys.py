@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +24,7 @@ if __name__ == "__main__":
     # Before the next imports, which take a moment.
     end_at_sigterm(0)
 
+from tandem_contract.api_keys import clients_by_key, read_keys
 from tandem_contract.headers import CLIENT
 
 from .envoy.clusters import TYPE, Json
@@ -36,15 +36,13 @@ _KEY_SOURCES: Final = ({"header": "Authorization"}, {"header": "x-api-key"})
 _log: Final = logging.getLogger(__name__)
 
 
-def filter_config(key_by_client: Mapping[str, str]) -> Json:
+def filter_config(key_by_client: dict[str, str]) -> Json:
     """The file's content: a discovery response with the filter's configuration.
 
     Of clients with equal keys the first by name counts, because Envoy refuses the same key twice.
     Without any key all requests are refused.
     """
-    client_by_key: dict[str, str] = {}
-    for client, key in sorted(key_by_client.items()):
-        client_by_key.setdefault(key, client)
+    client_by_key = clients_by_key(key_by_client)
     config = {
         "@type": TYPE + "extensions.filters.http.api_key_auth.v3.ApiKeyAuth",
         "credentials": [{"key": key, "client": name} for key, name in client_by_key.items()],
@@ -59,24 +57,6 @@ def filter_config(key_by_client: Mapping[str, str]) -> Json:
     }
     version = hashlib.sha256(json.dumps(config).encode()).hexdigest()[:16]
     return {"version_info": version, "resources": [resource]}
-
-
-def read_keys(directory: Path) -> dict[str, str]:
-    """Client → key. Files that are empty or no text are reported and left out."""
-    keys = {}
-    # The kubelet's own entries begin with dots.
-    for file in (file for file in directory.iterdir() if not file.name.startswith(".")):
-        try:
-            # Tools that write a Secret from a file often leave a line break at its end.
-            key = file.read_text(encoding="ascii").strip()
-        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError) as err:
-            _log.error("API key of client %s is not used: %s", file.name, err)
-            continue
-        if key:
-            keys[file.name] = key
-        else:
-            _log.error("API key of client %s is not used: it is empty", file.name)
-    return keys
 
 
 def update(directory: Path, file: Path, current: Json | None) -> Json:

@@ -44,7 +44,7 @@ def plan_fronts(observed: ObservedEndpoint, required: EndpointRequirements) -> F
     """The fronts of an endpoint with at least one readable pool, if `required.has_front`."""
     wanted, selected = required.front, selected_front(observed)
     running = {front for front in (ENVOY, ROUTER) if _is_deployed(observed, required, front)}
-    # Without its Service, what runs tells: Envoy, which may ask for keys, before the router.
+    # Without its Service, what runs tells.
     current = selected or next((front for front in (ENVOY, ROUTER) if front in running), wanted)
     # An unreadable pool may be the one that keeps the endpoint from changing its front.
     if observed.unreadable_pools:

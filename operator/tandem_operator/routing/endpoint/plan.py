@@ -16,8 +16,16 @@ from tandem_contract import ports
 from ...observed import RouterState
 from ...planning.drift import is_up_to_date
 from ...planning.key_rotation import Rotation, keys_in, rotate
-from ..objects.common import ENVOY, EPP, ROUTER, Names, Object, plan_key_object
-from ..objects.envoy import api_key_secret, client_service, envoy_objects
+from ..objects.common import (
+    ENVOY,
+    EPP,
+    ROUTER,
+    Names,
+    Object,
+    api_key_secret,
+    plan_key_object,
+)
+from ..objects.envoy import client_service, envoy_objects
 from ..objects.epp import account_objects, epp_objects, http_route, inference_pool
 from ..objects.policies import network_policies
 from ..objects.router import router_objects
@@ -77,8 +85,10 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
     settings = with_pools_settings(settings, observed.pools)
     if observed.unreadable_pools and not required.api_key_secret:
         # An unreadable pool may be the one that asks for keys: a typing error must not open it.
-        envoy = ObjectRef("apps/v1", "Deployment", Names(observed.key.name).envoy)
-        required = replace(required, api_key_secret=api_key_secret(observed.children.get(envoy)))
+        names = Names(observed.key.name)
+        fronts_now = (ObjectRef("apps/v1", "Deployment", n) for n in (names.envoy, names.router))
+        secrets = (api_key_secret(observed.children.get(ref)) for ref in fronts_now)
+        required = replace(required, api_key_secret=next(filter(None, secrets), None))
     # Only our EPP signs plans: without it there is no key to rotate.
     rotation = _rotation(observed, settings) if required.epp else None
     fronts = plan_fronts(observed, required) if required.has_front else None

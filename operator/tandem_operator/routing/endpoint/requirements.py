@@ -103,7 +103,7 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         health_checks=health_checks(decodes),
         resume=resume(decodes),
         has_front=any(r.envoy.enabled for r in routings),
-        # Envoy may have API keys, which one pool alone must not take from the others.
+        # One pool alone takes Envoy from no other, which may need what only Envoy has.
         front="router" if all(r.front == "router" for r in routings) else "envoy",
         api_key_secret=next(filter(None, map(_api_key_secret, routings)), None),
         tls_secret=next(filter(None, map(_tls_secret, routings)), None),

@@ -33,6 +33,10 @@ EPP: Final = "epp"
 ROUTER: Final = "router"
 """`ENVOY`, `EPP` and `ROUTER` are values of the label `app.kubernetes.io/component` and names of
 containers."""
+API_KEY_DIRECTORY: Final = "/etc/tandem/api-key-secret"
+_API_KEY_VOLUME: Final = "api-key-secret"
+API_KEY_MOUNT: Final = {"name": _API_KEY_VOLUME, "mountPath": API_KEY_DIRECTORY, "readOnly": True}
+"""Of `api_key_volume`."""
 _MIN_READY_SECONDS: Final = 8
 """Seconds after which a ready pod counts as available: by then Envoy can resolve its name. The
 cluster's DNS caches a negative answer for 5 s, Envoy looks names up every 2 s, and EndpointSlices
@@ -247,6 +251,18 @@ def pod_spec(
         "priorityClassName": settings.priority_class,
     }
     return {**spec, **{name: value for name, value in optional.items() if value}}
+
+
+def api_key_volume(secret: str) -> Object:
+    """The Secret with the API keys of clients."""
+    return {"name": _API_KEY_VOLUME, "secret": {"secretName": secret}}
+
+
+def api_key_secret(deployment: Body | None) -> str | None:
+    """Name of the Secret with API keys that a front's Deployment uses; None: it uses none."""
+    volumes = deployment["spec"]["template"]["spec"].get("volumes", ()) if deployment else ()
+    names = (v["secret"]["secretName"] for v in volumes if v["name"] == _API_KEY_VOLUME)
+    return next(names, None)
 
 
 def container(settings: RouterSettings, **content: Any) -> Object:

@@ -8,7 +8,6 @@ from typing import Any, Final
 from tandem_contract import labels, ports
 from tandem_contract.api_paths import ApiPaths
 
-from ...observed import Body
 from ...pods.containers import TLS_DIRECTORY, tls_mounts, tls_volumes
 from ...resources.quantities import quantity
 from ..endpoint.observed import ObservedEndpoint
@@ -17,9 +16,12 @@ from ..endpoint.settings import RouterSettings
 from ..envoy.bootstrap import BODY_LIMIT, LIVE, READY, EnvoySettings, envoy_bootstrap
 from ..envoy.clusters import MutualTls
 from .common import (
+    API_KEY_DIRECTORY,
+    API_KEY_MOUNT,
     ENVOY,
     Names,
     Object,
+    api_key_volume,
     budget,
     config_map,
     container,
@@ -31,8 +33,6 @@ from .common import (
 
 _DIRECTORY: Final = "/etc/envoy"
 _FILE: Final = "envoy.json"
-_API_KEY_SECRET: Final = "/etc/tandem/api-key-secret"  # noqa: S105 - a directory
-_API_KEY_VOLUME: Final = "api-key-secret"
 _API_KEYS_MOUNT: Final = {"name": "api-keys", "mountPath": "/run/tandem/api-keys"}
 _API_KEY_FILE: Final = f"{_API_KEYS_MOUNT['mountPath']}/keys.json"
 _GRACE_AFTER_DRAIN: Final = 15
@@ -200,17 +200,10 @@ def _envoy(settings: RouterSettings, *, has_keys: bool, tls: str | None) -> Obje
     )
 
 
-def api_key_secret(deployment: Body | None) -> str | None:
-    """Name of the Secret with API keys that an Envoy Deployment uses; None: it uses none."""
-    volumes = deployment["spec"]["template"]["spec"].get("volumes", ()) if deployment else ()
-    names = (v["secret"]["secretName"] for v in volumes if v["name"] == _API_KEY_VOLUME)
-    return next(names, None)
-
-
 def _api_key_volumes(secret: str) -> list[Object]:
     """The Secret, and the memory in which `api_keys` writes it down for Envoy."""
     return [
-        {"name": _API_KEY_VOLUME, "secret": {"secretName": secret}},
+        api_key_volume(secret),
         {"name": "api-keys", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
     ]
 
@@ -224,7 +217,7 @@ def _api_keys(settings: RouterSettings) -> Object:
         name="api-keys",
         image=settings.tandem_image,
         restartPolicy="Always",
-        command=[*command, _API_KEY_SECRET, _API_KEY_FILE],
+        command=[*command, API_KEY_DIRECTORY, _API_KEY_FILE],
         # The kubelet starts Envoy once this has succeeded.
         startupProbe={"exec": {"command": check}, "periodSeconds": 1, "failureThreshold": 60},
         resources={
@@ -232,7 +225,7 @@ def _api_keys(settings: RouterSettings) -> Object:
             "limits": {"memory": "128Mi"},
         },
         volumeMounts=[
-            {"name": _API_KEY_VOLUME, "mountPath": _API_KEY_SECRET, "readOnly": True},
+            dict(API_KEY_MOUNT),
             dict(_API_KEYS_MOUNT),
         ],
     )

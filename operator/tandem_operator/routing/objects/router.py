@@ -16,9 +16,12 @@ from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import RouterSettings
 from ..envoy.bootstrap import BODY_LIMIT
 from .common import (
+    API_KEY_DIRECTORY,
+    API_KEY_MOUNT,
     ROUTER,
     Names,
     Object,
+    api_key_volume,
     budget,
     config_map,
     container,
@@ -88,7 +91,10 @@ def _template(
         # Longer than delay and drain: SIGKILL would cut the streams that the drain waits for.
         terminationGracePeriodSeconds=_DRAIN_DELAY + drain + _GRACE_AFTER_DRAIN,
         containers=[_container(observed, required, settings, drain)],
-        volumes=decision_volumes(observed, required, names.router),
+        volumes=[
+            *decision_volumes(observed, required, names.router),
+            *([api_key_volume(secret)] if (secret := required.api_key_secret) else []),
+        ],
     )
     return {"spec": spec}
 
@@ -97,6 +103,7 @@ def _container(
     observed: ObservedEndpoint, required: EndpointRequirements, settings: RouterSettings, drain: int
 ) -> Object:
     name, namespace = observed.key.name, observed.key.namespace
+    asks_for_keys = required.api_key_secret is not None
     return container(
         settings,
         name=ROUTER,
@@ -110,6 +117,7 @@ def _container(
             *("--plan-key-dir", KEY_DIRECTORY),
             *("--peers", f"{Names(name).router_peers}.{namespace}.svc:{ports.EPP_PEERS}"),
             *tls_flags(required.tls_secret),
+            *(("--api-key-dir", API_KEY_DIRECTORY) if asks_for_keys else ()),
             *("--max-body", str(required.max_request_bytes or BODY_LIMIT)),
             *("--drain-delay", f"{_DRAIN_DELAY}s"),
             *("--drain-timeout", f"{drain}s"),
@@ -124,5 +132,8 @@ def _container(
         livenessProbe=probe(endpoints.ALIVE, ports.ROUTER_ADMIN, failures=6),
         resources=dict(settings.router_resources),
         **{name: list(items) for name, items in settings.epp_env.items()},
-        volumeMounts=decision_mounts(required),
+        volumeMounts=[
+            *decision_mounts(required),
+            *([dict(API_KEY_MOUNT)] if asks_for_keys else []),
+        ],
     )

@@ -1,0 +1,105 @@
+"""The router serves only clients with an API key (--api-key-dir), as Envoy does."""
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tandem_contract import headers
+from tandem_contract.api_keys import ApiKeys
+
+from ..contract.test_api_keys import WITHOUT_KEY
+from ..sidecar.peers import FakeDecode
+from .conftest import Harness
+from .processes import router
+
+BODY = {"model": "m", "prompt": "Hi"}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> ApiKeys:
+    directory = tmp_path / "keys"
+    directory.mkdir()
+    for client, key in (("alice", "key-a\n"), ("bob", "key-b")):
+        (directory / client).write_text(key)
+    return ApiKeys(directory)
+
+
+async def status(harness: Harness, path: str = "/v1/completions", **sent: str) -> int:
+    named = {name.replace("_", "-"): value for name, value in sent.items()}
+    async with harness.http.post(harness.url(path), json=BODY, headers=named) as answer:
+        await answer.read()
+        return answer.status
+
+
+async def test_only_clients_with_a_key_are_served(harness: Harness, keys: ApiKeys) -> None:
+    decode = await harness.decode("d")
+    await harness.start(api_keys=keys)
+    assert await status(harness, authorization="Bearer key-a") == 200
+    assert await status(harness, x_api_key="key-b") == 200
+    for sent in WITHOUT_KEY:
+        assert await status(harness, **sent) == 401, sent
+    for path in ("/v1/models", "/health", "/no/such/path"):
+        assert await status(harness, path) == 401, path
+    assert await status(harness, "/no/such/path", x_api_key="key-b") == 404
+    assert len(decode.requests) == 2
+
+
+async def test_a_header_with_a_key_counts_once_only(harness: Harness, keys: ApiKeys) -> None:
+    await harness.decode("d")
+    await harness.start(api_keys=keys)
+    twice = [("x-api-key", "key-a"), ("x-api-key", "other")]
+    async with harness.http.post(harness.url(), json=BODY, headers=twice) as answer:
+        assert answer.status == 401
+
+
+async def test_a_refusal_has_the_form_of_its_api(harness: Harness, keys: ApiKeys) -> None:
+    await harness.decode("d")
+    await harness.start(api_keys=keys)
+    for path, kind in (
+        ("/v1/completions", "AuthenticationError"),
+        ("/v1/messages", "authentication_error"),
+    ):
+        async with harness.http.post(harness.url(path), data=b"{}") as answer:
+            assert (answer.status, answer.content_type) == (401, "application/json")
+            error = (await answer.json())["error"]
+        assert error["type"] == kind
+        assert error["message"]
+
+
+async def test_no_engine_sees_the_key(harness: Harness, keys: ApiKeys) -> None:
+    decode = await harness.decode("d")
+    await harness.start(api_keys=keys)
+    await status(harness, authorization="Bearer key-a")
+    await status(harness, x_api_key="key-b")
+    for request in decode.requests:
+        assert not {"authorization", "x-api-key"} & {name.lower() for name in request.headers}
+
+
+async def test_clients_are_tenants_by_their_names(harness: Harness, keys: ApiKeys) -> None:
+    decode = await harness.decode("d")
+    await harness.start(api_keys=keys, cache_salt={"from_header": headers.CLIENT})
+    for sent in ({}, {"x_tandem_client": "bob"}):
+        await status(harness, authorization="Bearer key-a", **sent)
+    await status(harness, x_api_key="key-b")
+    first, second, other = (request.json["cache_salt"] for request in decode.requests)
+    assert first == second != other
+
+
+@pytest.mark.component
+async def test_keys_are_rotated_without_a_restart(tmp_path: Path, keys: ApiKeys) -> None:
+    file, directory = tmp_path / "router.yaml", tmp_path / "keys"
+    async with FakeDecode() as engine, aiohttp.ClientSession() as http:
+        file.write_text(f"backends: [{{name: d, url: 'http://{engine.address}'}}]\n")
+        async with router(file, "--api-key-dir", str(directory)) as process:
+
+            async def answered(key: str) -> int:
+                sent = {"x-api-key": key}
+                async with http.post(process.url(), json=BODY, headers=sent) as answer:
+                    return answer.status
+
+            assert (await answered("key-b"), await answered("new")) == (200, 401)
+            (directory / "new").write_text("new")
+            (directory / "new").replace(directory / "bob")
+            await process.wait_for_log("API keys of 2 clients")
+            assert (await answered("key-b"), await answered("new")) == (401, 200)

@@ -48,6 +48,8 @@ def kubelet(issued: Authority, state: Path) -> dict[str, Any]:
         "imageGCHighThresholdPercent": 100,
         "maxPods": 200,
         "podLogsDir": "/var/log/pods",
+        # How soon pods see that a mounted Secret or an annotation has changed; a minute by default.
+        "syncFrequency": "10s",
     }
 
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -64,10 +65,37 @@ def test_every_setting_reaches_the_pods(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "stated", "replicas"),
+    [
+        ("epp: {replicas: 3}", {}, 3),
+        ("{epp: {replicas: 3}, router: {replicas: 5}}", {}, 5),
+        ("router: {replicas: 5}", {"epp": {"replicas": 4}}, 4),
+    ],
+)
+def test_there_are_as_many_routers_as_the_pools_or_the_file_say(
+    tmp_path: Path, text: str, stated: dict[str, Any], replicas: int
+) -> None:
+    pool = decode(routing={"front": "router", **stated})
+    [router] = (
+        body
+        for body in plan_endpoint(endpoint(pool), settings_of(text, tmp_path)).apply
+        if body["kind"] == "Deployment"
+    )
+    assert router["spec"]["replicas"] == replicas
+
+
+@pytest.mark.parametrize(
     ("text", "epp", "router"),
     [
         ("nodeSelector: {disk: fast}", "1Gi", "2Gi"),
         ("epp: {resources: {limits: {memory: 9Gi}}}", "9Gi", "9Gi"),
+        ("router: {resources: {limits: {memory: 9Gi}}}", "1Gi", "9Gi"),
+        (
+            "{epp: {resources: {limits: {memory: 3Gi}}},"
+            " router: {resources: {limits: {memory: 9Gi}}}}",
+            "3Gi",
+            "9Gi",
+        ),
     ],
 )
 def test_the_router_has_more_memory_than_an_epp_unless_the_file_says_how_much(
@@ -147,7 +175,7 @@ def test_the_documented_file_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ":1: expected one YAML mapping of envoy, epp, kvCacheIndex"),
+        ("", ":1: expected one YAML mapping of envoy, epp, router, kvCacheIndex"),
         ("[]", ":1: expected one YAML mapping of"),
         ("a: 1\nenvoy: {}", ":1: Object contains unknown field `a`"),
         ("epp: {}\nenvoy: {replica: 2}", ":2: envoy: Object contains unknown field `replica`"),

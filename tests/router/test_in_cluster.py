@@ -231,6 +231,42 @@ async def test_a_router_that_starts_knows_what_the_others_have_placed(cluster: C
                 assert [pod["in_flight"] for pod in await cluster.backends(second)] == [1]
 
 
+async def test_routers_serve_side_by_side(cluster: Cluster) -> None:
+    for name in ("d-0", "d-1"):
+        await cluster.decode(name)
+    addresses = [f"127.0.0.1:{free_port('127.0.0.1')}" for _ in range(2)]
+    peers = tuple(flag for address in addresses for flag in ("--peers", address))
+    flags = [(*peers, "--peer-listen", address) for address in addresses]
+    body = asked(is_chat=False)
+    async with cluster.router("d-0", "d-1", flags=flags[0]) as first:
+        http = cluster.http
+        async with cluster.router("d-0", "d-1", flags=flags[1]) as second:
+            await until(lambda: cluster.is_ready(second))
+
+            async def is_served_by_the_second() -> bool:
+                cluster.script(generates())
+                async with cluster.http.post(second.url(), json=body) as response:
+                    await response.read()
+                return response.status == 200
+
+            cluster.script(generates(4, pause=until_gone))
+            async with http.post(first.url(), json=body) as held:
+                await held.content.readuntil(b"\n\n")
+                [(busy, [turn])] = [pair for pair in cluster.turns.items() if pair[1]]
+
+                async def is_known() -> bool:
+                    pods = await cluster.backends(second)
+                    return {pod["name"]: pod["in_flight"] for pod in pods}[busy] == 1
+
+                await until(is_known)
+                assert await is_served_by_the_second()
+                first.process.kill()
+                with pytest.raises(aiohttp.ClientError):
+                    await held.read()
+            await asyncio.wait_for(turn.gone.wait(), 20)
+            assert await is_served_by_the_second()
+
+
 async def test_a_router_without_pods_is_ready_and_says_so_to_clients(cluster: Cluster) -> None:
     async with cluster.router() as process:
         await until(lambda: cluster.is_ready(process))

@@ -1,9 +1,10 @@
-"""Settings that every endpoint's Envoy and EPP share, and the file of `--router-settings`.
+"""Settings that every endpoint's Envoy, EPP and router share, and the file of `--router-settings`.
 
 All fields of the file are optional; a field that it leaves out keeps the default of RouterSettings:
 
     envoy: {replicas: 2, threads: 4, resources: {limits: {memory: 1Gi}}}
     epp: {replicas: 2, resources: {requests: {cpu: 250m}}, envFrom: [{secretRef: {name: otlp}}]}
+    router: {replicas: 3, resources: {requests: {cpu: "1"}, limits: {memory: 4Gi}}}
     nodeSelector: {disk: fast}
     tolerations: [{key: router, operator: Exists}]
     priorityClassName: high
@@ -97,9 +98,12 @@ class RouterSettings:
             "limits": {"memory": "2Gi"},
         }
     )
-    """Of the router where it is the front; `epp.resources` of the file sets them, too. Every byte
-    passes through it, and an end for lack of memory breaks all its streams. It holds bodies in a
-    quarter of the limit, 512 MiB, each of them up to three times."""
+    """Of the router where it is the front; where the file states none, but `epp.resources`, those.
+    Every byte passes through it, and an end for lack of memory breaks all its streams. It holds
+    bodies in a quarter of the limit, 512 MiB, each of them up to three times."""
+    router_replicas: int | None = None
+    """As `epp_replicas`, of routers; None: as many as EPPs. A router serves what one core does, so
+    a large endpoint needs more of them."""
     envoy_env: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)
     """`env` and `envFrom` of Envoy's container, as in a container."""
     epp_env: Mapping[str, tuple[Body, ...]] = field(default_factory=dict)
@@ -145,6 +149,11 @@ class _Epp(_Strict, frozen=True):
     env_from: tuple[_EnvSource, ...] = ()
 
 
+class _Router(_Strict, frozen=True):
+    replicas: _Count | None = None
+    resources: _Resources | None = None
+
+
 class _Envoy(_Epp, frozen=True):
     threads: _Count | None = None
 
@@ -184,6 +193,7 @@ class _NetworkPolicy(_Strict, frozen=True):
 class _File(_Strict, frozen=True):
     envoy: _Envoy = _Envoy()
     epp: _Epp = _Epp()
+    router: _Router = _Router()
     kv_cache_index: _KvCacheIndex = _KvCacheIndex()
     node_selector: dict[str, str] = {}
     tolerations: tuple[_Toleration, ...] = ()
@@ -212,7 +222,9 @@ def load_router_settings(file: Path, settings: RouterSettings) -> RouterSettings
         "epp_env": _env(content.epp),
         "epp_replicas": content.epp.replicas,
         "epp_resources": epp_resources,
-        "router_resources": epp_resources,
+        "router_replicas": content.router.replicas,
+        "router_resources": _resources(document, "router", content.router.resources)
+        or epp_resources,
         "storage_offloading": content.kv_cache_index.storage_offloading.enabled,
         "node_selector": content.node_selector,
         "tolerations": tuple(msgspec.to_builtins(content.tolerations)),

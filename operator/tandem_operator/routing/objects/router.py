@@ -1,7 +1,7 @@
 """The router's objects, where it is the front in place of Envoy and EPP: `routing.front`. Pure.
 
 It decides as the EPP does and has the EPP's settings: configuration, image, variables, replicas,
-and the account that may read pods. Its resources are the EPP's where the installation states those.
+and the account that may read pods. Replicas and resources may be its own (`RouterSettings`).
 """
 
 import math
@@ -70,7 +70,7 @@ def router_objects(
             observed,
             names.router,
             ROUTER,
-            required.epp_replicas or settings.epp_replicas,
+            required.epp_replicas or settings.router_replicas or settings.epp_replicas,
             _template(observed, required, settings),
             stated=required.pod_metadata,
         ),

@@ -132,7 +132,7 @@ class Chunked:
 def _are_whole_chunks(data: bytes, payload: list[bytes] | None) -> bool:
     """Whether `data` is made of chunks with a payload and without extensions; if it is, their
     payload is added to `payload`."""
-    parts: list[bytes] = []
+    known = 0 if payload is None else len(payload)
     start, end = 0, len(data)
     while start < end:
         size, position = 0, start
@@ -144,14 +144,13 @@ def _are_whole_chunks(data: bytes, payload: list[bytes] | None) -> bool:
             position += 1
         line, start = position, position + 2 + size + 2
         # Longer ones come in several reads.
-        if size == 0 or start > end or data[line : line + 2] != _CRLF:
-            return False
-        if data[start - 2 : start] != _CRLF:
+        is_whole = size > 0 and start <= end and data[line : line + 2] == _CRLF
+        if not is_whole or data[start - 2 : start] != _CRLF:
+            if payload is not None:
+                del payload[known:]
             return False
         if payload is not None:
-            parts.append(data[line + 2 : start - 2])
-    if payload is not None:
-        payload += parts
+            payload.append(data[line + 2 : start - 2])
     return True
 
 

@@ -10,8 +10,8 @@ It takes the place of `Relay`: the client's head is sent once, and then whole ev
 engine serves the stream.
 """
 
-import time
 from http import HTTPStatus
+from time import monotonic
 from typing import Final
 
 from msgspec import Raw
@@ -110,7 +110,7 @@ class KeptStream(Relay):
 
     def body(self, data: bytes, *, last: bool) -> None:
         if data:
-            self._sent = time.monotonic()
+            self._sent = monotonic()
             if self._move is not None:
                 self._move.resumed, self._move = self._sent, None
         if self._is_chunked:

@@ -51,6 +51,8 @@ _CHAT_LOGPROBS: Final = b'"logprobs":{'
 _LOGPROBS: Final = b'"text_offset":['
 _ERROR: Final = b'data: {"error"'
 DONE: Final = b"data: [DONE]\n\n"
+_MOST_UNSETTLED: Final = 64
+"""Tokens that are noted together. More: other streams learn later which of them are whole."""
 
 
 class First(msgspec.Struct, frozen=True, gc=False):
@@ -83,12 +85,7 @@ class Ledger:
     ) -> None:
         """`seam`: a new one; `tokens`: what is known of the model's; `keeps_ids`: the client asked
         for the ids itself; `transcript`: a new one; None: the answer is never generated again."""
-        self.seam = seam
         self.prompt_ids: array[int] = array("I")
-        self.ids: array[int] = array("I")
-        """Of the answer's tokens, those that were delivered, and those held back."""
-        self.delivered = 0
-        """How many of `ids` were delivered with all of their text."""
         self.is_finished = False
         """Whether a finish reason was delivered."""
         self.has_usage = False
@@ -112,58 +109,106 @@ class Ledger:
         self._repeated = Repeated({})
         self._logprobs = b""
         """The last event with logprobs that was delivered."""
+        self._seam = seam
+        self._ids: array[int] = array("I")
+        self._delivered = 0
+        self._unsettled = 0
+        """Of `_ids`, the last that are not noted otherwise."""
         self._events = WholeEvents()
         self._form = Form()
+        self._may_be_plain = False
+        """Whether the next event is delivered at once, if it has the form and whole characters."""
         self._held = b""
         """Events without text, that wait for the next."""
         self._sent_text = bytearray()
         """With a transcript: the text of a chat that was delivered, encoded as in JSON."""
+        self._notes_text = self._is_chat and transcript is not None
         self._has_logprobs = False
         """Whether an event has some; with a transcript."""
+
+    @property
+    def ids(self) -> "array[int]":
+        """Of the answer's tokens, those that were delivered, and those held back."""
+        return self._ids
+
+    @property
+    def delivered(self) -> int:
+        """How many of `ids` were delivered with all of their text."""
+        self._settle()
+        return self._delivered
+
+    @property
+    def seam(self) -> Seam:
+        """Where another engine can go on."""
+        self._settle()
+        return self._seam
 
     def take(self, payload: bytes) -> bytes:
         """The bytes that may be sent now; `payload` are the newest ones, without chunked coding.
 
         Raises StreamBroken for an event that ends the stream early; it has those before.
         """
-        form = self._form
-        is_plain = not (self._held or self._repeated or self.editor or self.obstacle)
-        if not (form.before and is_plain) or self._events.unread:
-            return self._events.take(payload, self._event)
-        parts: list[bytes] = []
-        start, size = 0, len(payload)
+        if not self._may_be_plain:
+            return self._take_any(payload)
+        sent, start, size = b"", 0, len(payload)
         while start < size:
-            ids, end = form.ids_of(payload, start)
-            if not ids or not self._note_plain(payload[ids:end]):
+            token, ids, end = self._form.token_of(payload, start)
+            if token < 0:
                 break
-            if self._is_chat and self.transcript is not None:
-                self._sent_text += payload[start + len(form.before) : ids - len(form.between)]
-            after = end + len(form.after)
-            event = (
-                payload[start:after] if self._keeps_ids else payload[start : ids - 1] + form.rest
-            )
+            self._ids.append(token)
+            self._unsettled += 1
+            if self._notes_text:
+                text = start + len(self._form.before)
+                self._sent_text += payload[text : ids - len(self._form.between)]
+            event = payload[start:end]
+            if not self._keeps_ids:
+                event = payload[start : ids - 1] + self._form.rest
             # Mostly the only one.
-            if after - start == size:
-                return event
-            parts.append(event)
-            start = after
-        if start < size:
-            try:
-                parts.append(self._events.take(payload[start:], self._event))
-            except StreamBroken as err:
-                err.before = b"".join((*parts, err.before))
-                raise
-        return b"".join(parts)
+            sent, start = sent + event if sent else event, end
+        if self._unsettled >= _MOST_UNSETTLED:
+            self._settle()
+        if start == size:
+            return sent
+        try:
+            return sent + self._take_any(payload[start:])
+        except StreamBroken as err:
+            err.before = sent + err.before
+            raise
+
+    def _take_any(self, payload: bytes) -> bytes:
+        """The same, of events of any form."""
+        self._settle()
+        sent = self._events.take(payload, self._event)
+        self._may_be_plain = (
+            self._form.is_known
+            # A token that begins within a character is not known to be whole.
+            and self._ends_character
+            and self.editor is None
+            and self._delivered == len(self._ids)
+            and not (self._held or self._events.unread or self.obstacle)
+        )
+        return sent
+
+    def _settle(self) -> None:
+        """Note what the newest tokens say, of plain events: each came alone, with all its text."""
+        if self._unsettled:
+            for token in self._ids[-self._unsettled :]:
+                self._tokens.add(token)
+            self._unsettled = 0
+            self._delivered = len(self._ids)
+            self._seam.move(self._delivered)
 
     def begin_again(self) -> None:
         """Forget what the failed engine sent beyond what the client has; the next engine begins at
         the seam."""
+        self._settle()
+        self._may_be_plain = False
         self._events.forget()
         self._held = b""
-        del self.ids[self.delivered :]
+        del self._ids[self._delivered :]
         lane = Lane()
         name = "content" if self._is_chat else "text"
-        lane.set_tokens(name, self.seam.text, self.ids[self.seam.start :].tolist())
+        lane.set_tokens(name, self._seam.text, self._ids[self._seam.start :].tolist())
         self._repeated = Repeated({0: lane})
 
     @property
@@ -204,17 +249,17 @@ class Ledger:
     def _token_event(self, event: bytes, start: int) -> bytes:
         """An event whose ids are at `start`."""
         end = event.index(b"]", start)
-        before = len(self.ids)
+        before = len(self._ids)
         if end > start:
-            self.ids.extend(map(int, event[start:end].split(b",")))
-        count = len(self.ids) - before
+            self._ids.extend(map(int, event[start:end].split(b",")))
+        count = len(self._ids) - before
         sent = event
         if not self._keeps_ids:
             event = b"%bnull%b" % (event[: start - 1], event[end + 1 :])
         if self._is_chat and not self._take_text(event):
             return self._parsed_event(event, before)
         text = sent.find(self._text)
-        if text >= 0 and self.seam.is_last_boundary:
+        if text >= 0 and self._seam.is_last_boundary:
             self._form.learn(sent, text + len(self._text), start, end)
         if not self.prompt_ids:
             event = self._first_event(event)
@@ -224,56 +269,32 @@ class Ledger:
             if self._keeps_ids or not _is_unasked(event):
                 self._held += event
             return b""
-        self._delivered(event, count)
+        self._note_delivered(event, count)
         if self._held:
             event, self._held = self._held + event, b""
         return event
 
-    def _note_plain(self, data: bytes) -> bool:
-        """Note these encoded ids of an event that has only text, and is delivered; False: they may
-        end within a character, or cannot be read, and none counts."""
-        ids, tokens = self.ids, self._tokens
-        try:
-            if b"," in data:
-                several = [*map(int, data.split(b","))]
-                if several[-1] not in tokens:
-                    return False
-                ids.extend(several)
-            else:
-                token = int(data)
-                is_alone = self._ends_character and self.delivered == len(ids)
-                ids.append(token)
-                if is_alone:
-                    tokens.add(token)
-        except (ValueError, OverflowError):
-            # Read as any other event, it ends the stream.
-            return False
-        self._ends_character = True
-        self.delivered = len(ids)
-        self.seam.move(self.delivered)
-        return True
-
-    def _delivered(self, event: bytes, count: int) -> None:
+    def _note_delivered(self, event: bytes, count: int) -> None:
         """Note an event that is delivered, with so many tokens."""
-        ids, began = self.ids, self._ends_character and self.delivered == len(self.ids) - count
-        self.delivered = len(ids)
+        ids, began = self._ids, self._ends_character and self._delivered == len(self._ids) - count
+        self._delivered = len(ids)
         if count and _LOGPROBS in event:
             self._logprobs = event
         is_boundary = count == 1 or (count > 1 and ids[-1] in self._tokens)
         if count == 1 and began and not self.is_finished:
             self._tokens.add(ids[-1])
         self._ends_character = is_boundary
-        if is_boundary and self.seam.is_last_boundary:
-            self.seam.move(self.delivered)
+        if is_boundary and self._seam.is_last_boundary:
+            self._seam.move(self._delivered)
         else:
-            self.seam.add(self.delivered, text_of(event[len(_DATA) :]), is_boundary=is_boundary)
+            self._seam.add(self._delivered, text_of(event[len(_DATA) :]), is_boundary=is_boundary)
 
     def _check_prompt(self, event: bytes) -> None:
         """Raises StreamBroken unless the engine that continues a chat, whose first event this is,
         read the ids it was given: an engine that reads the messages begins the answer anew."""
         _, _, rest = event.partition(_PROMPT_IDS)
         ids = rest.partition(b"]")[0]
-        given = self.prompt_ids + self.ids[: self.seam.start]
+        given = self.prompt_ids + self._ids[: self._seam.start]
         if not ids or [*map(int, ids.split(b","))] != given.tolist():
             raise StreamBroken("the engine did not read the ids that continue the chat")
 
@@ -306,7 +327,7 @@ class Ledger:
                 if self.obstacle and self.transcript is not None:
                     event = self.transcript.read(event)
             else:
-                event = self._transcribed(event, len(self.ids), "the engine sent no token ids")
+                event = self._transcribed(event, len(self._ids), "the engine sent no token ids")
             if self.editor is not None:
                 event = self.editor.edit(event)
         held, self._held = self._held, b""
@@ -354,7 +375,7 @@ class Ledger:
                 self.transcript.set_text(
                     msgspec.json.decode(b'"%b"' % bytes(self._sent_text)),
                     before,
-                    self.ids[:before].tolist() if self._keeps_ids else [],
+                    self._ids[:before].tolist() if self._keeps_ids else [],
                     before if self._has_logprobs else 0,
                 )
                 self._sent_text = bytearray()

@@ -9,7 +9,12 @@ from typing import Final
 _UNFINISHED: Final = b'"finish_reason":null'
 _NO_LOGPROBS: Final = b'"logprobs":null'
 _QUOTE: Final = b'"'
-_LIST_END: Final = ord("]")
+_QUOTE_BYTE: Final = 0x22
+_ZERO: Final = 0x30
+_NINE: Final = 0x39
+_MAX_DIGITS: Final = 9
+"""Of an id in 32 bits; one of ten digits is read like any other event."""
+_OTHER: Final = (-1, 0, 0)
 _ATTEMPTS: Final = 4
 """Events from which a form is taken: the first ones have the prompt's ids."""
 
@@ -23,6 +28,11 @@ class Form:
         self.rest = b""
         """What replaces the list of ids and what follows it, for a client that gets no ids."""
         self._attempts = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an event had the form."""
+        return self.before != b""
 
     def learn(self, event: bytes, text: int, ids: int, end: int) -> None:
         """Take the form of `event`, whose text begins at `text` and whose ids are from `ids` to
@@ -40,21 +50,25 @@ class Form:
             self.before, self.between, self.after = event[:text], between, event[end:]
             self.rest = b"null" + event[end + 1 :]
 
-    def ids_of(self, data: bytes, start: int) -> tuple[int, int]:
-        """Where the ids of the event at `start` begin and end; 0 and 0 if it has another form, or
-        no text."""
-        text = start + len(self.before)
-        # Slices, because methods of bytes take their arguments in a tuple.
+    def token_of(self, data: bytes, start: int) -> tuple[int, int, int]:
+        """The id of the event at `start`, where it begins, and where the event ends; -1 and twice
+        0 if the event has another form, no text, or several ids."""
+        # Loops and slices, because methods of bytes take their arguments in a tuple.
+        text, size = start + len(self.before), len(data)
         if data[start:text] != self.before:
-            return 0, 0
+            return _OTHER
         # The quote of an escaped one is followed by more text.
-        end = data.find(_QUOTE, text)
-        ids = end + len(self.between)
-        if end <= text or data[end:ids] != self.between:
-            return 0, 0
-        end, size = ids, len(data)
-        while end < size and data[end] != _LIST_END:
+        end = text
+        while end < size and data[end] != _QUOTE_BYTE:
             end += 1
-        return (
-            (ids, end) if end > ids and data[end : end + len(self.after)] == self.after else (0, 0)
-        )
+        first = end + len(self.between)
+        if end == text or data[end:first] != self.between:
+            return _OTHER
+        token, end = 0, first
+        while end < size and _ZERO <= data[end] <= _NINE:
+            token = 10 * token + data[end] - _ZERO
+            end += 1
+        after = end + len(self.after)
+        if not 0 < end - first <= _MAX_DIGITS or data[end:after] != self.after:
+            return _OTHER
+        return token, first, after

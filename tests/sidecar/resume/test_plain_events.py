@@ -66,19 +66,23 @@ def test_most_events_have_a_known_form() -> None:
         # Its end is not known.
         form.learn(quoted := event('"', [7]), quoted.index(b'\\"'), quoted.index(b"[7") + 1, -8)
     other = event("other text", [1234])
-    begin, end = form.ids_of(b"before" + other, len(b"before"))
-    assert (b"before" + other)[begin:end] == b"1234"
+    token, begin, end = form.token_of(b"before" + other, len(b"before"))
+    assert token == 1234
+    assert (b"before" + other)[begin:].startswith(b"1234]")
+    assert end == len(b"before" + other)
     for unlike in (
         event("", [7]),
         event('"', [7]),
         event("b", []),
+        event("b", [7, 8]),
+        event("b", [1 << 32]),
         event("b", None),
         event("b", [7], finish="stop"),
         event("b", [7], id="cmpl-2"),
         event("b", [7], [1]),
         event("b", [7])[:-1],
     ):
-        assert form.ids_of(unlike, 0) == (0, 0)
+        assert form.token_of(unlike, 0) == (-1, 0, 0)
 
 
 def compare(kind: RequestKind, stream: Sequence[bytes], size: int, *, keeps_ids: bool) -> None:

@@ -138,6 +138,7 @@ class Components:
         )
         placements = Placements(path.observer)
         path.context.observer = placements
+        path.lifecycle.ends_with_engines = False
         health = BackendHealth(decisions)
         path.context.other_decode = self._other_decode
         path.context.authorization = self._backends.authorization

@@ -158,7 +158,7 @@ class PlacedRequest:
         subset = self._others(failed) if len(failed) <= self._most else frozenset()
         # Before the stream is cut, as in `try_move`.
         placement = None
-        if subset and not self._parts.context.lifecycle.draining:
+        if subset and not self._parts.context.lifecycle.has_expired:
             data = self._request.body if kept is None or body is None else body.data
             placement = self._place(subset, data)
         if placement is None:
@@ -182,7 +182,8 @@ class PlacedRequest:
         """Give a stream whose backend drains to another one; returns whether one takes it."""
         kept, body = self._kept, self._body
         subset = self._others([*self._failed, self._placement.decode])
-        if kept is None or body is None or not subset or self._parts.context.lifecycle.draining:
+        has_expired = self._parts.context.lifecycle.has_expired
+        if kept is None or body is None or not subset or has_expired:
             return False
         # Before the stream is cut: without a place it goes on where it is.
         placement = self._place(subset, body.data)

@@ -117,7 +117,8 @@ class RoutedRequests:
         return placed.start(placement)
 
     def _answer_health(self, request: Request, client: ClientConnection) -> None:
-        if self._context.lifecycle.draining:
+        # While it is leaving, too: a load balancer in front learns by it to use others.
+        if self.is_leaving or self._context.lifecycle.draining:
             send_error(client, request, 503, DRAINING, b"", close=True)
         elif not self._is_healthy():
             send_error(client, request, 503, UNHEALTHY, b"", close=False)

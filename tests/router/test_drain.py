@@ -188,6 +188,35 @@ async def test_what_cannot_be_moved_waits(paused: Paused) -> None:
         assert "error" not in events(body)[-1]
 
 
+@pytest.mark.parametrize("drains", [says_so, is_unlisted, None])
+async def test_a_router_that_drains_still_finishes_the_streams_of_other_engines(
+    paused: Paused, drains: Begins | None
+) -> None:
+    """Its drain alone moves nothing: the engines serve on. One that drains, too, or dies (None),
+    is replaced as before the drain."""
+    kind = RequestKind.COMPLETIONS
+    await paused.start()
+    whole = await paused.whole(kind)
+    paused.pause()
+    tasks = await paused.ask_all(kind)
+    paused.harness.router.components.lifecycle.drain()
+    assert (await paused.harness.ask(asked_of(kind), PATHS[kind]))[0].status == 503
+    assert not any(turn.gone.is_set() for turns in paused.turns.values() for turn in turns)
+    name = max(paused.turns, key=lambda name: len(paused.turns[name]))
+    leaving = list(paused.turns[name])
+    if drains is not None:
+        drains(paused.harness, name, paused.engines[name])
+        for turn in leaving:
+            await asyncio.wait_for(turn.gone.wait(), 10)
+    else:
+        for turn in leaving:
+            turn.die()
+    paused.going.set()
+    for body in await asyncio.gather(*tasks):
+        assert without_head(events(body)) == whole
+    await paused.harness.router.components.lifecycle.idle()
+
+
 async def test_a_failed_check_alone_moves_nothing(paused: Paused) -> None:
     """A backend that does not answer in time may only be slow."""
     await paused.start()

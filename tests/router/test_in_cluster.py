@@ -298,6 +298,8 @@ async def test_after_sigterm_each_answer_is_the_last_of_its_connection_until_the
                 return response.headers.get("connection") == "close"
 
             await until(is_leaving)
+            async with http.get(process.url("/health")) as response:
+                assert response.status == 503, "a load balancer sends requests elsewhere"
             process.process.send_signal(signal.SIGTERM)
             assert await process.exit_status() == 0
 

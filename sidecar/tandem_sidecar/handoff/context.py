@@ -97,6 +97,11 @@ class Lifecycle:
         self.draining = False
         self.timeout = drain_timeout
         """Seconds that a drain leaves to running work; a reload changes it for the next drain."""
+        self.has_expired = False
+        """Whether that time has passed: nothing may begin any more."""
+        self.ends_with_engines = True
+        """Whether engines of this process drain with it, as a sidecar's do. A router's serve on, so
+        its drain moves no stream."""
         self.work: set[Work] = set()
         self.elsewhere: set[Work] = set()
         """Of `work`, the streams that only pass through: another pod generates them."""
@@ -119,12 +124,14 @@ class Lifecycle:
             self._emptied.set()
 
     def drain(self) -> None:
-        """Refuse new work, and move streams; what is left gets the drain timeout, counted from the
-        first call."""
+        """Refuse new work, and move streams off engines that end, too; what is left gets the drain
+        timeout, counted from the first call."""
         if self.draining:
             return
         self.draining = True
         self._expiry = asyncio.get_running_loop().call_later(self.timeout, self._expire)
+        if not self.ends_with_engines:
+            return
         # A copy: a stream that moves is other work.
         for work in list(self.work):
             work.engine_drains(None)
@@ -150,6 +157,7 @@ class Lifecycle:
             self._expiry.cancel()
 
     def _expire(self) -> None:
+        self.has_expired = True
         # A copy: ending work changes the set. Releases that it starts have their own timeouts.
         for work in list(self.work):
             work.drain_expired()

@@ -52,6 +52,10 @@ REQUEST_ID: Final = "x-request-id"
 """All components: one id through EPP, sidecar and logs. Each attempt sends the
 engines a new id derived from it."""
 
+RESUMED: Final = "x-tandem-resumed"
+"""Client → what keeps its stream, a sidecar or the router: asks with any value that each usage of
+the stream has a member `tandem_resumed`, how often another engine went on with it so far."""
+
 TRACEPARENT: Final = "traceparent"
 """All components: W3C trace context."""
 

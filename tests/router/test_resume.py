@@ -111,6 +111,30 @@ async def test_the_client_gets_the_stream_of_one_engine(
     assert 0 < gaps <= moved <= 2 * (TOKENS - 1)
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("moves", [0, 1, 2])
+async def test_a_client_that_asks_learns_how_often_its_stream_moved(
+    harness: Harness, moves: int, is_chat: bool
+) -> None:
+    engines = [await harness.decode(f"d-{number}") for number in range(3)]
+    await harness.start({"enabled": False}, settings=RESUMES)
+    path = PATHS[RequestKind.CHAT if is_chat else RequestKind.COMPLETIONS]
+    told = []
+    for sent in ({headers.RESUMED: "usage"}, {}):
+        scripts = [*(generates(after) for after in range(2, 2 + moves)), generates()]
+
+        async def fails_first(turn: Turn, scripts: list[Script] = scripts) -> None:
+            await scripts.pop(0)(turn)
+
+        for engine in engines:
+            engine.script = fails_first
+        _, body = await harness.ask(asked(is_chat=is_chat), path, headers=sent)
+        usage = [each["usage"] for each in events(body) if each.get("usage")][-1]
+        told.append(usage.pop("tandem_resumed", None))
+        assert usage["completion_tokens"] == TOKENS
+    assert told == [moves, None]
+
+
 @pytest.mark.parametrize("end", [dies, ends_too_early])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("is_chat", [False, True])

@@ -17,6 +17,7 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
+from tandem_contract.headers import RESUMED
 from tandem_contract.request_kinds import RequestKind
 from tandem_http1.answers import CutPoint, Relay, as_chunked
 from tandem_http1.client import ClientConnection
@@ -43,6 +44,9 @@ from .whole_events import MALFORMED
 from .whole_tokens import Vocabularies, WholeTokens
 
 _UNCODED: Final = (b"", b"identity")
+_RESUMED: Final = RESUMED.encode()
+_USAGE: Final = b'"usage":{"'
+"""Within a string of JSON its quotes are escaped, so it is never found in a text."""
 
 
 class KeptStream(Relay):
@@ -81,6 +85,8 @@ class KeptStream(Relay):
         self._is_stream = True
         """Whether the answer is the stream that was asked for, and can be read: no error."""
         self._is_chunked = True
+        self._tells_moves = _RESUMED in request.values
+        """Whether the client asked how often another engine went on."""
 
     def begin(
         self, head: ResponseHead, drop: frozenset[bytes], extra: bytes, *, close: bool
@@ -113,9 +119,16 @@ class KeptStream(Relay):
             self._sent = monotonic()
             if self._move is not None:
                 self._move.resumed, self._move = self._sent, None
+            if self._tells_moves and self._is_stream:
+                data = self._with_moves(data)
         if self._is_chunked:
             data = (chunk(data) if data else b"") + (LAST_CHUNK if last else b"")
         super().body(data, last=last)
+
+    def _with_moves(self, data: bytes) -> bytes:
+        """Whole events, whose usages say how often another engine went on with the stream."""
+        count = sum(move.resumed is not None for move in self._record.moves)
+        return data.replace(_USAGE, b'"usage":{"tandem_resumed":%d,"' % count)
 
     def cut(self, status: int, message: str, at: CutPoint) -> None:
         # Of a stream only whole events were sent, each in a chunk.

@@ -107,6 +107,8 @@ class HostPortType(click.ParamType[HostPort]):
 
 DURATION = DurationType()
 HOST_PORT = HostPortType()
+DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, exists=True)
+"""A directory that exists."""
 
 
 def load_flags_file(ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
@@ -233,6 +235,7 @@ def fail(message: str, *, status: int = 1) -> NoReturn:
 
 
 __all__ = [
+    "DIRECTORY",
     "DURATION",
     "HOST_PORT",
     "HostPort",

@@ -11,7 +11,7 @@ import uvloop
 
 from tandem_contract import labels, ports
 from tandem_contract.api_paths import ApiPaths
-from tandem_contract.commandline import HOST_PORT, api_paths, command, fail, settings_of
+from tandem_contract.commandline import DIRECTORY, HOST_PORT, api_paths, command, fail, settings_of
 from tandem_contract.documents import DocumentError
 from tandem_contract.memory import collect_seldom, reuse_large_blocks
 from tandem_contract.memory_limit import least_held_bytes
@@ -20,6 +20,7 @@ from tandem_contract.plan import load_keys
 from tandem_kube.errors import NotConfigured
 
 from .backends.selection import checked_subdomain, selected_pods
+from .flags import deciding_flags
 from .llmd.options import EppCommand, given, llmd_options, log_treatments
 from .llmd.plugins.explain import explain
 from .llmd.values import selects_pods, with_values
@@ -69,7 +70,7 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
 )
 @click.option(
     "--tls-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=DIRECTORY,
     help="With --ext-proc-server http2: directory of tls.crt and tls.key, as Kubernetes mounts a "
     "TLS secret; reloaded when it changes. Default: clear text.",
 )
@@ -78,11 +79,6 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     is_flag=True,
     help="Accept TLS beside clear text on --listen, by the certificate of --tls-dir or a "
     "self-signed one: for gateways that call an EPP by TLS only, beside others.",
-)
-@click.option(
-    "--mutual-tls",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Directory of ca.crt, tls.crt and tls.key: mutual TLS with Envoy and sidecars; reloaded.",
 )
 @click.option(
     "--health",
@@ -112,17 +108,7 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     help="Check a configuration, such as llm-d's, and exit: print its profiles, decider and index, "
     "and what of it has no effect and why; 2 with file and line if it cannot be used.",
 )
-@click.option(
-    "--discovery",
-    type=click.Choice(["static", "kubernetes"]),
-    default="static",
-    help="Where backends come from: the list in --config, or the pods of a cluster, watched. The "
-    "cluster is the one this process runs in, else that of KUBECONFIG or ~/.kube/config.",
-)
-@click.option("--namespace", help="With --discovery kubernetes: the namespace of the pods.")
-@click.option(
-    "--endpoint", help="With --discovery kubernetes: select the pods of this routing endpoint."
-)
+@deciding_flags
 @click.option(
     "--selector",
     help="With --discovery kubernetes, instead of --endpoint: select pods by label, for pods that "
@@ -150,12 +136,6 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     help="A path of the engines that clients may request, beside the inference API's and the "
     "api_paths in --config; repeatable. * stands for one segment, /** at the end for everything "
     "below.",
-)
-@click.option(
-    "--plan-key-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Directory of keys to sign plans with, one file each; reloaded when it changes. Without "
-    "keys sidecars get prefill candidates and no plan.",
 )
 @click.option(
     "--max-body",
@@ -190,27 +170,6 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     callback=lambda _ctx, _param, url: _collector(url),
     help="OpenTelemetry collector that spans are sent to: by gRPC on port 4317, else over HTTP. "
     "Default: OTEL_EXPORTER_OTLP_ENDPOINT.",
-)
-@click.option(
-    "--warm-up/--no-warm-up",
-    default=Settings.warm_up,
-    help="Have each pair of prefill and decode pods make a tiny hand-off when they first meet, so "
-    "that no request waits for the handshake of their engines.",
-)
-@click.option(
-    "--peers",
-    type=HOST_PORT,
-    multiple=True,
-    default=Settings.peers,
-    help="HOST:PORT of the replicas of this EPP; may be repeated. Each address that HOST resolves "
-    "to is a replica, so the name of a headless Service is enough. Replicas authenticate each "
-    "other by the plan keys. Default: this EPP is the only one.",
-)
-@click.option(
-    "--peer-listen",
-    type=HOST_PORT,
-    default=str(Settings.peer_listen),
-    help="With --peers: address on which the other replicas connect.",
 )
 @click.option(
     "--log-level",

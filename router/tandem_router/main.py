@@ -11,7 +11,7 @@ import click
 import uvloop
 
 from tandem_contract import ports
-from tandem_contract.commandline import DURATION, HOST_PORT, HostPort, command, fail
+from tandem_contract.commandline import DIRECTORY, DURATION, HOST_PORT, HostPort, command, fail
 from tandem_contract.connections import raise_descriptor_limit
 from tandem_contract.documents import DocumentError
 from tandem_contract.memory import collect_seldom
@@ -19,6 +19,7 @@ from tandem_contract.plan import load_keys
 from tandem_contract.server_tls import mutual_client
 from tandem_epp.backends.pod_backend import PodSelection
 from tandem_epp.backends.selection import selected_pods
+from tandem_epp.flags import deciding_flags
 from tandem_epp.llmd.plugins.explain import explain
 from tandem_epp.process.configuration import log_notices
 from tandem_epp.settings import Settings as EppSettings
@@ -72,47 +73,10 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     help="The router's file in YAML: disaggregated_serving, backends, health_checks, and optionally"
     " an EndpointPickerConfig. Reloaded when it changes, and on SIGHUP.",
 )
-@click.option(
-    "--discovery",
-    type=click.Choice(["static", "kubernetes"]),
-    default="static",
-    help="Where backends come from: the list in --config, or the pods of a routing endpoint of the "
-    "operator, watched, whose sidecars hand off. The cluster is the one this process runs in, else "
-    "that of KUBECONFIG or ~/.kube/config.",
-)
-@click.option("--namespace", help="With --discovery kubernetes: the namespace of the pods.")
-@click.option(
-    "--endpoint", help="With --discovery kubernetes: select the pods of this routing endpoint."
-)
-@click.option(
-    "--plan-key-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="With --discovery kubernetes: directory of keys to sign plans with, one file each, which "
-    "the sidecars have, too; reloaded when it changes.",
-)
-@click.option(
-    "--mutual-tls",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="With --discovery kubernetes: directory of ca.crt, tls.crt and tls.key, for mutual TLS "
-    "with the sidecars; reloaded.",
-)
-@click.option(
-    "--peers",
-    type=HOST_PORT,
-    multiple=True,
-    help="With --discovery kubernetes: HOST:PORT of the replicas of this router; may be repeated. "
-    "Each address that HOST resolves to is a replica. They tell each other what they place, and "
-    "authenticate each other by the plan keys.",
-)
-@click.option(
-    "--peer-listen",
-    type=HOST_PORT,
-    default=str(EppSettings.peer_listen),
-    help="With --peers: address on which the other replicas connect.",
-)
+@deciding_flags
 @click.option(
     "--api-key-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=DIRECTORY,
     help="Directory of clients' API keys, one file each, named after the client; reloaded when it "
     "changes. A request without one of them, in x-api-key or after Bearer in Authorization, is "
     "answered with 401. Default: no client needs a key.",
@@ -148,15 +112,9 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
 )
 @click.option(
     "--tls-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=DIRECTORY,
     help="Directory of tls.crt and tls.key, for clients; reloaded when it changes. Default: clear"
     " text.",
-)
-@click.option(
-    "--warm-up/--no-warm-up",
-    default=EppSettings.warm_up,
-    help="Make one tiny hand-off between each prefill and decode backend as soon as both answer, so"
-    " that no request waits for their handshake.",
 )
 @click.option(
     "--worker-sockets",

@@ -10,6 +10,7 @@ import click
 import uvloop
 
 from tandem_contract.commandline import (
+    DIRECTORY,
     DURATION,
     HOST_PORT,
     api_paths,
@@ -116,7 +117,7 @@ def settings_from(flags: Flags) -> Settings:
 )
 @click.option(
     "--mutual-tls",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=DIRECTORY,
     metavar="DIR",
     help="Directory of ca.crt, tls.crt and tls.key, read again when it changes: serve TLS, only to"
     " clients with a certificate of these authorities. [default: clear text]",
@@ -192,7 +193,7 @@ def settings_from(flags: Flags) -> Settings:
 )
 @click.option(
     "--plan-key-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=DIRECTORY,
     help="Directory of plan keys, reloaded when it changes; with keys only signed plans count.",
 )
 @click.option(

@@ -1,4 +1,5 @@
-"""CPU and memory of tandem-router, beside Envoy, EPP and sidecar together, and Envoy alone.
+"""CPU and memory of tandem-router, alone and as the front of sidecars, beside Envoy, EPP and
+sidecar together, and Envoy alone.
 
 A fake engine that computes nothing is behind all of them. In each round h2load sends the same body
 to each in turn. CPU per request is that of all processes of a stack, from /proc. Router and EPP
@@ -106,7 +107,8 @@ def schedule(stacks: Stacks, number: int) -> Iterator[tuple[Stack, Case]]:
     """The loads of round `number`: stacks that are compared follow each other, in an order that
     alternates between rounds."""
     for case in CASES:
-        compared = [stacks.routers[case.kind], stacks.three[case.kind], stacks.bare]
+        kind = case.kind
+        compared = [stacks.routers[kind], stacks.fronts[kind], stacks.three[kind], stacks.bare]
         for stack in reversed(compared) if number % 2 else compared:
             yield stack, case
 
@@ -118,7 +120,7 @@ async def measure(rounds: int, workers: int) -> list[Figure]:
         async with running(scratch, CHUNKS, workers) as stacks:
             # Not measured: the first requests fill caches and fits.
             for kind in (PLAIN, SPLIT):
-                for stack in (stacks.routers[kind], stacks.three[kind]):
+                for stack in (stacks.routers[kind], stacks.fronts[kind], stacks.three[kind]):
                     await Bench(stacks, scratch).run(stack, CASES[kind == SPLIT])
             bench = Bench(stacks, scratch)
             for number in range(rounds):
@@ -127,26 +129,30 @@ async def measure(rounds: int, workers: int) -> list[Figure]:
                     await bench.run(stack, case)
             progress(CROWDED.name)
             # Last, because it raises the memory, which is read afterwards.
-            for stack in (stacks.routers[SPLIT], stacks.three[SPLIT]):
+            for stack in (stacks.routers[SPLIT], stacks.fronts[SPLIT], stacks.three[SPLIT]):
                 await bench.run(stack, CROWDED)
             return list(figures(bench, stacks))
 
 
 def figures(bench: Bench, stacks: Stacks) -> Iterator[Figure]:
     """The figures of the samples."""
-    router, three, bare = stacks.routers[SPLIT], stacks.three[SPLIT], stacks.bare
+    router, front = stacks.routers[SPLIT], stacks.fronts[SPLIT]
+    three, bare = stacks.three[SPLIT], stacks.bare
     for case in CASES:
         ratios = bench.ratios(router.name, three.name, case)
         yield at_most(f"CPU, {case.name}, over Envoy, EPP and sidecar", ratios, "ratio", 0.8)
+        ratios = bench.ratios(front.name, three.name, case)
+        yield without_target(f"  {front.name}, over Envoy, EPP and sidecar", ratios, "ratio")
         alone = bench.ratios(router.name, bare.name, case)
         yield without_target("  over Envoy alone, which hands nothing off", alone, "ratio")
-        for stack in (router, three, bare):
+        for stack in (router, front, three, bare):
             samples = bench.samples[stack.name, case.name]
             yield without_target(f"  {stack.name}", samples, "ms/request")
-        for stack in (router, three, bare):
+        for stack in (router, front, three, bare):
             yield without_target(f"  p50, {stack.name}", bench.p50[stack.name, case.name], "ms")
     yield at_most("RSS after 220 KB x 32 clients", router.resident(), "MB", 120)
-    yield without_target(f"  {three.name}", three.resident(), "MB")
+    for stack in (front, three):
+        yield without_target(f"  {stack.name}", stack.resident(), "MB")
     for name, lost in bench.lost.items():
         yield at_most(f"requests lost, all runs, {name}", lost, "requests", 0)
 

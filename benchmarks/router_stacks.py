@@ -1,4 +1,5 @@
-"""Starts what `benchmarks.router` compares: a router; Envoy, EPP and sidecar; and Envoy alone."""
+"""Starts what `benchmarks.router` compares: a router; a router and a sidecar; Envoy, EPP and
+sidecar; and Envoy alone."""
 
 import json
 import sys
@@ -45,6 +46,8 @@ class Stacks:
     engine: Server
     bare: Stack
     routers: Mapping[str, Stack]
+    fronts: Mapping[str, Stack]
+    """A router as the front of an endpoint, which signs plans, and a sidecar."""
     three: Mapping[str, Stack]
     """Envoy, the EPP and a sidecar."""
 
@@ -66,8 +69,9 @@ async def running(scratch: Path, chunks: int, workers: int) -> AsyncIterator[Sta
         bare = Stack("Envoy alone", (await starter.envoy("bare", front, bare_proxy(front, port)),))
         kinds = PLAIN, SPLIT
         routers = {kind: await starter.router(kind, workers) for kind in kinds}
+        fronts = {kind: await starter.front(kind) for kind in kinds}
         three = {kind: await starter.three(kind) for kind in kinds}
-        yield Stacks(engine, bare, routers, three)
+        yield Stacks(engine, bare, routers, fronts, three)
 
 
 class _Starter:
@@ -101,16 +105,32 @@ class _Starter:
         )
         return Stack("tandem-router", (await self.start(f"router-{kind}", port, *command),))
 
-    async def three(self, kind: str) -> Stack:
-        """Start a sidecar in front of the engine, an EPP that knows it, and an Envoy."""
-        sidecar_port, epp_port = free_port(HOST), free_port(HOST)
-        keys = ("--plan-key-dir", str(self._scratch / "keys"))
-        sidecar = (
-            *(sys.executable, "-m", "tandem_sidecar.main", "--pod-name", "decode", *keys),
-            *("--listen", f"{HOST}:{sidecar_port}", "--admin", f"{HOST}:{free_port(HOST)}"),
+    async def front(self, kind: str) -> Stack:
+        """Start a sidecar in front of the engine, and a router that signs plans for it."""
+        sidecar, port = await self.sidecar(f"front-{kind}"), free_port(HOST)
+        file, keys = self._config(f"front-{kind}", kind, sidecar.port), self._scratch / "keys"
+        program = (sys.executable, "-m", "benchmarks.planning_router")
+        command = (*program, str(file), str(keys), f"{HOST}:{port}")
+        return Stack(
+            "router, sidecar", (await self.start(f"front-{kind}", port, *command), sidecar)
+        )
+
+    async def sidecar(self, name: str) -> Server:
+        """Start a sidecar in front of the engine."""
+        port = free_port(HOST)
+        command = (
+            *(sys.executable, "-m", "tandem_sidecar.main", "--pod-name", "decode"),
+            *("--plan-key-dir", str(self._scratch / "keys")),
+            *("--listen", f"{HOST}:{port}", "--admin", f"{HOST}:{free_port(HOST)}"),
             *("--engine", f"http://{HOST}:{self.engine}", "--log-format", "json"),
         )
-        file = self._config(f"epp-{kind}", kind, sidecar_port)
+        return await self.start(f"sidecar-{name}", port, *command)
+
+    async def three(self, kind: str) -> Stack:
+        """Start a sidecar in front of the engine, an EPP that knows it, and an Envoy."""
+        sidecar, epp_port = await self.sidecar(kind), free_port(HOST)
+        keys = ("--plan-key-dir", str(self._scratch / "keys"))
+        file = self._config(f"epp-{kind}", kind, sidecar.port)
         epp = (
             *(sys.executable, "-m", "tandem_epp", "--config", str(file), *keys, "--no-warm-up"),
             *("--listen", f"{HOST}:{epp_port}", "--health", f"{HOST}:{free_port(HOST)}"),
@@ -119,19 +139,16 @@ class _Starter:
         settings = EnvoySettings(
             epp_address=HOST,
             epp_port=epp_port,
-            fallback=(f"{HOST}:{sidecar_port}",),
+            fallback=(f"{HOST}:{sidecar.port}",),
             listen_address=HOST,
             listen_port=free_port(HOST),
             admin_port=free_port(HOST),
             body_mode="BUFFERED",
             body_limit=_BODY_LIMIT,
         )
-        behind = (
-            await self.start(f"sidecar-{kind}", sidecar_port, *sidecar),
-            await self.start(f"epp-{kind}", epp_port, *epp),
-        )
+        picker = await self.start(f"epp-{kind}", epp_port, *epp)
         front = await self.envoy(kind, settings.listen_port, envoy_bootstrap(settings))
-        return Stack("Envoy, EPP, sidecar", (front, *behind))
+        return Stack("Envoy, EPP, sidecar", (front, sidecar, picker))
 
     def _config(self, name: str, kind: str, decode_port: int) -> Path:
         """The file of a router or an EPP: every request is split, or none, by the same plugins."""

@@ -191,6 +191,7 @@ MODULES: Final = (
     "tandem_sidecar.handoff.transfer_monitor",
     "tandem_sidecar.observability.observer",
     "tandem_sidecar.resume.continuation",
+    "tandem_sidecar.resume.encoded_ids",
     "tandem_sidecar.resume.kept_stream",
     "tandem_sidecar.resume.ledger",
     "tandem_sidecar.resume.plain_events",

@@ -21,6 +21,7 @@ from msgspec import Raw
 
 from tandem_contract.request_kinds import RequestKind
 
+from .encoded_ids import read_ids
 from .errors import StreamBroken
 from .plain_events import Form
 from .repeated import Lane, Repeated
@@ -250,8 +251,7 @@ class Ledger:
         """An event whose ids are at `start`."""
         end = event.index(b"]", start)
         before = len(self._ids)
-        if end > start:
-            self._ids.extend(map(int, event[start:end].split(b",")))
+        self._ids += read_ids(event[start:end])
         count = len(self._ids) - before
         sent = event
         if not self._keeps_ids:
@@ -295,7 +295,7 @@ class Ledger:
         _, _, rest = event.partition(_PROMPT_IDS)
         ids = rest.partition(b"]")[0]
         given = self.prompt_ids + self._ids[: self._seam.start]
-        if not ids or [*map(int, ids.split(b","))] != given.tolist():
+        if read_ids(ids) != given:
             raise StreamBroken("the engine did not read the ids that continue the chat")
 
     def _first_event(self, event: bytes) -> bytes:
@@ -308,8 +308,9 @@ class Ledger:
         self.first = First(*(value.copy() for value in msgspec.structs.astuple(first)))
         start += len(_PROMPT_IDS)
         end = event.index(b"]", start)
-        # From a list, so that the array is no larger than it has to be.
-        self.prompt_ids = array("I", [*map(int, event[start:end].split(b","))])
+        self.prompt_ids = read_ids(event[start:end])
+        if not self.prompt_ids:
+            raise ValueError("a prompt without tokens")
         if self._keeps_ids:
             return event
         return b"%bnull%b" % (event[: start - 1], event[end + 1 :])

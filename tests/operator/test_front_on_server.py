@@ -140,7 +140,7 @@ def with_pods(body: Body) -> Body:
 async def test_the_api_server_refuses_what_the_router_does_not_serve(
     api: Api, namespace: str
 ) -> None:
-    routing: dict[str, Any] = {**ROUTER, "envoy": {"apiKeySecretRef": {"name": "clients"}}}
+    routing: dict[str, Any] = {**ROUTER, "inferencePool": {"enabled": True}}
     body = decode_pool(routing=routing)
     body["metadata"]["namespace"] = namespace
     with pytest.raises(ApiError, match="or write front: envoy"):

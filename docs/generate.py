@@ -22,7 +22,7 @@ from tandem_epp.llmd.plugins.plugin_types import Kind, Plugin
 from tandem_epp.llmd.plugins.registry import PLUGINS
 from tandem_epp.llmd.plugins.unsupported import REFUSED
 from tandem_sidecar import llmd_flags as sidecar
-from tandem_sidecar.resume.rules import ANY, FIELDS, ONCE, Method
+from tandem_sidecar.resume.rules import ANY, FIELDS, ONCE, PARSED, Method
 
 DOCS = Path(__file__).parent
 REFERENCE = DOCS / "reference"
@@ -133,6 +133,8 @@ def _resumed(kind: RequestKind, name: str) -> str:
     if allowed is ANY:
         return Method.CONTINUED
     other = Method.AGAIN if once is None else Method.NO
+    if kind is RequestKind.CHAT and name in PARSED:
+        other = Method.PARSED
     cells = []
     if isinstance(allowed, tuple) and allowed:
         cells.append(f"{_values(allowed)}: {Method.CONTINUED}")

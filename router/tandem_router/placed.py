@@ -232,6 +232,9 @@ class PlacedRequest:
         placement, serving = self._placement, self._parts.picker.routing.serving
         decision = placement.decision
         path = decision.path or RoutingPath.UNIFIED
+        if self._kept is not None and self._kept.rest is not None:
+            # Its engine serves it by several requests.
+            path = RoutingPath.UNIFIED
         split = path is RoutingPath.PREFILL_THEN_DECODE
         return Route(
             path,

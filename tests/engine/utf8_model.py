@@ -68,7 +68,7 @@ def make_utf8_model(directory: Path) -> None:
 
 def _parts(tokenizer: Tokenizer) -> list[str]:
     """Which part of a character each token is."""
-    byte_of = _bytes_by_character()
+    byte_of = bytes_by_character()
     part_of = {byte: part for part, those in _BYTES.items() for byte in those}
 
     def part(token: str) -> str:
@@ -82,7 +82,7 @@ def _parts(tokenizer: Tokenizer) -> list[str]:
     return [_OTHER if i in special else part(tokenizer.id_to_token(i)) for i in range(size)]
 
 
-def _bytes_by_character() -> dict[str, int]:
+def bytes_by_character() -> dict[str, int]:
     """The characters with which a byte-level tokenizer writes bytes (GPT-2's)."""
     same = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in same]

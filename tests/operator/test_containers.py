@@ -339,6 +339,28 @@ def test_engines_shut_down_within_the_grace_period() -> None:
     assert value_of("--shutdown-timeout", engine(torch_decode)) == "10s"
 
 
+@pytest.mark.parametrize(
+    ("parser", "resume", "version", "has_flag"),
+    [
+        (["--reasoning-parser", "qwen3"], "always", "0.32.0", True),
+        (["--tool-call-parser=hermes"], "always", "0.32.0", True),
+        (["--reasoning-parser", "qwen3"], "never", "0.32.0", False),
+        (["--reasoning-parser", "qwen3"], None, "0.32.0", False),
+        (["--reasoning-parser", "qwen3"], "auto", "0.32.0", False),
+        (["--enforce-eager"], "always", "0.32.0", False),
+        (["--reasoning-parser", "qwen3"], "always", "0.31.0", False),
+    ],
+)
+def test_only_engines_that_parse_streams_which_are_resumed_parse_tokens(
+    parser: list[str], resume: str | None, version: str, has_flag: bool
+) -> None:
+    engines = {"engine": {"extraArgs": parser, "version": version}}
+    routing = {} if resume is None else {"routing": {"resume": {"enabled": resume}}}
+    prefill, decode = rendered(engines, {**engines, **routing})
+    assert ("--enable-scale-out" in engine(decode)["args"]) is has_flag
+    assert "--enable-scale-out" not in engine(prefill)["args"]
+
+
 def test_only_an_engine_that_has_rdma_devices_and_a_peer_locks_memory() -> None:
     def added(pod: dict[str, Any]) -> list[str]:
         capabilities: dict[str, list[str]] = engine(pod)["securityContext"]["capabilities"]

@@ -20,6 +20,7 @@ from ..sidecar.peers import Script, Turn
 from ..sidecar.resume import answers
 from ..sidecar.resume.answers import TOOL
 from ..sidecar.resume.events import DONE
+from ..sidecar.resume.parsing import LENGTH, RENDER, ParsingEngine
 from ..sidecar.resume.scripted import (
     ENDS,
     PROMPT,
@@ -76,6 +77,33 @@ async def test_only_the_plan_for_the_rest_of_an_answer_says_so(
     assert body.endswith(DONE)
     # A pod that cannot verify a plan serves the request without, but never the rest of an answer.
     assert [says_resume(plan) for plan in plans] == reasons
+
+
+@pytest.mark.parametrize(("split", "has_keys"), [(False, False), (True, False), (False, True)])
+async def test_a_chat_that_is_parsed_goes_on_at_an_engine_that_parses_tokens(
+    harness: Harness, tmp_path: Path, split: bool, has_keys: bool
+) -> None:
+    (keys := tmp_path / "keys").mkdir()
+    (keys / "k").write_bytes(b"0123456789abcdef")
+    if split:
+        await harness.prefill("p")
+    engines = [await harness.decode(f"d-{number}", ParsingEngine("first")) for number in range(2)]
+    more = {"keys": keys} if has_keys else {}
+    await harness.start({"enabled": split}, settings=RESUMES, **more)
+    # Drawn without a seed, it is not generated again.
+    path, body = PATHS[RequestKind.CHAT], asked(is_chat=True, tools=[TOOL], max_tokens=50)
+    _, whole = await harness.ask(body, path)
+    for after in range(1, LENGTH):
+        scripts = [ParsingEngine("first", after)]
+
+        async def fails_first(turn: Turn, scripts: list[ParsingEngine] = scripts) -> None:
+            await (scripts.pop() if scripts else ParsingEngine("other"))(turn)
+
+        for engine in engines:
+            engine.script = fails_first
+        _, resumed = await harness.ask(body, path)
+        got, expected = (answers.comparable(answers.read([data])) for data in (resumed, whole))
+        assert got == expected, after
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -251,6 +279,10 @@ async def test_an_answer_that_is_generated_again_is_sent_once(
         scripts = [answers_of("first", kind, after), answers_of("other", kind)]
 
         async def fails_first(turn: Turn, scripts: list[Script] = scripts) -> None:
+            # Without the flag a server has none of the requests for tokens.
+            if turn.request.target == RENDER:
+                turn.answer(403, b"{}")
+                return
             await scripts.pop(0)(turn)
 
         for engine in engines:

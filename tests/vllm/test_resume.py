@@ -6,7 +6,7 @@ killed is another one. The answers have many characters of several tokens (`utf8
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ import pytest
 
 from tandem_contract.request_kinds import PATHS, RequestKind
 
+from ..engine.parsed_model import CALL, CONTENT, REASONING, make_parsed_model
 from ..engine.utf8_model import make_utf8_model
 from ..router.real.conftest import routed
 from ..router.real.cutting import Cutter, check_stop_strings, cutting_router
@@ -164,6 +165,44 @@ async def test_an_answer_that_is_generated_again_is_the_unbroken_one(
     for after in (3, 23):
         got = await cutter.broken(body, after, PATHS[kind])
         assert read_again(got) == whole, after
+
+
+@pytest.mark.parametrize(
+    ("parser", "answer"),
+    [
+        # Its models begin within the reasoning; of a mark that comes together with other tokens,
+        # it makes a part of the reasoning.
+        ("deepseek_r1", (*REASONING[1:], *CONTENT, *CALL)),
+        ("qwen3", (*REASONING, *CONTENT, *CALL)),
+        ("qwen3", (*REASONING, *CONTENT)),
+    ],
+)
+async def test_an_answer_that_is_parsed_goes_on_after_any_token(
+    http: aiohttp.ClientSession, tmp_path: Path, parser: str, answer: Sequence[str | int]
+) -> None:
+    model = tmp_path / "model"
+    make_parsed_model(model, answer)
+    flags = (
+        *("--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser=hermes"),
+        f"--reasoning-parser={parser}",
+    )
+    tools = {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "auto"}
+    with single_vllm(model, tmp_path, *flags) as engine:
+        await engine.ready()
+        async with cutting_router(tmp_path / "router.yaml", engine.url, http) as cutter:
+            # Drawn without a seed, it is not generated again. The last limit is within the call, or
+            # a character.
+            for more in ({}, {"return_token_ids": True}, {"max_tokens": len(answer) - 2}):
+                body = as_chat(asked(PROMPTS["ascii"], **{"temperature": 1.0, **tools, **more}))
+                streamed = await cutter.whole(body)
+                whole, ids = read_again(streamed), streamed.joined("token_ids")
+                assert whole["0 reasoning"] == "Two lamps日 and one"
+                assert whole["0 content"].startswith("I count them")
+                cuts = range(0, streamed.counts[1], 3 if more else 1)
+                got = await asyncio.gather(*(cutter.broken(body, after) for after in cuts))
+                for after, each in zip(cuts, got, strict=True):
+                    assert read_again(each) == whole, after
+                    assert each.joined("token_ids") == ids, after
 
 
 def read_again(answer: Streamed) -> dict[str, Any]:

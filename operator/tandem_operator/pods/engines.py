@@ -15,7 +15,7 @@ from tandem_contract.durations import format_duration
 from tandem_contract.paths import Role
 
 from ..resources import vllm_versions
-from ..resources.pools import Pool, PrefillPool
+from ..resources.pools import DecodePool, Pool, PrefillPool
 from ..resources.spec import EngineSpec, LoraAdapter, ModelSpec, PoolSpec, S3Source
 from . import connectors, external_storage
 from .connectors import POD_IP
@@ -44,6 +44,7 @@ class Tuning:
     all2all_backend: str | None = None
 
 
+_PARSER_FLAGS: Final = frozenset({"--reasoning-parser", "--tool-call-parser"})
 _NO_TUNING: Final = Tuning()
 _ROLE_TUNING: Final = {
     Role.PREFILL: Tuning(
@@ -286,6 +287,18 @@ def _vllm_flags(pool: Pool, engine: EngineSpec) -> Iterator[tuple[str, object]]:
         yield "--all2all-backend", best.all2all_backend
     if vllm_versions.SHUTDOWN_TIMEOUT.includes(release):
         yield "--shutdown-timeout", SHUTDOWN
+    if vllm_versions.SCALE_OUT.includes(release):
+        yield "--enable-scale-out", _continues_parsed_streams(pool)
+
+
+def _continues_parsed_streams(pool: Pool) -> bool:
+    """Whether the engine parses answers, whose streams another pod's engine is always to continue.
+    No other pods are started anew for the flag."""
+    if not isinstance(pool, DecodePool):
+        return False
+    resume, names = pool.spec.routing.resume, pool.spec.engine.extra_args
+    is_parsing = any(name.partition("=")[0] in _PARSER_FLAGS for name in names)
+    return resume is not None and resume.enabled == "always" and is_parsing
 
 
 def _all2all_variable(pool: Pool) -> dict[str, str]:

@@ -61,6 +61,9 @@ NIXL_PIPELINE: Final = VersionRange((0, 26))
 RESUME: Final = VersionRange((0, 32))
 """Streams that go on at another engine with the same tokens. Older ones may do it as well: with
 this one, streams that were broken off after each token were compared with unbroken ones."""
+SCALE_OUT: Final = VersionRange((0, 32))
+"""`--enable-scale-out`, with which the server renders chats, generates from token ids and parses
+tokens in requests of their own."""
 STORAGE: Final = VersionRange((0, 32))
 """Tandem's storage connector, which was written against the interface of this version."""
 

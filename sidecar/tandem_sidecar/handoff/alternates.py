@@ -9,7 +9,10 @@ A stream that left because this pod drains returns to its engine if the other po
 drains, too, or fails. The engine still finishes what runs, within the drain's timeout.
 """
 
+from msgspec.structs import replace
+
 from tandem_contract.commandline import HostPort, parse_host_port
+from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import RESUME, Target
 from tandem_contract.plan_keys import PlanKeys
 from tandem_http1.client import ClientConnection
@@ -132,7 +135,10 @@ class _LegAfterFirst(SingleEngineGeneration):
             routed=generation.route.routed,
             may_exhaust=generation.may_exhaust,
         )
-        self.of = generation
+        self.route = generation.route
+        if generation.kept is not None and generation.kept.rest is not None:
+            # The engine serves it by several requests, alone.
+            self.route = replace(self.route, path=RoutingPath.UNIFIED, candidates=())
 
 
 class _LegToAnotherPod(_LegAfterFirst):
@@ -150,10 +156,10 @@ class _LegToAnotherPod(_LegAfterFirst):
         """`target`: the pod; `keys`: as of `Alternates`."""
         super().__init__(context, client, generation, alternates)
         self._target, self._keys = target, keys
-        self.is_split = bool(generation.route.candidates)
+        self.is_split = bool(self.route.candidates)
 
     def added_headers(self, _engine: HostPort) -> Headers:
-        route = self.of.route
+        route = self.route
         return plan_header(
             route,
             RESUME,

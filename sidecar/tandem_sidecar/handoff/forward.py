@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlap
@@ -30,6 +32,7 @@ from .context import Failover, SidecarContext
 from .engine_liveness import LegLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
 from .outbound import engine_request, new_attempt_id
+from .parsed_call import ParsedCall
 from .reply import ANSWER_DROPPED, NO_RETRY, ServedBy, not_sent, send_error
 from .timing import EVENTS_SEARCHED, complete_timing, measure_leg, read_timing
 
@@ -59,11 +62,12 @@ class Forward(ABC):
     _head: ResponseHead
     _start: AnswerStart
     """The bytes that begin the answer."""
-    _call: Call | None = None
+    _call: Call | ParsedCall | None = None
     _overlap: Overlap | None = None
     _has_exhausted = False  # Whether the request may have hung its engine, and would hang another.
     _is_unsent = False  # Whether no connection to the engine was made, so that it got nothing.
     _liveness: LegLiveness
+    _rank: int | None = None
 
     def __init__(
         self,
@@ -97,7 +101,7 @@ class Forward(ABC):
     ) -> None:
         """Send `body` to `engine`, whose name is `backend`; callbacks write the response. `rank`:
         the data-parallel rank that is to serve it; None: the engine chooses."""
-        context, record, request = self.context, self.record, self._request
+        context, record = self.context, self.record
         self._engine = engine
         if self.computes_prompt:
             self._overlap = context.overlaps.begin((engine, rank))
@@ -111,14 +115,39 @@ class Forward(ABC):
                 self._liveness.prompt_bytes = len(body)
         else:
             self._liveness = context.liveness.watch(engine, self)
-        added = self.added_headers(engine)
-        self._call = context.pool.send(
-            engine,
+        self._rank = rank
+        if self._kept is None or self._kept.rest is None:
+            self._send(body)
+            return
+        call = ParsedCall(context.pool, engine, self._kept.rest, self, self._own_request)
+        self._call = call
+        call.start(body)
+
+    def _send(self, body: bytes) -> None:
+        request, added = self._request, self.added_headers(self._engine)
+        self._call = self.context.pool.send(
+            self._engine,
             request.method,
-            engine_request(request, engine, self.leg, body, added, rank=rank),
+            engine_request(request, self._engine, self.leg, body, added, rank=self._rank),
             self,
             switching=bool(request.upgrade),
         )
+
+    def _own_request(self, target: bytes, body: bytes, *, generates: bool) -> bytes:
+        """One of the requests that the rest of a parsed stream takes."""
+        engine = self._engine
+        added = self.added_headers(engine) if generates else self.context.authorization(engine)
+        request = replace(self._request, target=target)
+        return engine_request(request, engine, self.leg, body, added, rank=self._rank, prefill=True)
+
+    def rest_refused(self, why: str) -> None:
+        """The engine cannot continue a parsed stream; it may generate the answer again."""
+        rest = None if self._kept is None else self._kept.refuse_rest(why)
+        if rest is not None:
+            self._send(rest.data)
+            return
+        self.end_leg(Result.ERROR, why)
+        self._break_off(502, self.report_loss(why))
 
     # For subclasses.
 

@@ -74,7 +74,7 @@ class Passthrough(Forward):
 
     def head(self, head: ResponseHead) -> None:
         super().head(head)
-        if head.status == 101 and self._call is not None:
+        if head.status == 101 and isinstance(self._call, Call):
             self._switch(head, self._call)
 
     def _switch(self, head: ResponseHead, call: Call) -> None:

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Final
 
+import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -36,8 +37,17 @@ from .continuation import (
     without_ids,
 )
 from .errors import AnswerDiffers, StreamBroken
-from .ledger import DONE, Ledger
-from .rules import count_choices, is_greedy, obstacle, repeat_obstacle, stop_strings
+from .ledger import DONE, PARSED, Ledger
+from .parsed_rest import ParsedRest
+from .rules import (
+    count_choices,
+    has_tools,
+    is_greedy,
+    obstacle,
+    parsing_obstacle,
+    repeat_obstacle,
+    stop_strings,
+)
 from .seam import Seam
 from .transcript import Transcript
 from .whole_events import MALFORMED
@@ -75,6 +85,11 @@ class KeptStream(Relay):
         self._max_regeneration = max_regeneration
         self._keeps_ids = keeps_ids
         self._reader = self._new_reader()
+        self.rest: ParsedRest | None = None
+        """What the next engine is to generate and parse in separate requests; None: its answer to
+        what it is sent is the rest."""
+        self._unparsed = ""
+        """Why no engine is asked to do that; empty: none refused."""
         self._difference = ""
         """Why no further engine is tried; empty: none generated another answer."""
         self._begun = False
@@ -137,6 +152,7 @@ class KeptStream(Relay):
 
     def move(self) -> Body | None:
         """The request with which another engine goes on; None: none can."""
+        self.rest = None
         if not self.written:
             return self._start_again()
         reader = self._reader
@@ -146,6 +162,8 @@ class KeptStream(Relay):
             why, rest = "the answer is no stream of events", None
         elif isinstance(reader, Transcript):
             why, rest = self._begin_again(reader)
+        elif self._is_rest_parsed(reader):
+            why, rest = "", self._continue_parsed(reader)
         elif reader.transcript is not None and (reader.obstacle or not reader.delivered):
             why, rest = self._begin_again(reader.transcript)
         else:
@@ -155,12 +173,14 @@ class KeptStream(Relay):
     def move_by_ids(self) -> Body | None:
         """Likewise of a stream that its engine still sends; None: it is left as it is. Not by
         generating the answer again: that takes longer and can end the stream."""
+        self.rest = None
         if not self.written:
             return self._start_again()
         reader = self._reader
         if not self._is_stream:
             why, rest = "the answer is no stream of events", None
-        elif isinstance(reader, Transcript):
+        elif isinstance(reader, Transcript) or self._is_parsed(reader):
+            # The other engine might not parse it, when this one is already gone.
             why, rest = "it is not continued by token ids", None
         else:
             why, rest = self._continue(reader)
@@ -192,8 +212,9 @@ class KeptStream(Relay):
         """The request that continues the stream by ids, or why none does."""
         if ledger.is_finished:
             return "the stream is finished", None
-        if ledger.obstacle or not ledger.prompt_ids:
-            return ledger.obstacle or "the engine sent no token ids", None
+        parsing = self._parsing_obstacle(ledger) if self._is_parsed(ledger) else ledger.obstacle
+        if parsing or not ledger.prompt_ids:
+            return parsing or "the engine sent no token ids", None
         if ledger.seam.start < ledger.delivered and not is_greedy(self.asked.members):
             # Drawn again, these tokens would be others.
             return "tokens would have to be drawn again, and temperature is not 0", None
@@ -210,6 +231,53 @@ class KeptStream(Relay):
         seam, prompt = ledger.seam.start, len(ledger.prompt_ids)
         self._begin_move(MoveMethod.CONTINUED, ledger.delivered, seam, prompt)
         return "", rest
+
+    def _is_parsed(self, ledger: Ledger) -> bool:
+        """Whether the engine reads more than text from the answer, or may."""
+        may_be = not ledger.obstacle and has_tools(self.asked.members)
+        return may_be or ledger.obstacle == PARSED
+
+    def _is_rest_parsed(self, ledger: Ledger) -> bool:
+        """Whether the tokens that are left are to be parsed by themselves. If none was delivered,
+        it is simpler to generate them again."""
+        is_simpler = ledger.transcript is not None and not ledger.delivered
+        return self._is_parsed(ledger) and not is_simpler and not self._parsing_obstacle(ledger)
+
+    def _parsing_obstacle(self, ledger: Ledger) -> str:
+        """Why the tokens that are left of a parsed stream are not parsed by themselves; empty: they
+        are."""
+        if self._unparsed or ledger.is_finished:
+            return self._unparsed or "the stream is finished"
+        if not ledger.prompt_ids:
+            return "the engine sent no token ids"
+        return parsing_obstacle(self.asked.members) or ""
+
+    def _continue_parsed(self, ledger: Ledger) -> Body:
+        ledger.begin_parsed()
+        options = msgspec.json.decode(self.asked.members.get("stream_options", Raw(b"null"))) or {}
+        self.rest = ParsedRest(
+            self.asked,
+            ledger,
+            usage=options.get("include_usage") is True,
+            continuous=options.get("continuous_usage_stats") is True,
+        )
+        count, prompt = ledger.delivered, len(ledger.prompt_ids)
+        self._begin_move(MoveMethod.CONTINUED, count, count, prompt)
+        return self.asked
+
+    def refuse_rest(self, why: str) -> Body | None:
+        """The engine that got the stream last cannot do what `rest` says, because of `why`; returns
+        the request with which it generates the answer again; None: it cannot do that, either."""
+        self._unparsed = why
+        *before, refused = self._record.moves
+        self._record.moves = tuple(before)
+        rest = self.move()
+        if rest is None:
+            self._record.moves = (*before, refused)
+        else:
+            # The leg is the one that has begun.
+            self._record.moves[-1].legs = refused.legs
+        return rest
 
     def _begin_again(self, transcript: Transcript) -> tuple[str, Body | None]:
         """The request with which the answer is generated again, or why it is not."""

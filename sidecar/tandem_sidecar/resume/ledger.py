@@ -23,6 +23,7 @@ from tandem_contract.request_kinds import RequestKind
 
 from .encoded_ids import read_ids
 from .errors import StreamBroken
+from .event_shapes import check_chunk
 from .plain_events import Form
 from .repeated import Lane, Repeated
 from .seam import Seam
@@ -51,6 +52,9 @@ _COMMENT: Final = b":"
 _CHAT_LOGPROBS: Final = b'"logprobs":{'
 _LOGPROBS: Final = b'"text_offset":['
 _ERROR: Final = b'data: {"error"'
+_CALLS: Final = b'"tool_calls":['
+PARSED: Final = "the engine reads reasoning or tool calls from the answer"
+"""Why such a stream is not continued by ids alone."""
 DONE: Final = b"data: [DONE]\n\n"
 _MOST_UNSETTLED: Final = 64
 """Tokens that are noted together. More: other streams learn later which of them are whole."""
@@ -99,8 +103,15 @@ class Ledger:
         """What in the stream keeps another engine from going on by ids; empty: nothing."""
         self.transcript = transcript
         """What was delivered, if the stream has an `obstacle`; None: it lacks something."""
+        self.call_ids: list[str] = []
+        """The ids of the tool calls that were delivered, by their index."""
         self.editor: EventEditor | None = None
         """Edits the events of an engine that continues the stream."""
+        self._groups: list[tuple[int, int]] = []
+        """Events of several tokens: how many tokens came before, and how many it has."""
+        self._has_all = True
+        """Whether the engine that serves the stream generates all of it, so that its parser reads
+        what the first one's did."""
         self._is_chat = kind is RequestKind.CHAT
         self._text, self._no_text = _TEXT[kind], _TEXT[kind] + b'"'
         self._tokens = tokens
@@ -207,10 +218,32 @@ class Ledger:
         self._events.forget()
         self._held = b""
         del self._ids[self._delivered :]
+        self._has_all = self._has_all and self._seam.start == 0
         lane = Lane()
         name = "content" if self._is_chat else "text"
         lane.set_tokens(name, self._seam.text, self._ids[self._seam.start :].tolist())
         self._repeated = Repeated({0: lane})
+
+    def begin_parsed(self) -> None:
+        """Forget what the failed engine sent beyond what the client has. The next engine's tokens
+        are parsed, and their events read like the first engine's."""
+        self._settle()
+        self._may_be_plain = False
+        self._events.forget()
+        self._held = b""
+        del self._ids[self._delivered :]
+        self.editor = None
+        self._transcribed(b"", len(self._ids), PARSED)
+
+    def groups(self) -> list[int]:
+        """How many tokens each event had that was delivered."""
+        made: list[int] = []
+        place, end = 0, len(self._ids)
+        for start, count in self._groups:
+            if start + count <= end:
+                made += [1] * (start - place) + [count]
+                place = start + count
+        return made + [1] * (end - place)
 
     @property
     def text_offset(self) -> int:
@@ -251,7 +284,7 @@ class Ledger:
         """An event whose ids are at `start`."""
         end = event.index(b"]", start)
         before = len(self._ids)
-        self._ids += read_ids(event[start:end])
+        self._extend(read_ids(event[start:end]))
         count = len(self._ids) - before
         sent = event
         if not self._keeps_ids:
@@ -273,6 +306,12 @@ class Ledger:
         if self._held:
             event, self._held = self._held + event, b""
         return event
+
+    def _extend(self, several: "array[int]") -> None:
+        """Note the ids of one event."""
+        if len(several) > 1:
+            self._groups.append((len(self._ids), len(several)))
+        self._ids += several
 
     def _note_delivered(self, event: bytes, count: int) -> None:
         """Note an event that is delivered, with so many tokens."""
@@ -356,17 +395,30 @@ class Ledger:
     def _parsed_event(self, event: bytes, before: int) -> bytes:
         """The event of an engine that reads the answer's tokens itself, without the ids; so many
         tokens came before it."""
+        if _CALLS in event:
+            self._note_calls(event)
+        if self.editor is not None:
+            event = self.editor.edit(event)
         if not self._keeps_ids and _is_unasked(event):
             event = b""
-        obstacle = "the engine reads reasoning or tool calls from the answer"
-        event = self._transcribed(event, before, obstacle)
+        event = self._transcribed(event, before, PARSED)
+        self._delivered = len(self._ids)
         held, self._held = self._held, b""
         return held + event
+
+    def _note_calls(self, event: bytes) -> None:
+        """Note the ids of tool calls that begin."""
+        data = event[len(_DATA) :]
+        check_chunk(data)
+        [choice] = msgspec.json.decode(data)["choices"]
+        for call in choice["delta"].get("tool_calls") or ():
+            if call.get("id") and call.get("index") == len(self.call_ids):
+                self.call_ids.append(call["id"])
 
     def _transcribed(self, event: bytes, before: int, obstacle: str) -> bytes:
         """An event with which no other engine can go on by ids; it is noted in `transcript`. So
         many tokens came before it."""
-        if self.editor is not None:
+        if not self._has_all and self.editor is not None:
             raise StreamBroken(f"in the middle of the stream {obstacle}")
         if not self.obstacle:
             self.obstacle = obstacle

@@ -28,6 +28,9 @@ from ..bodies.edit import can_reuse_token_ids
 from ..bodies.parse import UNREADABLE, Members
 
 _NULL: Final = msgspec.Raw(b"null")
+_FALSE: Final = msgspec.Raw(b"false")
+_OFF: Final = (b"null", b"false")
+_NO_TOOLS: Final = (b"null", b"[]")
 _tools: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
 
@@ -36,6 +39,9 @@ class Method(StrEnum):
 
     CONTINUED = "continued"
     """By token ids, with tokens that follow those delivered."""
+    PARSED = "parsed"
+    """By token ids, which the engine parses in requests of their own, if its server offers that;
+    otherwise as `AGAIN`."""
     AGAIN = "again"
     """It generates the answer again; only greedily, or with a seed."""
     NO = "no"
@@ -103,7 +109,6 @@ _CHAT: Final[Mapping[str, tuple[Any, ...] | object]] = {
     "response_format": ({"type": "text"},),
     "safety_identifier": ANY,
     "store": ANY,
-    # A parser reads tool calls, whose state is not known by the ids.
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": ANY,
@@ -113,6 +118,8 @@ FIELDS: Final[Mapping[RequestKind, Mapping[str, tuple[Any, ...] | object]]] = {
     RequestKind.COMPLETIONS: _COMPLETIONS,
     RequestKind.CHAT: _CHAT,
 }
+PARSED: Final = frozenset({"tools"})
+"""Fields of a chat whose other values an engine reads the answer for."""
 
 ONCE: Final[Mapping[RequestKind, Mapping[str, tuple[Any, ...]]]] = {
     RequestKind.COMPLETIONS: {"use_beam_search": (False,)},
@@ -144,14 +151,30 @@ def obstacle(kind: RequestKind, members: Members) -> str | None:
             allowed = fields.get(name, ())
             if name in _COUNTS and not _is_count(raw):
                 return f"{name} that is no whole number is not continued"
-            if allowed is ANY:
+            if allowed is ANY or (kind is RequestKind.CHAT and name in PARSED):
                 continue
             value = msgspec.json.decode(raw)
             if value is not None and value not in allowed:  # type: ignore[operator]
                 return f"{name} is not continued"
-        return _prompt_obstacle(kind, members) or _stop_obstacle(members)
+        parsing = parsing_obstacle(members) if has_tools(members) else None
+        return parsing or _prompt_obstacle(kind, members) or _stop_obstacle(members)
     except UNREADABLE:
         return "the request cannot be read"
+
+
+def has_tools(members: Members) -> bool:
+    """Whether an engine reads tool calls from a chat's answer."""
+    return bytes(members.get("tools", _NULL)) not in _NO_TOOLS
+
+
+def parsing_obstacle(members: Members) -> str | None:
+    """Why the rest of a chat's tokens cannot be parsed by themselves, in words for its error; None:
+    they can. vLLM's endpoint for that has no logprobs, and looks for no stop strings."""
+    if bytes(members.get("logprobs", _FALSE)) not in _OFF:
+        return "logprobs of an answer that is parsed are not continued"
+    if stop_strings(members)[0]:
+        return "stop of an answer that is parsed is not continued"
+    return None
 
 
 def _is_count(raw: msgspec.Raw) -> bool:

@@ -1,0 +1,84 @@
+"""A chat whose engine reads reasoning and tool calls goes on at an engine that parses tokens."""
+
+from typing import Any
+
+import pytest
+
+from tandem_contract.request_kinds import RequestKind
+
+from . import answers
+from .answers import TOOL, read
+from .parsing import DERENDER, GENERATE, LENGTH, RENDER, ParsingEngine
+from .test_alternates import Pods, pods
+
+__all__ = ["pods"]
+ERROR = b'data: {"error"'
+
+
+async def ask(pods: Pods, **more: Any) -> bytes:
+    body = {"tools": [TOOL], "max_tokens": 50, "temperature": 1.0, **more}
+    status, stream = await pods.ask(RequestKind.CHAT, **body)
+    assert status == 200
+    return stream
+
+
+def as_read(stream: bytes) -> answers.Json:
+    return answers.comparable(read([stream]))
+
+
+@pytest.mark.parametrize("joined", [(1,), (2, 1, 3)])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"keeps_ids": True}, {"max_tokens": 11}, {"stream_options": None}, {"tools": []}],
+    ids=["plain", "ids", "cut within the call", "without usage", "without tools"],
+)
+async def test_it_goes_on_after_any_token(
+    pods: Pods, joined: tuple[int, ...], more: dict[str, Any]
+) -> None:
+    first, second = pods.first.decode, pods.second.decode
+    first.script = ParsingEngine("first", joined=joined)
+    whole = as_read(await ask(pods, **more))
+    second.script = ParsingEngine("other", joined=joined)
+    for after in range(1, min(LENGTH, more.get("max_tokens", LENGTH))):
+        first.script = ParsingEngine("first", after=after, joined=joined)
+        got = as_read(await ask(pods, **more))
+        assert got == whole, after
+    asked = [request.target for request in second.requests]
+    assert asked.count(RENDER) == asked.count(GENERATE) > 0
+    assert asked.count(DERENDER) > asked.count(GENERATE)
+
+
+async def test_an_engine_that_does_not_parse_tokens_generates_the_answer_again(pods: Pods) -> None:
+    first, second = pods.first.decode, pods.second.decode
+    first.script = ParsingEngine("first")
+    whole = as_read(await ask(pods, temperature=0))
+    for refusing in (
+        ParsingEngine("other", refuses=RENDER),
+        ParsingEngine("other", more=(("structured_outputs", {"structural_tag": "{}"}),)),
+        ParsingEngine("other", more=(("a_parameter_of_tomorrow", 1),)),
+    ):
+        second.script = refusing
+        first.script = ParsingEngine("first", after=10)
+        assert as_read(await ask(pods, temperature=0)) == whole
+        assert second.requests[-1].target == "/v1/chat/completions"
+
+
+@pytest.mark.parametrize("refused", [RENDER, GENERATE, DERENDER])
+async def test_without_that_a_drawn_answer_ends_with_the_reason(pods: Pods, refused: str) -> None:
+    pods.second.decode.script = ParsingEngine("other", refuses=refused)
+    pods.first.decode.script = ParsingEngine("first", after=10)
+    stream = await ask(pods)
+    assert ERROR in stream
+    if refused == RENDER:
+        assert b"the engine does not parse tokens (403" in stream
+    assert b"data: [DONE]" not in stream
+
+
+async def test_what_derender_cannot_do_is_generated_again(pods: Pods) -> None:
+    first, second = pods.first.decode, pods.second.decode
+    second.script = ParsingEngine("other")
+    for more in ({"logprobs": True}, {"stop": ["z"]}):
+        first.script = ParsingEngine("first", after=10)
+        assert ERROR not in await ask(pods, temperature=0, **more)
+        assert [each.target for each in second.requests] == ["/v1/chat/completions"]
+        second.requests.clear()

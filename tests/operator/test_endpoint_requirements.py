@@ -8,7 +8,6 @@ import pytest
 from tandem_operator.resources.pools import DecodePool
 from tandem_operator.routing.endpoint.observed import EndpointPool
 from tandem_operator.routing.endpoint.requirements import (
-    RESUME_DEFAULT,
     EndpointRequirements,
     combine_requirements,
     find_conflicts,
@@ -129,7 +128,7 @@ def test_the_first_settings_of_resumed_streams_by_name_count() -> None:
     asked = {"enabled": True, "max_regeneration": "1500ms", "max_moves": 2}
     assert together(decode("a"), stated, other).resume == asked
     assert together(decode("a"), other).resume == {}
-    assert together(decode("a")).resume == {}
+    assert together(decode("a")).resume == asked | {"max_regeneration": "10s"}
     assert find_conflicts(pools(decode("a"), stated)) == ()
     (line,) = find_conflicts(pools(decode("a"), stated, other))
     assert line.startswith("routing.resume of c differs from that of b, which is used")
@@ -157,9 +156,7 @@ def test_auto_resumes_streams_where_that_is_known_to_be_exact(
     assert together(always).resume["enabled"] is True
 
 
-def test_the_default_turns_resumed_streams_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    auto = msgspec.structs.replace(RESUME_DEFAULT, enabled="auto")
-    monkeypatch.setattr(f"{combine_requirements.__module__}.RESUME_DEFAULT", auto)
+def test_streams_are_resumed_by_default() -> None:
     asked = {"enabled": True, "max_regeneration": "10s", "max_moves": 2}
     assert together(decode()).resume == asked
     assert together(decode(routing={"resume": {"enabled": "never"}})).resume == {}

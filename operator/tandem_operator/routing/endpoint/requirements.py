@@ -34,10 +34,8 @@ from .settings import RouterSettings
 
 T = TypeVar("T")
 
-RESUME_DEFAULT: Final = Resume(enabled="never", max_regeneration=Seconds(10), max_moves=2)
-"""`routing.resume` of endpoints none of whose pools states it. Not "auto" yet: the CPU of a stream
-is above its target (docs/project/figures.md#streams-that-can-be-resumed), and no GPU was measured.
-"""
+RESUME_DEFAULT: Final = Resume(enabled="auto", max_regeneration=Seconds(10), max_moves=2)
+"""`routing.resume` of endpoints none of whose pools states it."""
 
 
 @dataclass(frozen=True)

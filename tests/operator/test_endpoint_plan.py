@@ -34,6 +34,7 @@ SETTINGS = RouterSettings(tandem_image="tandem:test")
 KEYS = ObjectRef("v1", "Secret", "chat-plan-keys")
 ENVOY = ObjectRef("apps/v1", "Deployment", "chat-envoy")
 EPP = ObjectRef("apps/v1", "Deployment", "chat-epp")
+EPP_FILE = ObjectRef("v1", "ConfigMap", "chat-epp")
 
 
 def planned(observed: ObservedEndpoint) -> dict[ObjectRef, Any]:
@@ -48,6 +49,11 @@ def settled(observed: ObservedEndpoint, **status: int) -> ObservedEndpoint:
         state = {"status": {"availableReplicas": available}} if ref.kind == "Deployment" else {}
         bodies.append({**body, **state})
     return with_children(observed, bodies)
+
+
+def _file(objects: dict[ObjectRef, Any]) -> Any:
+    """The EPP's."""
+    return json.loads(objects[EPP_FILE]["data"]["router.yaml"])
 
 
 def bootstrap(objects: dict[ObjectRef, Any]) -> Any:
@@ -173,6 +179,25 @@ def test_a_pool_that_cannot_be_read_any_more_does_not_open_the_endpoint() -> Non
     assert not _asks_for_keys(planned(replace(endpoint(decode("a")), children=before.children)))
 
 
+@pytest.mark.parametrize("mode", ["never", "always"])
+def test_resume_stays_as_it_is_while_a_pool_cannot_be_read(mode: str) -> None:
+    """The default, or another pool's word, must not override the word of one that has an error."""
+    other = {"resume": {"enabled": "always" if mode == "never" else "never"}}
+    states = endpoint(decode("a", routing={"resume": {"enabled": mode}}), decode("b"))
+    before = settled(states)
+    for routing in ({}, other):
+        broken = replace(
+            endpoint(decode("b", routing=routing)),
+            children=before.children,
+            unreadable_pools=(UnreadablePool("uid-a", "a"),),
+        )
+        assert ("resume" in _file({**before.children, **planned(broken)})) is (mode == "always")
+    text = {**before.children[EPP_FILE], "data": {"router.yaml": "{"}}
+    silent = endpoint(decode("b"), unreadable_pools=broken.unreadable_pools)
+    edited = replace(silent, children={**before.children, EPP_FILE: text})
+    assert "resume" in _file(planned(edited)), "no file of ours: what the readable pools say"
+
+
 def test_an_unreadable_pool_prevents_deletions() -> None:
     children = settled(endpoint()).children
     unread = (UnreadablePool("uid-x", "x"),)
@@ -192,7 +217,7 @@ def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     }
     objects = planned(endpoint(decode(routing=routing, sidecar={"prefillTimeout": "5s"})))
     file = tmp_path / "router.yaml"
-    file.write_text(objects[ObjectRef("v1", "ConfigMap", "chat-epp")]["data"]["router.yaml"])
+    file.write_text(objects[EPP_FILE]["data"]["router.yaml"])
     loaded = load_router_config(file)
     assert loaded.disaggregated_serving.enabled
     assert loaded.disaggregated_serving.prefill_timeout is None

@@ -26,7 +26,13 @@ from ..objects.common import (
     plan_key_object,
 )
 from ..objects.envoy import client_service, envoy_objects
-from ..objects.epp import account_objects, epp_objects, http_route, inference_pool
+from ..objects.epp import (
+    account_objects,
+    epp_objects,
+    http_route,
+    inference_pool,
+    present_resume,
+)
 from ..objects.policies import network_policies
 from ..objects.router import router_objects
 from .front import Fronts, available, is_ending, plan_fronts, selected_front
@@ -83,12 +89,8 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
         return plan_unused(observed)
     required = combine_requirements(observed.pools)
     settings = with_pools_settings(settings, observed.pools)
-    if observed.unreadable_pools and not required.api_key_secret:
-        # An unreadable pool may be the one that asks for keys: a typing error must not open it.
-        names = Names(observed.key.name)
-        fronts_now = (ObjectRef("apps/v1", "Deployment", n) for n in (names.envoy, names.router))
-        secrets = (api_key_secret(observed.children.get(ref)) for ref in fronts_now)
-        required = replace(required, api_key_secret=next(filter(None, secrets), None))
+    if observed.unreadable_pools:
+        required = _with_what_others_may_ask(observed, required)
     # Only our EPP signs plans: without it there is no key to rotate.
     rotation = _rotation(observed, settings) if required.epp else None
     fronts = plan_fronts(observed, required) if required.has_front else None
@@ -109,6 +111,23 @@ def plan_endpoint(observed: ObservedEndpoint, settings: RouterSettings) -> Endpo
         notes=outdated_notes(observed),
         requeue_after=_requeue_after(observed, rotation, fronts),
     )
+
+
+def _with_what_others_may_ask(
+    observed: ObservedEndpoint, required: EndpointRequirements
+) -> EndpointRequirements:
+    """The requirements of the readable pools, with what an unreadable one may have asked for as it
+    is: a typing error must neither open an endpoint nor turn `resume` on or off."""
+    names = Names(observed.key.name)
+    secret = required.api_key_secret
+    if not secret:
+        fronts_now = (ObjectRef("apps/v1", "Deployment", n) for n in (names.envoy, names.router))
+        secrets = (api_key_secret(observed.children.get(ref)) for ref in fronts_now)
+        secret = next(filter(None, secrets), None)
+    files = (ObjectRef("v1", "ConfigMap", name) for name in (names.epp, names.router))
+    sections = (present_resume(observed.children.get(ref)) for ref in files)
+    resume = next((each for each in sections if each is not None), required.resume)
+    return replace(required, api_key_secret=secret, resume=resume)
 
 
 def _requeue_after(

@@ -1,14 +1,21 @@
 """The EPP's objects: Deployment, ConfigMap, RBAC, Services, InferencePool, HTTPRoute. Pure."""
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from tandem_contract import endpoints, labels, ports
 
+from ...observed import Body
 from ...pods import probes
 from ...pods.containers import body_limit_flag, tls_flags, tls_mounts, tls_volumes
 from ...resources.spec import GatewayRef, RouteMatch
-from ..endpoint.observed import HTTP_ROUTE, INFERENCE_POOL, INFERENCE_POOL_ALPHA, ObservedEndpoint
+from ..endpoint.observed import (
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    INFERENCE_POOL_ALPHA,
+    ObservedEndpoint,
+)
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import RouterSettings
 from .common import (
@@ -82,6 +89,16 @@ def decision_config(required: EndpointRequirements, settings: RouterSettings) ->
         **({"resume": required.resume} if required.resume else {}),
     }
     return json.dumps(config, indent=1, sort_keys=True)
+
+
+def present_resume(config_map: Body | None) -> Mapping[str, Any] | None:
+    """The section `resume` in the file of what decides, empty if it has none; None: there is no
+    file, or someone made it unreadable."""
+    try:
+        document = json.loads(config_map["data"][CONFIG_FILE]) if config_map else None
+    except (KeyError, ValueError):
+        return None
+    return document.get("resume", {}) if isinstance(document, dict) else None
 
 
 def decision_volumes(

@@ -41,6 +41,9 @@ SHORTEST, LONGEST = 200, 3500
 """Tokens of a prompt."""
 LIMIT: Final = 0.15
 """Largest median error of the prediction, relative to the engine's own time."""
+MOST_NOISE: Final = 0.1
+"""Of the noise of the truth, what an error may exceed its limit by. Larger: any estimate passes
+beside enough other work. Smaller: more attempts."""
 LENGTHS: Final = 8
 """Lengths of prompts at which the truth is measured."""
 ROUNDS: Final = 6
@@ -100,8 +103,9 @@ class Learned:
 
     @property
     def limit(self) -> float:
-        """What the error may be: the truth itself is only known up to its noise."""
-        return LIMIT + self.noise
+        """What the error may be: the truth itself is only known up to its noise, of which
+        MOST_NOISE counts."""
+        return LIMIT + min(self.noise, MOST_NOISE)
 
     @property
     def excess(self) -> float:
@@ -148,7 +152,7 @@ class Learned:
         """As `excess`, relative to the engine's own seconds of the requests themselves."""
         groups = self.ratios
         error = median(abs(median(group) - 1) for group in groups)
-        return error - LIMIT - median(map(_median_error, groups))
+        return error - LIMIT - min(median(map(_median_error, groups)), MOST_NOISE)
 
     def check(self) -> None:
         """Fail unless the EPP has learned the engine's own times: those of the prompts that measure

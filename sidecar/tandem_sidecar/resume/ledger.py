@@ -213,11 +213,7 @@ class Ledger:
     def begin_again(self) -> None:
         """Forget what the failed engine sent beyond what the client has; the next engine begins at
         the seam."""
-        self._settle()
-        self._may_be_plain = False
-        self._events.forget()
-        self._held = b""
-        del self._ids[self._delivered :]
+        self._forget_undelivered()
         self._has_all = self._has_all and self._seam.start == 0
         lane = Lane()
         name = "content" if self._is_chat else "text"
@@ -227,23 +223,30 @@ class Ledger:
     def begin_parsed(self) -> None:
         """Forget what the failed engine sent beyond what the client has. The next engine's tokens
         are parsed, and their events read like the first engine's."""
+        self._forget_undelivered()
+        self.editor = None
+        self._transcribed(b"", len(self._ids), PARSED)
+
+    def _forget_undelivered(self) -> None:
+        """Forget all that the client does not have: another engine sends it."""
         self._settle()
         self._may_be_plain = False
         self._events.forget()
         self._held = b""
         del self._ids[self._delivered :]
-        self.editor = None
-        self._transcribed(b"", len(self._ids), PARSED)
+        # An event is delivered as a whole, so only the last groups can end beyond.
+        while self._groups and sum(self._groups[-1]) > self._delivered:
+            self._groups.pop()
 
     def groups(self) -> list[int]:
-        """How many tokens each event had that was delivered."""
+        """How many tokens each event had; call it after `begin_parsed`, so that all of them were
+        delivered."""
         made: list[int] = []
-        place, end = 0, len(self._ids)
+        place = 0
         for start, count in self._groups:
-            if start + count <= end:
-                made += [1] * (start - place) + [count]
-                place = start + count
-        return made + [1] * (end - place)
+            made += [1] * (start - place) + [count]
+            place = start + count
+        return made + [1] * (len(self._ids) - place)
 
     @property
     def text_offset(self) -> int:

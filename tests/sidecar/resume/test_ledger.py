@@ -64,6 +64,19 @@ def test_what_was_not_delivered_is_forgotten() -> None:
     assert record.take(event("b", [10])) == event("b", None)
 
 
+@pytest.mark.parametrize("is_parsed", [False, True])
+def test_tokens_that_were_held_back_are_no_group_of_the_next_engine(is_parsed: bool) -> None:
+    record = ledger(RequestKind.CHAT)
+    record.take(role_event([1]) + chat_event("a", [5]) + chat_event({}, [6, 7]))
+    if is_parsed:
+        record.begin_parsed()
+    else:
+        record.begin_again()
+    record.take(chat_event("b", [6]) + chat_event("c", [7, 8]))
+    record.begin_parsed()
+    assert (list(record.ids), record.groups()) == ([5, 6, 7, 8], [1, 1, 2])
+
+
 def test_what_comes_before_an_error_is_sent() -> None:
     record = ledger()
     with pytest.raises(StreamBroken) as raised:

@@ -10,6 +10,7 @@ It takes the place of `Relay`: the client's head is sent once, and then whole ev
 engine serves the stream.
 """
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from time import monotonic
 from typing import Final
@@ -55,8 +56,17 @@ from .whole_tokens import Vocabularies, WholeTokens
 
 _UNCODED: Final = (b"", b"identity")
 _RESUMED: Final = RESUMED.encode()
-_USAGE: Final = b'"usage":{"'
-"""Within a string of JSON its quotes are escaped, so it is never found in a text."""
+_CHUNK_USAGE: Final = b'"usage":{"prompt_tokens":'
+_TYPED_USAGE: Final = b'"usage":{"input_tokens":'
+_USAGE: Final[Mapping[RequestKind, bytes]] = {
+    RequestKind.COMPLETIONS: _CHUNK_USAGE,
+    RequestKind.CHAT: _CHUNK_USAGE,
+    RequestKind.MESSAGES: _TYPED_USAGE,
+    RequestKind.RESPONSES: _TYPED_USAGE,
+}
+"""How a usage begins, in vLLM's order. With its first member, since responses repeat the request's
+tools, and a parameter of one may be called `usage`. Within a string of JSON quotes are escaped, so
+it is never found in a text."""
 
 
 class KeptStream(Relay):
@@ -143,7 +153,10 @@ class KeptStream(Relay):
     def _with_moves(self, data: bytes) -> bytes:
         """Whole events, whose usages say how often another engine went on with the stream."""
         count = sum(move.resumed is not None for move in self._record.moves)
-        return data.replace(_USAGE, b'"usage":{"tandem_resumed":%d,"' % count)
+        usage = _USAGE[self._kind]
+        begin = len(b'"usage":{')
+        told = b'%b"tandem_resumed":%d,%b' % (usage[:begin], count, usage[begin:])
+        return data.replace(usage, told)
 
     def cut(self, status: int, message: str, at: CutPoint) -> None:
         # Of a stream only whole events were sent, each in a chunk.

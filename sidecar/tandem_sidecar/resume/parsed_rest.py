@@ -27,7 +27,14 @@ from msgspec import Raw
 
 from ..bodies.parse import Body
 from .errors import StreamBroken
-from .event_shapes import check_chunk, check_usage
+from .event_shapes import (
+    check_chunk,
+    read_delta,
+    read_parsed,
+    read_rendered,
+    read_state,
+    read_tokens,
+)
 from .ledger import DONE, Ledger
 from .whole_events import WholeEvents
 
@@ -63,6 +70,14 @@ _DEPENDS_ON_IDS: Final[Mapping[str, tuple[Any, ...] | None]] = {
 }
 """Sampling parameters with which the next token depends only on the ids before it → values for
 which that holds; None: all."""
+
+_DEFAULTS: Final[Mapping[str, Raw]] = {
+    "max_tokens": Raw(b"16"),
+    "min_tokens": Raw(b"0"),
+    "skip_special_tokens": Raw(b"true"),
+}
+"""Of vLLM's SamplingParams, which are written without those that have their default. The defaults
+of the others are among the values above."""
 
 
 class _Tokens(NamedTuple):
@@ -107,18 +122,20 @@ class ParsedRest:
         """How many tokens were parsed."""
         self._has_finish = False
         """Whether the engine told a finish reason."""
-        self._last_usage: dict[str, Any] | None = None
+        self._cached = 0
+        """How many tokens of its prompt the engine had computed before."""
         self.is_whole = False
         """Whether the engine sent its last event."""
 
     def generation(self, rendered: bytes) -> bytes:
         """The body of the request for the tokens; `rendered`: what the engine makes of the chat.
         Raises NotContinued, or one of `whole_events.MALFORMED`."""
-        request = _object.decode(rendered)
-        sampling, done = _object.decode(request["sampling_params"]), len(self._before)
-        if msgspec.json.decode(request["token_ids"]) != self._prompt:
+        request, chat = _object.decode(rendered), read_rendered(rendered)
+        sampling = {**_DEFAULTS, **_object.decode(chat.sampling_params)}
+        done = len(self._before)
+        if chat.token_ids != self._prompt:
             raise NotContinued("the engine renders another prompt")
-        if bytes(request.get("features", b"null")) != b"null":
+        if chat.features is not None:
             raise NotContinued("messages with media are not continued")
         for name, raw in sampling.items():
             value, allowed = msgspec.json.decode(raw), _DEPENDS_ON_IDS.get(name, ())
@@ -127,7 +144,7 @@ class ParsedRest:
         left = msgspec.json.decode(sampling["max_tokens"], type=int) - done
         if left <= 0:
             raise NotContinued("all tokens were sent")
-        least = msgspec.json.decode(sampling.get("min_tokens", b"0"), type=int)
+        least = msgspec.json.decode(sampling["min_tokens"], type=int)
         changes = {"max_tokens": left, "min_tokens": max(0, least - done)}
         changed = {
             "token_ids": self._prompt + self._before,
@@ -170,20 +187,20 @@ class ParsedRest:
         """The client's event, with the tokens of the last `next_parse`. Raises one of
         `whole_events.MALFORMED`."""
         tokens, self._parsing = self._parsing, _NONE
-        answer = _object.decode(parsed)
-        check_chunk(answer["chunk"])
-        [choice] = msgspec.json.decode(answer["chunk"])["choices"]
-        state = msgspec.json.decode(answer["stream_state"])
-        self._state = state
+        answer = read_parsed(parsed)
+        check_chunk(answer.chunk)
+        [choice] = read_delta(answer.chunk).choices
+        state = read_state(answer.stream_state)
+        self._state = answer.stream_state
         self._count += len(tokens.ids)
         made: dict[str, Any] = {
             "index": 0,
-            "delta": _without_nulls(choice["delta"]),
+            "delta": _without_nulls(choice.delta),
             "logprobs": None,
             "finish_reason": None,
         }
         if tokens.finish is not None:
-            calls = state["tools_streamed"] and tokens.finish == _STOPPED
+            calls = state.tools_streamed and tokens.finish == _STOPPED
             made["finish_reason"] = "tool_calls" if calls else tokens.finish
             made["stop_reason"] = tokens.stop
         made["token_ids"] = tokens.ids
@@ -198,10 +215,9 @@ class ParsedRest:
             return None
         if not self._usage:
             return DONE
-        details = (self._last_usage or {}).get("prompt_tokens_details") or {}
         usage = self._counts()
-        if details.get("cached_tokens"):
-            cached = min(details["cached_tokens"], len(self._prompt))
+        if self._cached:
+            cached = min(self._cached, len(self._prompt))
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
         event = {**self._head, "choices": [], "usage": usage}
         return b"%b%b\n\n%b" % (_DATA, msgspec.json.encode(event), DONE)
@@ -213,21 +229,18 @@ class ParsedRest:
                 raise StreamBroken("the stream ended without a finish reason")
             self.is_whole = True
         elif event.startswith(_DATA):
-            data = event[len(_DATA) :]
-            chunk = _object.decode(data)
-            if "choices" not in chunk:
+            chunk = read_tokens(event[len(_DATA) :])
+            if chunk.choices is None:
                 raise StreamBroken("the engine reported an error")
-            check_chunk(data)
-            for choice in msgspec.json.decode(chunk["choices"]):
-                finish = choice.get("finish_reason")
+            for choice in chunk.choices:
+                finish = choice.finish_reason
                 if finish in _FAILED:
                     raise StreamBroken("the engine ended the request")
                 self._has_finish = self._has_finish or finish is not None
-                ids = choice.get("token_ids") or []
-                self._left.append(_Tokens(ids, finish, choice.get("stop_reason")))
-            if (usage := chunk.get("usage")) and bytes(usage) != b"null":
-                check_usage(usage)
-                self._last_usage = msgspec.json.decode(usage)
+                self._left.append(_Tokens(choice.token_ids or [], finish, choice.stop_reason))
+            if chunk.usage is not None:
+                details = chunk.usage.prompt_tokens_details
+                self._cached = 0 if details is None else details.cached_tokens or 0
         return b""
 
     def _counts(self) -> dict[str, Any]:

@@ -27,24 +27,29 @@ Json = dict[str, Any]
 @dataclass(frozen=True)
 class ParsingEngine:
     """`after`: it dies after so many tokens; `joined`: tokens of its events, repeated; `refuses`: a
-    path that it does not serve; `more`: sampling parameters that it adds to a request."""
+    path that it answers with `status`; `wrong`: one, and what it answers; `more`: sampling
+    parameters that it adds to a request."""
 
     name: str
     after: int | None = None
     joined: Sequence[int] = (1,)
     refuses: str = ""
+    status: int = 403
+    wrong: tuple[str, bytes] = "", b""
     more: tuple[tuple[str, Any], ...] = ()
 
     async def __call__(self, turn: Turn) -> None:
         target, body = turn.request.target, turn.request.json
         if target == self.refuses:
-            turn.answer(403, b'{"error": {"message": "disabled"}}')
+            turn.answer(self.status, b'{"error": {"message": "disabled"}}')
+        elif target == self.wrong[0]:
+            turn.answer(200, self.wrong[1])
         elif target == RENDER:
             turn.answer(200, msgspec.json.encode(self._rendered(body)))
         elif target == DERENDER:
             turn.answer(200, msgspec.json.encode(self._derendered(body)))
         elif target == GENERATE:
-            await self._send(turn, self._tokens(body))
+            await self._send(turn, self.tokens(body))
         else:
             await self._send(turn, self._chat(body))
 
@@ -91,17 +96,23 @@ class ParsingEngine:
         return [*made, DONE]
 
     def _rendered(self, body: Json) -> Json:
-        sampling = {"temperature": 1.0, "max_tokens": body["max_tokens"], "stop": []}
+        sampling = {"temperature": 0.9, "max_tokens": body["max_tokens"]}
+        sampling |= {"skip_special_tokens": False, **dict(self.more)}
+        omitted = {"temperature": 1.0, "max_tokens": 16, "skip_special_tokens": True}
         return {
             "request_id": "chatcmpl-rendered",
             "token_ids": PROMPT,
             "features": None,
-            "sampling_params": {**sampling, "skip_special_tokens": False, **dict(self.more)},
+            # As vLLM does: without defaults.
+            "sampling_params": {
+                name: value for name, value in sampling.items() if omitted.get(name) != value
+            },
             "model": body["model"],
             "stream": True,
         }
 
-    def _tokens(self, body: Json) -> list[bytes]:
+    def tokens(self, body: Json) -> list[bytes]:
+        """The events that have the tokens."""
         start = len(body["token_ids"]) - len(PROMPT)
         assert body["token_ids"] == [*PROMPT, *(_FIRST + n for n in range(start))]
         assert body["stream"]

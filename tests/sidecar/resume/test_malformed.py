@@ -1,5 +1,6 @@
 """Events that are none of their API's: each breaks the stream at most, and nothing else."""
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -8,13 +9,16 @@ import msgspec
 import pytest
 
 from tandem_contract.request_kinds import RequestKind
+from tandem_sidecar.bodies.parse import parse_body
 from tandem_sidecar.observability.record import Record
 from tandem_sidecar.resume.errors import StreamBroken
 from tandem_sidecar.resume.kept_stream import KeptStream
+from tandem_sidecar.resume.parsed_rest import NotContinued, ParsedRest
+from tandem_sidecar.resume.whole_events import MALFORMED
 
 from . import answers, engine
 from .answers import TOOL, Json
-from .events import DONE, event
+from .events import DONE, chat_event, event, ledger, role_event
 from .test_again import FIRST, kept_stream, take
 
 OTHER = answers.Engine("other", (2, 1, 3))
@@ -167,3 +171,67 @@ async def test_a_usage_that_is_null_is_none() -> None:
     assert kept.move() is not None
     with_usage = event("c", [7], id="cmpl-other").replace(b',"choices"', b',"usage":null,"choices"')
     assert b'"usage":null' in kept.read(with_usage, last=False)
+
+
+RENDERED: Json = {
+    "token_ids": [1],
+    "features": None,
+    "sampling_params": {"max_tokens": 9, "min_tokens": 1, "skip_special_tokens": False},
+}
+TOKENS: Json = {
+    "choices": [{"index": 0, "token_ids": [3], "finish_reason": "stop", "stop_reason": 3}],
+    "usage": {
+        "prompt_tokens": 2,
+        "completion_tokens": 1,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    },
+}
+READ: Json = {
+    "chunk": {
+        "choices": [
+            {
+                "index": 0,
+                "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+            }
+        ]
+    },
+    "stream_state": {"tools_streamed": True},
+}
+
+
+def parsed_rest() -> ParsedRest:
+    record = ledger(RequestKind.CHAT)
+    record.take(role_event([1]) + chat_event("a", [2]))
+    record.begin_parsed()
+    asked = parse_body(b'{"messages":[],"model":"m"}')
+    return ParsedRest(asked, record, usage=True, continuous=True)
+
+
+def test_a_rendered_chat_that_cannot_be_read_is_not_continued() -> None:
+    assert parsed_rest().generation(msgspec.json.encode(RENDERED))
+    for wrong in wrong_values(RENDERED):
+        with contextlib.suppress(NotContinued, *MALFORMED):
+            parsed_rest().generation(json.dumps(wrong).encode())
+
+
+def test_tokens_that_cannot_be_read_break_the_stream() -> None:
+    for wrong in [TOKENS, *wrong_values(TOKENS)]:
+        rest = parsed_rest()
+        with contextlib.suppress(StreamBroken):
+            rest.take(b"data: " + json.dumps(wrong).encode() + b"\n\n")
+        if rest.next_parse() is not None:
+            assert rest.events(msgspec.json.encode(READ))
+        with contextlib.suppress(StreamBroken):
+            rest.take(DONE)
+        rest.end()
+
+
+def test_parsed_tokens_that_cannot_be_read_are_malformed() -> None:
+    for wrong in [READ, *wrong_values(READ)]:
+        rest = parsed_rest()
+        rest.take(2 * (b"data: " + msgspec.json.encode(TOKENS) + b"\n\n"))
+        assert rest.next_parse()
+        with contextlib.suppress(*MALFORMED):
+            rest.events(json.dumps(wrong).encode())
+            # Its state is sent with the next tokens.
+            assert rest.next_parse()

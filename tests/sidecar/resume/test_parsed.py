@@ -1,5 +1,6 @@
 """A chat whose engine reads reasoning and tool calls goes on at an engine that parses tokens."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -29,8 +30,15 @@ def as_read(stream: bytes) -> answers.Json:
 @pytest.mark.parametrize("joined", [(1,), (2, 1, 3)])
 @pytest.mark.parametrize(
     "more",
-    [{}, {"keeps_ids": True}, {"max_tokens": 11}, {"stream_options": None}, {"tools": []}],
-    ids=["plain", "ids", "cut within the call", "without usage", "without tools"],
+    [
+        {},
+        {"keeps_ids": True},
+        {"max_tokens": 11},
+        {"max_tokens": 16},
+        {"stream_options": None},
+        {"tools": []},
+    ],
+    ids=["plain", "ids", "cut in the call", "default limit", "without usage", "without tools"],
 )
 async def test_it_goes_on_after_any_token(
     pods: Pods, joined: tuple[int, ...], more: dict[str, Any]
@@ -56,6 +64,7 @@ async def test_an_engine_that_does_not_parse_tokens_generates_the_answer_again(p
         ParsingEngine("other", refuses=RENDER),
         ParsingEngine("other", more=(("structured_outputs", {"structural_tag": "{}"}),)),
         ParsingEngine("other", more=(("a_parameter_of_tomorrow", 1),)),
+        ParsingEngine("other", more=(("skip_special_tokens", True),)),
     ):
         second.script = refusing
         first.script = ParsingEngine("first", after=10)
@@ -82,3 +91,26 @@ async def test_what_derender_cannot_do_is_generated_again(pods: Pods) -> None:
         assert ERROR not in await ask(pods, temperature=0, **more)
         assert [each.target for each in second.requests] == ["/v1/chat/completions"]
         second.requests.clear()
+
+
+@pytest.mark.parametrize("wrong", [b"[]", b'{"sampling_params":{}}'])
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_a_rendered_chat_of_another_shape_is_not_continued(
+    pods: Pods, wrong: bytes, temperature: float
+) -> None:
+    pods.first.decode.script = ParsingEngine("first", after=10)
+    pods.second.decode.script = ParsingEngine("other", wrong=(RENDER, wrong))
+    stream = await asyncio.wait_for(ask(pods, temperature=temperature), 20)
+    assert (ERROR in stream) == bool(temperature)
+    assert (b"cannot be read" in stream) == bool(temperature)
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"[]", b'{"chunk":{"choices":[{"index":0,"delta":{}}]}}', b'{"stream_state":{}}']
+)
+async def test_parsed_tokens_of_another_shape_end_the_stream(pods: Pods, wrong: bytes) -> None:
+    pods.first.decode.script = ParsingEngine("first", after=10)
+    pods.second.decode.script = ParsingEngine("other", wrong=(DERENDER, wrong))
+    stream = await asyncio.wait_for(ask(pods), 20)
+    assert ERROR in stream
+    assert b"cannot be read" in stream

@@ -20,7 +20,7 @@ from ..sidecar.peers import Script, Turn
 from ..sidecar.resume import answers
 from ..sidecar.resume.answers import TOOL
 from ..sidecar.resume.events import DONE
-from ..sidecar.resume.parsing import LENGTH, RENDER, ParsingEngine
+from ..sidecar.resume.parsing import DERENDER, LENGTH, RENDER, FailsWhile, ParsingEngine
 from ..sidecar.resume.scripted import (
     ENDS,
     PROMPT,
@@ -104,6 +104,22 @@ async def test_a_chat_that_is_parsed_goes_on_at_an_engine_that_parses_tokens(
         _, resumed = await harness.ask(body, path)
         got, expected = (answers.comparable(answers.read([data])) for data in (resumed, whole))
         assert got == expected, after
+
+
+async def test_an_engine_that_dies_is_not_asked_to_parse(harness: Harness) -> None:
+    failing = FailsWhile(DERENDER, dies=True)
+    scripts: list[Script] = [ParsingEngine("first", 10)]
+
+    async def fails_first(turn: Turn) -> None:
+        await (scripts.pop() if scripts else failing)(turn)
+
+    for number in range(2):
+        await harness.decode(f"d-{number}", fails_first)
+    await harness.start({"enabled": False}, settings=RESUMES)
+    body = asked(is_chat=True, tools=[TOOL], max_tokens=50)
+    _, stream = await harness.ask(body, PATHS[RequestKind.CHAT])
+    assert b'"error"' in stream
+    await asyncio.wait_for(failing.is_left.wait(), 10)
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -10,6 +10,7 @@ vLLM serves these paths with `--enable-scale-out` only.
 """
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Final, Protocol
 
 from tandem_contract.commandline import HostPort
@@ -27,6 +28,8 @@ _RENDER: Final = b"/v1/chat/completions/render"
 _DERENDER: Final = b"/v1/chat/completions/derender"
 _GENERATE: Final = PATHS[RequestKind.GENERATE].encode()
 _POST: Final = b"POST"
+_NOT_SERVED: Final = HTTPStatus.NOT_IMPLEMENTED
+"""The one status above 500 that says nothing of the engine's health."""
 
 
 class RestReceiver(Receiver, Protocol):
@@ -112,35 +115,42 @@ class ParsedCall:
             self._lost("the stream ended before its last event")
 
     def failed(self, failure: Failure, detail: str) -> None:
-        self._is_over = True
+        self.abort()
         self._receiver.failed(failure, detail)
 
-    def _ask(self, target: bytes, body: bytes, done: Callable[[Answer | NoAnswer], None]) -> None:
-        request = self._make_request(target, body, generates=False)
+    def _ask(self, path: bytes, body: bytes, read: Callable[[Answer], None]) -> None:
+        def done(answer: Answer | NoAnswer) -> None:
+            if self._is_over:
+                return
+            match answer:
+                case NoAnswer(failure, detail):
+                    # Aborts this request, too: an answer above the limit goes on arriving.
+                    self.failed(failure, detail)
+                case Answer(head) if head.status >= 500 and head.status != _NOT_SERVED:
+                    self._lost(f"answered with an error ({head.status} for {path.decode()})")
+                case Answer():
+                    self._other = None
+                    read(answer)
+
+        request = self._make_request(path, body, generates=False)
         self._other = self._pool.send(self._engine, _POST, request, Collector(done))
 
-    def _rendered(self, answer: Answer | NoAnswer) -> None:
-        self._other = None
-        if self._is_over:
+    def _rendered(self, answer: Answer) -> None:
+        if answer.head.status != HTTPStatus.OK:
+            path = _RENDER.decode()
+            self._refuse(f"the engine does not parse tokens ({answer.head.status} for {path})")
             return
-        match answer:
-            case NoAnswer(failure, detail):
-                self.failed(failure, detail)
-            case Answer(head, body) if head.status == 200:
-                try:
-                    body = self._rest.generation(body)
-                except NotContinued as err:
-                    self._refuse(str(err))
-                except MALFORMED as err:
-                    self._refuse(
-                        f"what the engine makes of it cannot be read ({type(err).__name__})"
-                    )
-                else:
-                    request = self._make_request(_GENERATE, body, generates=True)
-                    self._tokens = self._pool.send(self._engine, _POST, request, self)
-            case Answer(head):
-                path = _RENDER.decode()
-                self._refuse(f"the engine does not parse tokens ({head.status} for {path})")
+        try:
+            body = self._rest.generation(answer.body)
+        except NotContinued as err:
+            self._refuse(str(err))
+        except MALFORMED as err:
+            self._refuse(f"what the engine makes of it cannot be read ({type(err).__name__})")
+        else:
+            request = self._make_request(_GENERATE, body, generates=True)
+            self._tokens = self._pool.send(self._engine, _POST, request, self)
+            if self._is_paused:
+                self._tokens.pause()
 
     def _refuse(self, why: str) -> None:
         self._is_over = True
@@ -156,25 +166,17 @@ class ParsedCall:
             self._is_over = True
             self._receiver.body(end, True)
 
-    def _parsed(self, answer: Answer | NoAnswer) -> None:
-        self._other = None
-        if self._is_over:
+    def _parsed(self, answer: Answer) -> None:
+        if answer.head.status != HTTPStatus.OK:
+            self._lost(f"the engine does not parse tokens ({answer.head.status})")
             return
-        match answer:
-            case NoAnswer(failure, detail):
-                self.abort()
-                self._receiver.failed(failure, detail)
-            case Answer(head, body) if head.status == 200:
-                try:
-                    event = self._rest.events(body)
-                except MALFORMED as err:
-                    self._lost(f"parsed tokens cannot be read ({type(err).__name__})")
-                    return
-                self._receiver.body(event, False)
-                self._go_on()
-            case Answer(head):
-                self._lost(f"the engine does not parse tokens ({head.status})")
+        try:
+            event = self._rest.events(answer.body)
+        except MALFORMED as err:
+            self._lost(f"parsed tokens cannot be read ({type(err).__name__})")
+            return
+        self._receiver.body(event, False)
+        self._go_on()
 
     def _lost(self, problem: str) -> None:
-        self.abort()
-        self._receiver.failed(Failure.LOST, problem)
+        self.failed(Failure.LOST, problem)

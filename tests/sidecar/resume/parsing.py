@@ -1,5 +1,6 @@
 """A scripted engine that parses its answer, and serves the paths of `--enable-scale-out`."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle
@@ -159,6 +160,29 @@ class ParsingEngine:
                 "last_tool_call_ids": known or named,
             },
         }
+
+
+class FailsWhile:
+    """An engine that does not answer requests for `path`, and ends its tokens when it got one."""
+
+    def __init__(self, path: str, *, dies: bool = False) -> None:
+        self._path, self._dies, self.asked = path, dies, asyncio.Event()
+        self.is_left = asyncio.Event()
+        """Set when the request for `path` is aborted."""
+
+    async def __call__(self, turn: Turn) -> None:
+        if turn.request.target == self._path:
+            self.asked.set()
+            await turn.gone.wait()
+            self.is_left.set()
+        elif turn.request.target == GENERATE and self._dies:
+            turn.stream()
+            [first, *_] = ParsingEngine("other").tokens(turn.request.json)
+            turn.chunk(first)
+            await self.asked.wait()
+            turn.die()
+        else:
+            await ParsingEngine("other")(turn)
 
 
 def _finish(group: range, groups: list[range]) -> str | None:

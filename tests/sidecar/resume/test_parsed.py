@@ -1,16 +1,21 @@
 """A chat whose engine reads reasoning and tool calls goes on at an engine that parses tokens."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem_contract.request_kinds import RequestKind
+from tandem_http1.answers import MAX_ANSWER
+from tandem_sidecar.settings import Patience
 
+from ..conftest import Harness
+from ..peers import Turn, hangs
 from . import answers
 from .answers import TOOL, read
-from .parsing import DERENDER, GENERATE, LENGTH, RENDER, ParsingEngine
-from .test_alternates import Pods, pods
+from .parsing import DERENDER, GENERATE, LENGTH, RENDER, FailsWhile, ParsingEngine
+from .test_alternates import Pods, pods, two_pods
 
 __all__ = ["pods"]
 ERROR = b'data: {"error"'
@@ -114,3 +119,54 @@ async def test_parsed_tokens_of_another_shape_end_the_stream(pods: Pods, wrong: 
     stream = await asyncio.wait_for(ask(pods), 20)
     assert ERROR in stream
     assert b"cannot be read" in stream
+
+
+@pytest.mark.parametrize("path", [RENDER, DERENDER])
+async def test_a_client_that_leaves_ends_all_requests(pods: Pods, path: str) -> None:
+    pods.first.decode.script = ParsingEngine("first", after=10)
+    pods.second.decode.script = failing = FailsWhile(path)
+    asking = asyncio.create_task(ask(pods))
+    await asyncio.wait_for(failing.asked.wait(), 10)
+    asking.cancel()
+    await asyncio.wait_for(failing.is_left.wait(), 10)
+
+
+async def test_an_answer_above_the_limit_is_not_read_to_its_end(pods: Pods) -> None:
+    is_left = asyncio.Event()
+
+    async def sends_without_end(turn: Turn) -> None:
+        if turn.request.target != RENDER:
+            await ParsingEngine("other")(turn)
+            return
+        turn.stream()
+        try:
+            while not turn.gone.is_set():
+                turn.chunk(bytes(MAX_ANSWER // 8))
+                await turn.writer.drain()
+        finally:
+            is_left.set()
+
+    pods.first.decode.script = ParsingEngine("first", after=10)
+    pods.second.decode.script = sends_without_end
+    assert b"exceeds" in await asyncio.wait_for(ask(pods), 30)
+    await asyncio.wait_for(is_left.wait(), 10)
+
+
+@pytest.mark.parametrize("path", [RENDER, DERENDER])
+async def test_an_engine_with_an_error_is_named_as_such(pods: Pods, path: str) -> None:
+    pods.first.decode.script = ParsingEngine("first", after=10)
+    pods.second.decode.script = ParsingEngine("other", refuses=path, status=500)
+    stream = await ask(pods)
+    assert ERROR in stream
+    assert b"answered with an error (500 for " in stream
+
+
+@pytest.mark.parametrize("path", [RENDER, DERENDER])
+async def test_an_engine_that_hangs_is_left(harness: Harness, tmp_path: Path, path: str) -> None:
+    quick = {"silence_timeout": 0.5, "resume_patience": Patience(0.2, 0.2)}
+    async with two_pods(harness, tmp_path, resume=True, **quick) as pods:
+        pods.first.decode.script = ParsingEngine("first", after=10)
+        pods.second.decode.script = failing = FailsWhile(path)
+        pods.second.decode.health = hangs
+        assert ERROR in await asyncio.wait_for(ask(pods), 20)
+        await asyncio.wait_for(failing.is_left.wait(), 10)

@@ -20,6 +20,7 @@ from tandem_epp.process.configuration import Configuration, FileWatch
 from tandem_epp.process.discovery import Discovery, connect
 from tandem_epp.replicas.peers.channel import PeerChannel
 from tandem_epp.settings import Settings as EppSettings
+from tandem_epp.supervised import run_until_one_ends
 from tandem_sidecar.process.listen import WorkerSockets
 from tandem_sidecar.process.run import StopSignals, serve, wait_for_first
 from tandem_sidecar.settings import Settings
@@ -134,17 +135,19 @@ async def run(
         else:
             # The supervisor waits for this byte. It follows the file for all workers.
             os.write(sys.stdout.fileno(), b"\n")
-        await wait_for_first(_until_drain(signals, components, drain_delay), *followed)
-        components.lifecycle.drain()
-        # After a second signal the stack of `start` unwinds and cuts the requests that still run.
-        await wait_for_first(components.lifecycle.idle(), signals.exit_now.wait())
+        # Pods and files are followed during the drain, too: streams move from backends that end.
+        await run_until_one_ends(_until_drained(signals, components, drain_delay), *followed)
 
 
-async def _until_drain(signals: StopSignals, components: Components, delay: float) -> None:
+async def _until_drained(signals: StopSignals, components: Components, delay: float) -> None:
     """Wait for the signal, and then `delay` seconds, in which clients learn of the end: those that
-    are told to connect to this router no more, and those that keep connections to it."""
+    are told to connect to this router no more, and those that keep connections to it. Then drain
+    until no request runs, or a second signal comes: the stack of `start` cuts those that still
+    run."""
     await signals.drain.wait()
     if delay > 0:
         components.leave()
         await wait_for_first(asyncio.sleep(delay), signals.exit_now.wait())
         components.server.close_idle()
+    components.lifecycle.drain()
+    await wait_for_first(components.lifecycle.idle(), signals.exit_now.wait())

@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tandem_epp.process.configuration import Configuration, FileWatch, listed_backends
+from tandem_epp.supervised import run_until_one_ends
 from tandem_http1.upstream import Pool
 from tandem_sidecar.process.admin import serve_admin
 from tandem_sidecar.process.engine_client import fetch_all_metrics
@@ -79,11 +80,17 @@ async def supervise(
                     # The workers follow the files themselves; this process reads metrics.
                     reload_credentials(backends.credentials),
                 )
-                await wait_for_first(signals.drain.wait(), *follow)
-                await wait_for_first(supervisor.stop(), signals.exit_now.wait())
+                # During the drain, too: streams move from a backend that the file no longer lists.
+                await run_until_one_ends(_until_drained(signals, supervisor), *follow)
             finally:
                 # Also after an error at the start: no worker may outlive its supervisor.
                 await supervisor.kill()
+
+
+async def _until_drained(signals: StopSignals, supervisor: Supervisor) -> None:
+    """Wait for the signal, then drain the workers until they end, or a second signal comes."""
+    await signals.drain.wait()
+    await wait_for_first(supervisor.stop(), signals.exit_now.wait())
 
 
 def _worker_command(

@@ -161,6 +161,34 @@ async def test_a_stream_survives_the_loss_of_its_pod_and_its_drain(
             await until(lambda: cluster.serves(process, *cluster.engines))
 
 
+async def test_a_router_that_drains_still_sees_pods_drain(cluster: Cluster) -> None:
+    for name in ("d-0", "d-1"):
+        await cluster.decode(name)
+    body = asked(is_chat=False)
+    async with cluster.router("d-0", "d-1", resume=RESUMES) as process:
+        cluster.script(generates())
+        async with cluster.http.post(process.url(), json=body) as response:
+            whole = without_head(events(await response.read()))
+        for turns in cluster.turns.values():
+            turns.clear()
+        cluster.script(generates(4, pause=until_gone), generates(id="cmpl-of-another"))
+        async with cluster.http.post(process.url(), json=body) as response:
+            begin = await response.content.readuntil(b"\n\n")
+            [(name, [turn])] = [pair for pair in cluster.turns.items() if pair[1]]
+            process.process.send_signal(signal.SIGTERM)
+
+            async def is_draining() -> bool:
+                async with cluster.http.get(process.url("/health")) as answer:
+                    return answer.status == 503
+
+            await until(is_draining)
+            await cluster.pods.draining(name)
+            await asyncio.wait_for(turn.gone.wait(), 20)
+            resumed = events(begin + await response.read())
+        assert without_head(resumed) == whole
+        assert await process.exit_status() == 0
+
+
 async def test_a_pod_that_cannot_be_connected_to_is_replaced_before_the_first_token(
     cluster: Cluster,
 ) -> None:

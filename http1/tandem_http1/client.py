@@ -20,7 +20,7 @@ from tandem_contract.connections import unsent_bytes
 from tandem_contract.held_bytes import HeldBytes
 
 from .messages import Request, response_bytes
-from .reader import Refusal, RequestReader
+from .reader import HeadCheck, Refusal, RequestReader
 
 _LINGER: Final = 2.0
 """Seconds for which a refused client's remaining bytes are discarded. Closing a socket with unread
@@ -96,12 +96,18 @@ class Clients:
     """The connections of one server, and what they share."""
 
     def __init__(
-        self, handler: Handler, limits: Limits, held: HeldBytes, removed: Callable[[], None]
+        self,
+        handler: Handler,
+        limits: Limits,
+        held: HeldBytes,
+        removed: Callable[[], None],
+        check_head: HeadCheck | None = None,
     ) -> None:
         """`held` counts the request bodies; `removed` is called when a connection is gone."""
         self.handler = handler
         self.limits = limits
         self.held = held
+        self.check_head = check_head
         self.unsent: set[ClientConnection] = set()
         """Connections with unsent bytes, and those that are closing."""
         self.all_closed = asyncio.Event()
@@ -145,7 +151,8 @@ class ClientConnection:
         self._clients = clients
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._reader = RequestReader(clients.limits.head, clients.limits.body, clients.held)
+        limits = clients.limits
+        self._reader = RequestReader(limits.head, limits.body, clients.held, clients.check_head)
         self._held_body = 0  # bytes of the body of the request that is being served
         self._milestones = 0
         self._active: ActiveRequest | None = None
@@ -410,7 +417,8 @@ class ClientConnection:
     def _write_refusal(self, refusal: Refusal) -> None:
         body = error_body(refusal.target.decode("latin-1"), refusal.status, refusal.message)
         lines = self._clients.refuse(refusal)
-        self._transport.write(response_bytes(refusal.status, lines, body, close=True))
+        head = refusal.head is not None and refusal.head.method == b"HEAD"
+        self._transport.write(response_bytes(refusal.status, lines, body, close=True, head=head))
         self._closing = True
         # `expire` closes the connection after the linger; see `_LINGER`.
         self.deadline = self._loop.time() + _LINGER

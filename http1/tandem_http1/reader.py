@@ -7,6 +7,7 @@ A body with a Content-Encoding is refused too: the sidecar checks bodies as they
 """
 
 from collections import deque
+from collections.abc import Callable
 from io import BytesIO
 from typing import Final, NamedTuple
 
@@ -31,6 +32,11 @@ _LOOKED_AT: Final = frozenset(
 )
 
 
+HeadCheck = Callable[[Request], tuple[int, str] | None]
+"""Says of a request without its body, before one is read, with which status and message it is
+refused; None: it is served."""
+
+
 class Refusal(NamedTuple):
     """Error answer to a request that is not served."""
 
@@ -47,7 +53,13 @@ class Refusal(NamedTuple):
 class RequestReader:
     """Turns the bytes of one client into complete requests, in order, in `requests`."""
 
-    def __init__(self, max_head: int, max_body: int, held: HeldBytes | None = None) -> None:
+    def __init__(
+        self,
+        max_head: int,
+        max_body: int,
+        held: HeldBytes | None = None,
+        check_head: HeadCheck | None = None,
+    ) -> None:
         """Limits in bytes; `max_head` covers the request line and the headers together. `held`
         counts the bodies: the caller who takes a request from `requests` gives its body back."""
         self.requests: deque[Request] = deque()
@@ -64,6 +76,7 @@ class RequestReader:
         self._max_head = max_head
         self._max_body = max_body
         self._held = held or HeldBytes()
+        self._check = check_head
         self._held_body = 0
         """Bytes of the current body that are counted in `held`."""
         self._parser = httptools.HttpRequestParser(self)
@@ -171,6 +184,10 @@ class RequestReader:
             self.refuse(400, f"the request has {hosts} Host headers: send exactly one")
         if not self._target.startswith(b"/") or b"#" in self._target:
             self._normalise_target()
+        if self._check is not None and self.refusal is None:
+            refused = self._check(self._request(b""))
+            if refused is not None:
+                self.refuse(refused[0], refused[1])
 
     def on_body(self, data: bytes) -> None:
         self.expects = False

@@ -13,6 +13,7 @@ from tandem_contract.connections import Beginning, address_of, to_evict
 from tandem_contract.held_bytes import HeldBytes
 
 from .client import ClientConnection, Clients, Handler, Limits
+from .reader import HeadCheck
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +33,13 @@ class Server:
         limits: Limits,
         tls: Callable[[], ssl.SSLContext] | None = None,
         held: HeldBytes | None = None,
+        check_head: HeadCheck | None = None,
     ) -> None:
         """`tls` returns the context for each new connection; None: plain TCP. `held` counts the
-        request bodies; None: without a limit."""
+        request bodies; None: without a limit. `check_head`: of each request; None: none."""
         self._tls = tls
-        self.clients = Clients(handler, limits, held or HeldBytes(), self._removed)
+        held = held or HeldBytes()
+        self.clients = Clients(handler, limits, held, self._removed, check_head)
         self._timer: asyncio.TimerHandle | None = None
         self._sockets: tuple[socket.socket, ...] = ()
         self._accepting = False

@@ -153,7 +153,8 @@ class Components:
         self._handler = RoutedRequests(
             parts, self.preparer.prepare, lambda: health.healthy, self._api_keys
         )
-        self.server = path.serve(self._handler, tls)
+        check_head = None if self._api_keys is None else self._handler.check_head
+        self.server = path.serve(self._handler, tls, check_head)
         self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
         shared_keys = SharedKeys(keys, self.channel) if keys is not None else None
         self.credentials = self._backends.credentials, tls, shared_keys

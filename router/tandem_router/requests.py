@@ -61,11 +61,19 @@ class RoutedRequests:
         self.is_leaving = False
         """Whether each answer is the last one of its connection, because the process ends soon."""
 
+    def check_head(self, request: Request) -> tuple[int, str] | None:
+        """Refuse a request without an API key before its body is read: the memory for bodies is for
+        those who have one."""
+        if self._api_keys is None or client_of(request, self._api_keys) is not None:
+            return None
+        return 401, REFUSED
+
     def handle(self, request: Request, client: ClientConnection) -> ActiveRequest | None:
         """Serve `request`; None: it is already answered."""
         client_name: str | None = None
         if self._api_keys is not None:
             client_name = client_of(request, self._api_keys)
+            # `check_head` let it pass, but the keys may have changed while its body came.
             if client_name is None:
                 send_error(client, request, 401, REFUSED, self.refuse(request), close=False)
                 return None

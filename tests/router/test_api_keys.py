@@ -10,6 +10,7 @@ from tandem_contract.api_keys import ApiKeys
 
 from ..contract.test_api_keys import WITHOUT_KEY
 from ..sidecar.peers import FakeDecode
+from ..sidecar.wire import wire
 from .conftest import Harness
 from .processes import router
 
@@ -51,6 +52,46 @@ async def test_a_header_with_a_key_counts_once_only(harness: Harness, keys: ApiK
     twice = [("x-api-key", "key-a"), ("x-api-key", "other")]
     async with harness.http.post(harness.url(), json=BODY, headers=twice) as answer:
         assert answer.status == 401
+
+
+async def test_no_body_is_read_of_a_client_without_a_key(harness: Harness, keys: ApiKeys) -> None:
+    decode = await harness.decode("d")
+    await harness.start(api_keys=keys)
+    post = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"
+    for body in (
+        b"content-length: 1000\r\n\r\n",
+        b"content-length: 1000\r\nexpect: 100-continue\r\n\r\n",
+        b"transfer-encoding: chunked\r\n\r\n3e8\r\n" + bytes(1000),
+    ):
+        async with wire(harness.router.listen) as client:
+            client.send(post + body)
+            answer = await client.response()
+            assert (answer.status, answer.headers["connection"]) == (401, "close")
+            assert harness.router.components.server.clients.held.size == 0
+    assert not decode.requests
+
+
+async def test_requests_before_one_without_a_key_are_answered(
+    harness: Harness, keys: ApiKeys
+) -> None:
+    await harness.decode("d")
+    await harness.start(api_keys=keys)
+    health = b"GET /health HTTP/1.1\r\nhost: x\r\n"
+    async with wire(harness.router.listen) as client:
+        client.send(health + b"x-api-key: key-a\r\n\r\n" + 2 * (health + b"\r\n"))
+        assert [(await client.response()).status for _ in range(2)] == [200, 401]
+        assert await client.closed() == b""
+
+
+async def test_head_and_upgrades_need_a_key(harness: Harness, keys: ApiKeys) -> None:
+    await harness.decode("d")
+    await harness.start(api_keys=keys)
+    upgrade = b"connection: upgrade\r\nupgrade: websocket\r\n"
+    for head, is_head in ((b"HEAD /health", True), (b"GET /v1/realtime", False)):
+        async with wire(harness.router.listen) as client:
+            client.send(head + b" HTTP/1.1\r\nhost: x\r\n" + upgrade + b"\r\n")
+            assert (await client.response(head=is_head)).status == 401
+            assert await client.closed() == b""
 
 
 async def test_a_refusal_has_the_form_of_its_api(harness: Harness, keys: ApiKeys) -> None:

@@ -16,6 +16,7 @@ from tandem_contract.memory_limit import default_held_bytes, least_held_bytes
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.server_tls import ServerTls
 from tandem_http1.client import Handler
+from tandem_http1.reader import HeadCheck
 from tandem_http1.server import Server
 from tandem_http1.upstream import Pool
 
@@ -103,11 +104,17 @@ class DataPath:
 
         return EngineCounters(fetch_pages, self.metrics, data_path_counts)
 
-    def serve(self, handler: Handler, listen_tls: ServerTls | None) -> Server:
+    def serve(
+        self,
+        handler: Handler,
+        listen_tls: ServerTls | None,
+        check_head: HeadCheck | None = None,
+    ) -> Server:
         """A server of `handler`'s requests, which listens nowhere yet."""
         tls = None if listen_tls is None else lambda: listen_tls.context
         settings = self.context.settings
-        server = Server(handler, settings.limits, tls, HeldBytes(_held_limit(settings)))
+        held = HeldBytes(_held_limit(settings))
+        server = Server(handler, settings.limits, tls, held, check_head)
         _add_gauges(self.metrics, self.lifecycle, server, self.breakers)
         return server
 

@@ -13,7 +13,7 @@ _log: Final = logging.getLogger(__name__)
 
 def read_keys(directory: Path) -> dict[str, str]:
     """Client → key. Files that are empty or no text are reported and left out. Raises OSError for a
-    directory that cannot be read."""
+    directory or a file that cannot be read."""
     keys = {}
     # The kubelet's own entries begin with dots.
     for file in (file for file in directory.iterdir() if not file.name.startswith(".")):
@@ -42,13 +42,13 @@ class ApiKeys:
     """The keys of a directory; `reload` after it changed."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError for a directory that cannot be read."""
-        self._directory = directory
+        """Raises OSError for a directory or a file that cannot be read."""
+        self.directory = directory
         self._clients = self._read()
 
     def reload(self) -> None:
-        """Use the keys that the directory has now, also none: all clients are refused then. If it
-        cannot be read, the previous keys stay in use."""
+        """Use the keys that the directory has now, also none: all clients are refused then. If it,
+        or a file in it, cannot be read, the previous keys stay in use."""
         try:
             self._clients = self._read()
         except OSError as err:
@@ -61,7 +61,7 @@ class ApiKeys:
         return self._clients.get(_digest(key))
 
     def _read(self) -> dict[bytes, str]:
-        clients = clients_by_key(read_keys(self._directory))
+        clients = clients_by_key(read_keys(self.directory))
         return {_digest(key.encode()): client for key, client in clients.items()}
 
 

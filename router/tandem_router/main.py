@@ -11,6 +11,7 @@ import click
 import uvloop
 
 from tandem_contract import ports
+from tandem_contract.api_keys import ApiKeys
 from tandem_contract.commandline import DIRECTORY, DURATION, HOST_PORT, HostPort, command, fail
 from tandem_contract.connections import raise_descriptor_limit
 from tandem_contract.documents import DocumentError
@@ -166,6 +167,7 @@ def main(
     elif namespace or endpoint or plan_key_dir or mutual_tls or peers:
         names = "--namespace, --endpoint, --plan-key-dir, --mutual-tls and --peers"
         raise click.UsageError(f"{names} need --discovery kubernetes")
+    api_keys = _api_keys(api_key_dir)
     try:
         configuration = load(config, os.environ, lists_backends=pods is None)
     except DocumentError as err:
@@ -195,7 +197,7 @@ def main(
                 configuration,
                 worker,
                 drain_delay=drain_delay,
-                api_key_dir=api_key_dir,
+                api_keys=api_keys,
             )
             uvloop.run(serving)
     except NotConfigured as err:
@@ -228,6 +230,15 @@ def _check_files(plan_key_dir: Path | None, mutual_tls: Path | None) -> None:
             mutual_client(mutual_tls)
     except (ValueError, OSError) as err:
         fail(str(err), status=2)
+
+
+def _api_keys(directory: Path | None) -> ApiKeys | None:
+    """The clients' API keys; ends the process with a reason if one cannot be read."""
+    try:
+        return None if directory is None else ApiKeys(directory)
+    except OSError as err:
+        problem = f"{err.filename} cannot be read ({err.strerror})"
+        fail(f"--api-key-dir: {problem}: let user {os.getuid()} read it, or remove it", status=2)
 
 
 def _settings(flags: dict[str, Any]) -> Settings:

@@ -99,18 +99,17 @@ async def run(
     worker: Worker | None = None,
     *,
     drain_delay: float = 0.0,
-    api_key_dir: Path | None = None,
+    api_keys: ApiKeys | None = None,
 ) -> None:
     """Serve with `configuration` of `file` until a signal, drain, return. `drain_delay`: seconds
-    between both. `api_key_dir`: of the clients that are served; None: all are. Raises CannotListen,
-    NotConfigured, and OSError for a directory that cannot be read."""
+    between both. `api_keys`: of the clients that are served; None: all are. Raises CannotListen and
+    NotConfigured."""
     # Installed before anything is started: a signal during the start leads to a drain, too.
     signals = StopSignals()
     if worker is None:
         signals.install()
     else:
         signals.install_in_worker()
-    api_keys = None if api_key_dir is None else ApiKeys(api_key_dir)
     async with start(settings, epp, configuration, worker, api_keys) as running:
         components = running.components
 
@@ -127,8 +126,8 @@ async def run(
         if epp.mutual_tls is not None:
             reload_tls = components.decisions.load_mutual_tls
             followed.append(FileWatch(epp.mutual_tls, reload_tls).run())
-        if api_key_dir is not None and api_keys is not None:
-            followed.append(FileWatch(api_key_dir, api_keys.reload).run())
+        if api_keys is not None:
+            followed.append(FileWatch(api_keys.directory, api_keys.reload).run())
         if worker is None:
             followed.append(FileWatch(file, reload).run())
             print_ready(running.listen, running.admin, configuration, 1)

@@ -50,5 +50,9 @@ def test_keys_that_cannot_be_read_change_nothing(tmp_path: Path) -> None:
     keys.reload()
     assert keys.client_of(b"key") == "a"
     directory.mkdir()
+    (directory / "b").symlink_to("b")  # unreadable, for root, too
+    keys.reload()
+    assert keys.client_of(b"key") == "a"
+    (directory / "b").unlink()
     keys.reload()
     assert keys.client_of(b"key") is None, "an empty Secret refuses all clients"

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 
 from tandem_contract import headers
 from tandem_contract.api_keys import ApiKeys
+from tandem_router.main import main
 
 from ..contract.test_api_keys import WITHOUT_KEY
 from ..sidecar.peers import FakeDecode
@@ -125,6 +127,16 @@ async def test_clients_are_tenants_by_their_names(harness: Harness, keys: ApiKey
     await status(harness, x_api_key="key-b")
     first, second, other = (request.json["cache_salt"] for request in decode.requests)
     assert first == second != other
+
+
+def test_a_key_that_cannot_be_read_ends_the_start_with_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "alice").symlink_to("alice")  # unreadable, for root, too
+    (tmp_path / "router.yaml").write_text("backends: [{name: d, url: 'http://d.invalid:8000'}]\n")
+    flags = ["--config", str(tmp_path / "router.yaml"), "--api-key-dir", str(tmp_path / "keys")]
+    result = CliRunner().invoke(main, flags)
+    assert result.exit_code == 2
+    assert f"--api-key-dir: {tmp_path}/keys/alice cannot be read" in result.output
 
 
 @pytest.mark.component

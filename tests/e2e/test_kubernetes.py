@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
 # Long enough for a test to act on the pod of a running stream: a fast machine generates 1,200
 # tokens in less time than two calls of kubectl take.
-_LONG_STREAM_TOKENS = 5000
+_LONG_STREAM_TOKENS = 3000
 
 
 @pytest.fixture(scope="module")

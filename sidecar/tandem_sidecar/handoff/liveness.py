@@ -136,6 +136,11 @@ class LivenessMonitor:
     def _tick_after_reads(self, now: float, late: float) -> None:
         self._timer = None
         self.check(now, late)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Schedule the next check, unless a leg that left has done so. A function of its own:
+        compiled, the timer would still be taken for None after the call of `check`."""
         if self._engines and self._timer is None:
             self._schedule(self._loop.time())
 

@@ -101,22 +101,29 @@ async def supervise(settings: Settings, source: Source, arguments: Sequence[str]
                 # would end a process without a handler.
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.reload)
                 print_ready(*addresses, settings)
-                await _follow_until_drain(signals, reloader, admin, tls)
-                await wait_for_first(supervisor.stop(), signals.exit_now.wait())
+                await _until_drained(signals, supervisor, reloader, admin, tls)
             finally:
                 # Also after an error at the start: no worker may outlive its supervisor.
                 await supervisor.kill()
 
 
-async def _follow_until_drain(
-    signals: StopSignals, reloader: Reloader, admin: SupervisorAdmin, tls: EngineTls
+async def _until_drained(
+    signals: StopSignals,
+    supervisor: "Supervisor",
+    reloader: Reloader,
+    admin: SupervisorAdmin,
+    tls: EngineTls,
 ) -> None:
-    """Follow settings, certificates and the engine's counters until the drain begins."""
+    """Wait for the signal, then drain the workers until they end, or a second signal comes.
+    Meanwhile follow settings, certificates and the engine's counters."""
     following = reloader.follow(), admin.counters.follow(), reload_credentials(tls)
     tasks = [asyncio.ensure_future(coroutine) for coroutine in following]
-    await signals.drain.wait()
-    for task in tasks:
-        task.cancel()
+    try:
+        await signals.drain.wait()
+        await wait_for_first(supervisor.stop(), signals.exit_now.wait())
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @dataclass(frozen=True)

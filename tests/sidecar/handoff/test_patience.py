@@ -428,3 +428,30 @@ class Reader:
 
     def failed(self, failure: Failure, detail: str) -> None:
         raise AssertionError(failure, detail)
+
+
+async def test_a_leg_that_leaves_within_a_check_is_watched_at_its_next_engine() -> None:
+    """By the monitor's own timer, which the leg sets anew within the check."""
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    left = asyncio.Event()
+    async with Engine() as engine, Engine() as other:
+        pool = Pool()
+        monitor = LivenessMonitor(pool, 10.0, Patience(0.05, 0.05))
+
+        class Moving(Leg):
+            def try_leave(self, detail: str) -> bool:
+                if self.liveness.engine is not first:
+                    left.set()
+                    return False
+                self.liveness.unwatch()
+                self.liveness = monitor.watch_movable(other.address, self)
+                return True
+
+        leg = Moving()
+        leg.liveness = monitor.watch_movable(engine.address, leg)
+        first = leg.liveness.engine
+        await asyncio.wait_for(left.wait(), 10)
+        monitor.close()
+        pool.close()
+    assert errors == []

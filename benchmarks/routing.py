@@ -1,6 +1,7 @@
 """How well the picker routes, over simulated pods (tests/epp/simulation), beside other policies.
 
     python -m benchmarks.routing [--trace FILE] [--speed 1] [--seeds 5] [--only NAME] [--json FILE]
+    python -m benchmarks.routing --only rivals [--policy NAME] [--requests N] …
 
 Ten pods of about 10,000 prompt tokens per second (±30 %) that each hold 1,000,000 tokens of KV get
 the same requests from each router: the picker with its default configuration, the picker with
@@ -10,11 +11,13 @@ TTFT less the time that the request's own uncached prefill takes on its pod whil
 since no router can shorten that. Only decisions are real; time is not. A decision takes the
 simulated time that it really takes, one after the other in each replica of the EPP, and what one
 places is known to the others after the time that benchmarks/exchange.py measures.
+
+`--only rivals` prints a row for each rebuilt router of another project (routing_rivals.py) over the
+unified pods, `--only pools` over six pods for prefill and four for decode.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -27,17 +30,12 @@ from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealP
 from tests.epp.simulation.replicas import ReplicatedPicker
 from tests.epp.simulation.run import CACHE_TOKENS, engines, simulate
 from tests.epp.simulation.scenarios import PODS, NewRouter
-from tests.epp.simulation.workload import Request, conversations, from_trace, spread
 
 from .figures import Figure, at_least, at_most, progress, report, without_target
+from .routing_load import ROUNDED, Load
+from .routing_rivals import SEPARATE, UNIFIED, compare
 
 T = TypeVar("T")
-_CONVERSATIONS: Final = 3000
-"""Requests without a trace."""
-_CONVERSATION_RATE: Final = 10.0
-"""Requests per second without a trace, at speed 1: about half of what the pods can compute."""
-_ROUNDED: Final = 3.0
-"""Seconds to which the Mooncake traces round times: about 10 requests share one instant."""
 _ROUTERS: Final[Mapping[str, NewRouter]] = {
     "picker": RealPicker,
     "llm-d weights": partial(RealPicker, settings=PickerSettings(LLMD_DEFAULT)),
@@ -49,16 +47,6 @@ _ROUTERS: Final[Mapping[str, NewRouter]] = {
     "sidecars of vLLM": partial(RealPicker, settings=PickerSettings(reports=Reports.SIDECAR)),
     "no sidecars": partial(RealPicker, settings=PickerSettings(reports=Reports.NOTHING)),
 }
-_SCORERS: Final = "{type: prefix-cache-scorer}, {type: active-request-scorer}"
-_DECIDERS: Final[Mapping[str, str]] = {
-    "by cost": "{}",
-    "always": f"plugins: [{{type: always-disagg-pd-decider}}, {_SCORERS}]",
-    "from 512 uncached tokens": (
-        "plugins: [{type: prefix-based-pd-decider, parameters: {nonCachedTokens: 512}}, "
-        f"{_SCORERS}]"
-    ),
-}
-"""Configurations that split requests differently."""
 _TARGETS: Final = {"llm-d weights": 0.35, "least-loaded": 0.35, "round-robin": 0.25}
 """Policy → largest p99 waiting of the picker as a multiple of the policy's."""
 
@@ -66,13 +54,16 @@ _TARGETS: Final = {"llm-d weights": 0.35, "least-loaded": 0.35, "round-robin": 0
 class Runs:
     """Runs trials in processes, on a trace or on conversations that are made up."""
 
-    def __init__(self, load: "Load", seeds: int, pool: ProcessPoolExecutor) -> None:
-        self.load, self.seeds, self._pool = load, seeds, pool
+    def __init__(
+        self, load: Load, seeds: int, pool: ProcessPoolExecutor, policies: Sequence[str] = ()
+    ) -> None:
+        """`policies`: which rivals to run; none: all."""
+        self.load, self.seeds, self.pool, self.policies = load, seeds, pool, policies
         self._routers: dict[tuple[str, Load], list[Future[Trial]]] = {}
 
     def each(self, trial: Callable[..., T], *args: object) -> list[T]:
         """`trial(seed, *args)` for every seed."""
-        futures = [self._pool.submit(trial, seed, *args) for seed in range(self.seeds)]
+        futures = [self.pool.submit(trial, seed, *args) for seed in range(self.seeds)]
         return [future.result() for future in futures]
 
     def start(self, routers: Sequence[str], speed: float, *, is_spread: bool = False) -> None:
@@ -81,7 +72,7 @@ class Runs:
         for router in routers:
             if (router, load) not in self._routers:
                 self._routers[router, load] = [
-                    self._pool.submit(_trial, seed, load, router) for seed in range(self.seeds)
+                    self.pool.submit(_trial, seed, load, router) for seed in range(self.seeds)
                 ]
 
     def router(self, name: str, speed: float, *, is_spread: bool = False) -> list["Trial"]:
@@ -89,28 +80,6 @@ class Runs:
         self.start([name], speed, is_spread=is_spread)
         load = self.load.times(speed, is_spread=is_spread)
         return [future.result() for future in self._routers[name, load]]
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Which requests."""
-
-    trace: Path | None
-    """None: made-up conversations."""
-    speed: float
-    is_spread: bool = False
-    """Whether requests that the trace has at one instant come within _ROUNDED seconds."""
-
-    def times(self, speed: float, *, is_spread: bool = False) -> "Load":
-        """`speed` times as fast."""
-        return replace(self, speed=self.speed * speed, is_spread=is_spread)
-
-    def requests(self, seed: int) -> list[Request]:
-        """The requests. Raises TraceError."""
-        if self.trace is None:
-            return conversations(_CONVERSATIONS, rate=_CONVERSATION_RATE * self.speed, seed=seed)
-        requests = from_trace(self.trace, speed=self.speed)
-        return spread(requests, _ROUNDED / self.speed, seed) if self.is_spread else requests
 
 
 class Trial(NamedTuple):
@@ -138,10 +107,6 @@ def _trial(seed: int, load: Load, router: str) -> Trial:
 
 def _half_speed_trial(seed: int, load: Load, router: str) -> scenarios.HalfSpeed:
     return scenarios.half_speed(load.requests(seed), seed, _ROUTERS[router])
-
-
-def _split_trial(seed: int, load: Load, scheduling: str) -> scenarios.Latency:
-    return scenarios.split_latency(load.requests(seed), seed, scheduling)
 
 
 def _steady(runs: Runs) -> list[Figure]:
@@ -209,7 +174,7 @@ def _replicas(runs: Runs) -> list[Figure]:
     figures = []
     for is_spread in spreads:
         for speed in (1.0, 2.0):
-            how = f"spread over {_ROUNDED / speed:g} s" if is_spread else "as recorded"
+            how = f"spread over {ROUNDED / speed:g} s" if is_spread else "as recorded"
             progress(f"three replicas at {speed:g} times the speed, {how}")
             runs.start(["picker", "three replicas"], speed, is_spread=is_spread)
             one, three = (
@@ -225,18 +190,12 @@ def _replicas(runs: Runs) -> list[Figure]:
     return figures
 
 
-def _split(runs: Runs) -> list[Figure]:
-    """When to split, over six prefill and four decode pods."""
-    progress("splitting by cost, always, and by a threshold")
-    figures = []
-    for name, scheduling in _DECIDERS.items():
-        trials = runs.each(_split_trial, runs.load, scheduling)
-        figures += [
-            without_target(f"split {name}: p99 TTFT", [t.ttft for t in trials], "s"),
-            without_target(f"split {name}: p99 ITL", [1e3 * t.itl for t in trials], "ms"),
-            without_target(f"split {name}: share of requests", [t.split for t in trials], "share"),
-        ]
-    return figures
+def _rivals(runs: Runs) -> list[Figure]:
+    return compare(UNIFIED, runs.load, runs.seeds, runs.pool, runs.policies)
+
+
+def _pools(runs: Runs) -> list[Figure]:
+    return compare(SEPARATE, runs.load, runs.seeds, runs.pool, runs.policies)
 
 
 def _shared(runs: Runs) -> list[Figure]:
@@ -306,7 +265,8 @@ _EXPERIMENTS: Final[Mapping[str, Callable[[Runs], list[Figure]]]] = {
     "long": _long_prompts,
     "failing": _failing,
     "half-speed": _half_speed,
-    "split": _split,
+    "rivals": _rivals,
+    "pools": _pools,
 }
 
 
@@ -316,6 +276,10 @@ _EXPERIMENTS: Final[Mapping[str, Callable[[Runs], list[Figure]]]] = {
 @click.option("--seeds", default=2, show_default=True, help="runs of each simulation")
 @click.option("--processes", default=2, show_default=True, help="simulations at once")
 @click.option("--only", type=click.Choice(list(_EXPERIMENTS)), help="run this experiment alone")
+@click.option(
+    "--policy", "policies", multiple=True, help="with rivals and pools: only these beside the picker"
+)
+@click.option("--requests", type=int, help="only so many requests, from the first on")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
 def main(
     *,
@@ -324,12 +288,14 @@ def main(
     seeds: int,
     processes: int,
     only: str | None,
+    policies: tuple[str, ...],
+    requests: int | None,
     file: Path | None,
 ) -> None:
     """Simulate routers; without --trace, on conversations that it makes up."""
     progress(f"{PODS} pods of 10,000 tokens/s, {CACHE_TOKENS:g} tokens of KV each")
     with ProcessPoolExecutor(processes) as pool:
-        runs = Runs(Load(trace, speed), seeds, pool)
+        runs = Runs(Load(trace, speed, requests), seeds, pool, policies)
         names = [only] if only else list(_EXPERIMENTS)
         report([figure for name in names for figure in _EXPERIMENTS[name](runs)], file)
 

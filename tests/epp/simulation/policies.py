@@ -1,6 +1,7 @@
 """What a router is to the simulation, and policies to compare the picker with."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple, Protocol
 
@@ -20,6 +21,14 @@ class Choice(NamedTuple):
     decode: int
     prefill: int | None = None
     """None: the decode pod computes the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Indexes of the pods of each role."""
+
+    prefills: Sequence[int]
+    decodes: Sequence[int]
 
 
 At = Callable[[float, Callable[[], None]], None]
@@ -59,10 +68,20 @@ class OneProcess:
 
 
 class Policy(OneProcess):
-    """A router that learns nothing."""
+    """A router that learns nothing, and what policies share."""
 
     def __init__(self, engines: Sequence[Engine], seed: int) -> None:
         self.engines, self.random = engines, Random(seed)
+
+    def allowed(self, work: Work) -> Sequence[int]:
+        """The pods that the gateway allows."""
+        return range(len(self.engines)) if work.only is None else [work.only]
+
+    def least(self, pods: Sequence[int], cost: Callable[[int], float]) -> int:
+        """The pod with the lowest cost; ties at random."""
+        costs = [cost(pod) for pod in pods]
+        lowest = min(costs)
+        return self.random.choice([p for p, c in zip(pods, costs, strict=True) if c == lowest])
 
     def on_response(self, work: Work, status: int, now: float) -> None:
         """Nothing."""
@@ -90,9 +109,31 @@ class LeastLoaded(Policy):
 
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """The least loaded pod."""
-        loads = [engine.running + len(engine.waiting) for engine in self.engines]
-        least = min(loads)
-        return Choice(self.random.choice([i for i, load in enumerate(loads) if load == least]))
+        return Choice(self.least(range(len(self.engines)), self._load))
+
+    def _load(self, pod: int) -> int:
+        engine = self.engines[pod]
+        return engine.running + len(engine.waiting)
+
+
+class LeastTokens(Policy):
+    """The pod with the fewest prompt tokens of requests in flight, whatever it caches; ties at
+    random."""
+
+    def __init__(self, engines: Sequence[Engine], seed: int) -> None:
+        super().__init__(engines, seed)
+        self._tokens = [0] * len(engines)
+        self._placed: dict[int, int] = {}
+
+    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+        """The pod with the fewest tokens."""
+        pod = self._placed[work.index] = self.least(self.allowed(work), self._tokens.__getitem__)
+        self._tokens[pod] += work.prompt_tokens
+        return Choice(pod)
+
+    def on_end(self, work: Work, now: float) -> None:
+        """Its tokens are no longer in flight."""
+        self._tokens[self._placed.pop(work.index)] -= work.prompt_tokens
 
 
 class Oracle(Policy):

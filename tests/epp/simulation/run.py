@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
-from typing import Final
+from statistics import fmean
+from typing import Final, NamedTuple
 
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_loadtest.figures.distributions import percentile
@@ -36,7 +37,7 @@ DECISION_SECONDS_PER_TOKEN: Final = 7e-8
 """Seconds of a decision: each replica of the EPP makes one at a time. They fit what
 `EndpointPicker.place` takes for these prompts on two cores: 0.4 ms for 1,000 tokens, 2 ms for
 25,000. Without them, requests of one instant would be decided at one instant."""
-_TICK: Final = 0.02
+TICK: Final = 0.02
 """Seconds between two moments at which what happened on the pods can cause new requests there."""
 
 
@@ -50,6 +51,14 @@ def engines(count: int, seed: int, *, cache_tokens: int = CACHE_TOKENS) -> list[
         speed = Speed(rate, decode.empty, decode.per_decode, decode.per_context)
         pods.append(Engine(speed, cache_tokens=cache_tokens, seed=seed * 1000 + i))
     return pods
+
+
+class Slo(NamedTuple):
+    """What a request must meet, in seconds."""
+
+    ttft: float
+    itl: float
+    """Mean between two tokens; an answer of one token meets it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +89,10 @@ class Served:
         """Mean seconds between two tokens; None for an answer of one token."""
         return (self.answer or self.work).itl
 
+    def meets(self, slo: Slo) -> bool:
+        """Whether the client had its tokens in time."""
+        return self.status == 200 and self.ttft <= slo.ttft and (self.itl or 0.0) <= slo.itl
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -104,6 +117,18 @@ class Result:
     def itl_percentile(self, percent: float) -> float:
         """A percentile of the requests' mean ITL, in seconds."""
         return percentile(sorted(s.itl for s in self.served if s.itl is not None), percent)
+
+    def ttft_mean(self) -> float:
+        """Mean TTFT, in seconds."""
+        return fmean(s.ttft for s in self.served if s.status == 200)
+
+    def goodput(self, slo: Slo) -> float:
+        """Share of all requests that meet `slo`; a failed one does not."""
+        return sum(s.meets(slo) for s in self.served) / len(self.served)
+
+    def split(self) -> float:
+        """Share of the requests that one pod computed and another answered."""
+        return sum(s.answer is not None for s in self.served) / len(self.served)
 
     def hit_tokens(self) -> int:
         """Prompt tokens that were in a cache."""
@@ -238,12 +263,19 @@ class Simulation:
         self.at(now + SCRAPE_SECONDS, lambda: self._scrape(now + SCRAPE_SECONDS))
 
 
-def simulate(requests: Sequence[Request], pods: Sequence[Engine], router: Router) -> Result:
-    """Send `requests` at their own times to the pods that `router` chooses."""
+def simulate(
+    requests: Sequence[Request],
+    pods: Sequence[Engine],
+    router: Router,
+    *,
+    tick: float | None = None,
+) -> Result:
+    """Send `requests` at their own times to the pods that `router` chooses. `tick` as in
+    `Simulation.run`; needed if it splits requests."""
     simulation = Simulation(pods, router)
     for request in requests:
         simulation.send(request, request.at)
-    return simulation.run()
+    return simulation.run(tick=tick)
 
 
 def _page(pod: Engine) -> ScrapeResult:

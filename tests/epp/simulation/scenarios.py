@@ -5,13 +5,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 from statistics import fmean
 
-from tandem_contract.paths import Role
-
 from .block_pool import BLOCK
 from .engine import Engine
 from .policies import Router
-from .real_picker import PickerSettings, RealPicker
-from .run import CACHE_TOKENS, Served, Simulation, engines, simulate
+from .real_picker import RealPicker
+from .run import CACHE_TOKENS, TICK, Served, Simulation, engines, simulate
 from .speed import Speed
 from .workload import Request, shared_prompts
 
@@ -19,8 +17,6 @@ Pods = Sequence[Engine]
 NewRouter = Callable[[Pods, int], Router]
 """Makes a router for pods, with a seed."""
 PODS = 10
-_TICK = 0.02
-"""Seconds to which a closed loop is exact."""
 _SAMPLED = 20
 """A closed loop is sampled at each request whose number is a multiple of this."""
 _LONG_BLOCKS = 196
@@ -66,7 +62,7 @@ def loop_imbalance(
     for i in range(clients):
         # Arrivals of real clients are a few milliseconds apart.
         simulation.send(next(prompts), i * 1e-3)
-    simulation.run(tick=_TICK)
+    simulation.run(tick=TICK)
     return fmean(ratios)
 
 
@@ -123,7 +119,7 @@ def retries_that_meet_the_failing_pod(
 
     simulation = Simulation(pods, new_router(pods, seed), on_end)
     simulation.send(pinned, 0.0)
-    _answered, failed, *retried = simulation.run(tick=_TICK).served
+    _answered, failed, *retried = simulation.run(tick=TICK).served
     if failed.status != 500:
         raise ValueError("the failing pod answered")
     return sum(served.status == 500 for served in retried)
@@ -162,31 +158,6 @@ def half_speed(
         waiting[0] / waiting[1],
         waiting[0] / waiting[2],
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """What clients saw over prefill and decode pods, in seconds."""
-
-    ttft: float
-    """p99."""
-    itl: float
-    """p99 of the requests' means."""
-    split: float
-    """Share of the requests that were split."""
-
-
-def split_latency(requests: Sequence[Request], seed: int, scheduling: str) -> Latency:
-    """`requests` on six prefill and four decode pods, with the picker configured by `scheduling`
-    (YAML)."""
-    pods = engines(PODS, seed)
-    roles = [Role.PREFILL] * 6 + [Role.DECODE] * 4
-    simulation = Simulation(pods, RealPicker(pods, seed, PickerSettings(scheduling, roles)))
-    for request in requests:
-        simulation.send(request, request.at)
-    result = simulation.run(tick=_TICK)
-    split = sum(served.answer is not None for served in result.served) / len(requests)
-    return Latency(result.ttft_percentile(99), result.itl_percentile(99), split)
 
 
 def _most_over_mean(chosen: Sequence[int]) -> float:

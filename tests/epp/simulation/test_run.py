@@ -11,7 +11,7 @@ from tandem_epp.request.inference import RequestKind, parse_request
 from .block_pool import BLOCK
 from .policies import Choice, LeastLoaded, Oracle, Policy, RoundRobin
 from .real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
-from .run import Simulation, engines, simulate
+from .run import Simulation, Slo, engines, simulate
 from .work import Work
 from .workload import Request, body, conversations, shared_prompts
 
@@ -90,6 +90,22 @@ def test_the_picker_splits_over_simulated_pods() -> None:
     assert any(s.choice.prefill in (0, 1) for s in served)
     assert {s.choice.decode for s in served} <= {2, 3}
     assert [pod.in_flight for pod in picker.fleet] == [0] * 4
+
+
+def test_goodput_counts_requests_that_meet_both_targets() -> None:
+    pods = engines(2, seed=1)
+    simulation = Simulation(pods, RoundRobin(pods, 1), failing={0})
+    simulation.send(Request(0.0, 100, 20, (0,)), 0.0)
+    simulation.send(Request(0.0, 100, 20, (1,)), 1.0)
+    result = simulation.run()
+    served = result.served[0]
+    assert served.itl is not None
+    ttft, itl = served.ttft, served.itl
+    assert result.ttft_mean() == ttft
+    assert result.goodput(Slo(ttft, itl)) == 0.5, "the second one failed"
+    assert result.goodput(Slo(0.99 * ttft, itl)) == 0
+    assert result.goodput(Slo(ttft, 0.99 * itl)) == 0
+    assert result.split() == 0
 
 
 def test_a_failing_pod_answers_500() -> None:

@@ -1,0 +1,223 @@
+"""The picker beside the routers of other projects: a row of figures for each, and the targets.
+
+Rivals are rebuilt from their sources, which the modules in tests/epp/simulation name. They see the
+same requests and reports as the picker, but for what those modules say.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+from tests.epp.simulation.dynamo_policy import DynamoCost, DynamoSettings
+from tests.epp.simulation.llmd_policy import LlmdDefault, LlmdSettings
+from tests.epp.simulation.policies import LeastLoaded, LeastTokens, Oracle, Pools, RoundRobin
+from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
+from tests.epp.simulation.run import TICK, Result, Slo, engines, simulate
+from tests.epp.simulation.scenarios import PODS, NewRouter
+from tests.epp.simulation.sglang_policy import SglangCacheAware
+
+from tandem_contract.paths import Role
+
+from .figures import Figure, at_least, at_most, progress
+from .routing_load import Load
+
+PICKER: Final = "picker"
+EXACT: Final = "exact cost"
+"""No rival: it knows what no router can."""
+_POOLS: Final = Pools(prefills=range(6), decodes=range(6, PODS))
+_ROLES: Final = [Role.PREFILL] * len(_POOLS.prefills) + [Role.DECODE] * len(_POOLS.decodes)
+_SCORERS: Final = "{type: prefix-cache-scorer}, {type: active-request-scorer}"
+_ALWAYS: Final = f"plugins: [{{type: always-disagg-pd-decider}}, {_SCORERS}]"
+_FROM_512: Final = (
+    "plugins: [{type: prefix-based-pd-decider, parameters: {nonCachedTokens: 512}}, "
+    f"{_SCORERS}]"
+)
+_AGENTS: Final = DynamoSettings(predicted=5.0, decay=1.0)
+"""What Dynamo's page on tuning names for agents' bursts and for busy workers with warm caches."""
+
+
+def _separate_picker(scheduling: str = "{}") -> NewRouter:
+    return partial(RealPicker, settings=PickerSettings(scheduling, _ROLES))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Routers to compare, over unified pods or over six for prefill and four for decode."""
+
+    name: str
+    routers: Mapping[str, NewRouter]
+    """The picker first."""
+    slos: Sequence[Slo]
+    always: frozenset[str] = frozenset()
+    """Routers that split every request."""
+
+
+UNIFIED: Final = Comparison(
+    "ten unified pods",
+    {
+        PICKER: RealPicker,
+        "llm-d, default": LlmdDefault,
+        "llm-d, 5 s": partial(LlmdDefault, settings=LlmdSettings(penalty=5.0)),
+        "llm-d, 1 s": partial(LlmdDefault, settings=LlmdSettings(penalty=1.0)),
+        "llm-d, older weights": partial(RealPicker, settings=PickerSettings(LLMD_DEFAULT)),
+        "Dynamo": DynamoCost,
+        "Dynamo, for agents": partial(DynamoCost, settings=_AGENTS),
+        "SGLang": SglangCacheAware,
+        "least requests": LeastLoaded,
+        "least tokens": LeastTokens,
+        "round-robin": RoundRobin,
+        EXACT: Oracle,
+    },
+    (Slo(2.0, 0.050), Slo(2.0, 0.025), Slo(5.0, 0.050)),
+)
+SEPARATE: Final = Comparison(
+    "6 prefill pods and 4 decode pods",
+    {
+        PICKER: _separate_picker(),
+        "llm-d, default": partial(LlmdDefault, pools=_POOLS),
+        "llm-d, from 512": partial(
+            LlmdDefault, settings=LlmdSettings(min_uncached=512), pools=_POOLS
+        ),
+        "llm-d, older scorers": _separate_picker(_ALWAYS),
+        "older, from 512": _separate_picker(_FROM_512),
+        "Dynamo": partial(DynamoCost, pools=_POOLS),
+        "Dynamo, conditional": partial(
+            DynamoCost, settings=DynamoSettings(is_conditional=True), pools=_POOLS
+        ),
+        "SGLang": partial(SglangCacheAware, pools=_POOLS),
+    },
+    (Slo(2.0, 0.050), Slo(5.0, 0.015)),
+    frozenset({"llm-d, default", "llm-d, older scorers", "Dynamo", "SGLang"}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How a router did; seconds, and shares of the requests."""
+
+    ttft_mean: float
+    ttft: float
+    """p99, as the next two."""
+    waiting: float
+    itl: float
+    goodput: Sequence[float]
+    """For each of the comparison's targets."""
+    split: float
+    hits: float
+    """Share of the prompt tokens that were in a cache."""
+
+
+def compare(
+    comparison: Comparison, load: Load, seeds: int, pool: ProcessPoolExecutor, only: Sequence[str]
+) -> list[Figure]:
+    """Print a row of medians for each router, and give the figures that have targets. `only`:
+    routers to run, beside the picker; none: all."""
+    progress(f"{comparison.name}, {load.speed:g} times the trace's speed, {seeds} seeds")
+    names = [n for n in comparison.routers if not only or n == PICKER or n in only]
+    # By seed first, so that two processes are never left with the slowest router alone.
+    futures = [
+        (name, pool.submit(_trial, comparison, name, load, seed))
+        for seed in range(seeds)
+        for name in names
+    ]
+    trials: dict[str, list[Row]] = {name: [] for name in names}
+    for name, future in futures:
+        trials[name].append(future.result())
+        progress(f"  {name}: {_text(trials[name][-1])}")
+    rows = {name: _medians(trials[name]) for name in names}
+    _show(comparison, rows)
+    return _targets(comparison, rows)
+
+
+def _trial(comparison: Comparison, name: str, load: Load, seed: int) -> Row:
+    pods = engines(PODS, seed)
+    router = comparison.routers[name](pods, seed)
+    # Without hand-offs nothing that happens on a pod causes a request on another one.
+    tick = TICK if comparison.always else None
+    result = simulate(load.requests(seed), pods, router, tick=tick)
+    return _row(result, comparison.slos)
+
+
+def _row(result: Result, slos: Sequence[Slo]) -> Row:
+    return Row(
+        result.ttft_mean(),
+        result.ttft_percentile(99),
+        result.waiting_percentile(99),
+        result.itl_percentile(99),
+        [result.goodput(slo) for slo in slos],
+        result.split(),
+        result.hit_ratio(),
+    )
+
+
+def _medians(rows: Sequence[Row]) -> Row:
+    return Row(
+        median(row.ttft_mean for row in rows),
+        median(row.ttft for row in rows),
+        median(row.waiting for row in rows),
+        median(row.itl for row in rows),
+        [median(values) for values in zip(*(row.goodput for row in rows), strict=True)],
+        median(row.split for row in rows),
+        median(row.hits for row in rows),
+    )
+
+
+def _text(row: Row) -> str:
+    goodput = " ".join(f"{share:.3f}" for share in row.goodput)
+    return (
+        f"TTFT {row.ttft_mean:.2f} / {row.ttft:.1f} s, waiting {row.waiting:.2f} s, "
+        f"ITL {1e3 * row.itl:.0f} ms, goodput {goodput}"
+    )
+
+
+def _show(comparison: Comparison, rows: Mapping[str, Row]) -> None:
+    goodputs = [f"{slo.ttft:g} s/{1e3 * slo.itl:g} ms" for slo in comparison.slos]
+    table = Table("router", "TTFT mean", "p99 s", "p99 waiting", "p99 ITL ms", *goodputs)
+    table.title = comparison.name
+    table.add_column("split")
+    table.add_column("hits")
+    for name, row in rows.items():
+        table.add_row(
+            name,
+            f"{row.ttft_mean:.2f}",
+            f"{row.ttft:.1f}",
+            f"{row.waiting:.2f}",
+            f"{1e3 * row.itl:.0f}",
+            *(f"{share:.3f}" for share in row.goodput),
+            f"{row.split:.2f}",
+            f"{row.hits:.3f}",
+        )
+    Console(width=max(110, Console().width)).print(table)
+
+
+def _targets(comparison: Comparison, rows: Mapping[str, Row]) -> list[Figure]:
+    """The picker's figures over those of the best rival in each; empty without rivals."""
+    ours = rows[PICKER]
+    rivals = {name: row for name, row in rows.items() if name not in (PICKER, EXACT)}
+    if not rivals:
+        return []
+    is_separate = bool(comparison.always)
+    figures = []
+    for i, slo in enumerate(comparison.slos):
+        name = f"goodput at {slo.ttft:g} s/{1e3 * slo.itl:g} ms, over the best rival's"
+        ratio = ours.goodput[i] / max(row.goodput[i] for row in rivals.values())
+        figures.append(at_least(name, ratio, "ratio", 1.1 if is_separate and not i else 1.0))
+    if always := [row for name, row in rivals.items() if name in comparison.always]:
+        ratio = ours.itl / min(row.itl for row in always)
+        name = "p99 ITL, over the best of those that split every request"
+        figures.append(at_most(name, ratio, "ratio", 1.1))
+    if near := [row for row in rivals.values() if row.ttft <= 1.1 * ours.ttft]:
+        ratio = ours.itl / min(row.itl for row in near)
+        name = "p99 ITL, over the best rival's with p99 TTFT within 10 %"
+        figures.append(at_most(name, ratio, "ratio", 1.0))
+    ratio = ours.ttft / min(row.ttft for row in rivals.values())
+    ceiling = 0.95 if is_separate else 1.0
+    figures.append(at_most("p99 TTFT, over the best rival's", ratio, "ratio", ceiling))
+    ratio = ours.ttft_mean / min(row.ttft_mean for row in rivals.values())
+    figures.append(at_most("mean TTFT, over the best rival's", ratio, "ratio", 1.0))
+    return figures

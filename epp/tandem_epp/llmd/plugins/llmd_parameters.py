@@ -134,6 +134,45 @@ class TokenLoadParameters(Strict, frozen=True):
     inFlightLoadProducerName: Annotated[str, Meta(description="ignored")] = ""  # noqa: N815
 
 
+class PrefixAffinityParameters(Strict, frozen=True):
+    """Parameters of prefix-cache-affinity-filter."""
+
+    affinityThreshold: Annotated[  # noqa: N815 - llm-d's name
+        float, Meta(le=1, description="share of the prompt that a pod caches to be kept; 0: off")
+    ] = 0.8
+    explorationProbability: Annotated[  # noqa: N815
+        float, Meta(ge=0, le=1, description="share of the requests for which all pods are kept")
+    ] = 0.0
+    maxTTFTPenaltyMs: Annotated[  # noqa: N815
+        float,
+        Meta(ge=0, description="milliseconds by which kept pods may be behind; 0: any number"),
+    ] = 18_000.0
+    maxTokensInFlightPenalty: Annotated[  # noqa: N815
+        int, Meta(ge=0, description="the same in prompt tokens, of older versions; 0: any number")
+    ] = 0
+    ttftSource: Annotated[  # noqa: N815
+        Literal["prefillThroughput", "latencyPredictor"],
+        Meta(description="`prefillThroughput`; `latencyPredictor` is refused"),
+    ] = "prefillThroughput"
+    peakPrefillThroughput: Annotated[  # noqa: N815
+        float, Meta(gt=0, description="prompt tokens per second of a pod, for milliseconds")
+    ] = 15_928.0
+    prefixMatchInfoProducerName: Annotated[  # noqa: N815
+        str, Meta(description="a burst-prefix-cache-producer, or the prefix index")
+    ] = ""
+    latencyPredictionInfoProducerName: Annotated[  # noqa: N815
+        str, Meta(description="ignored")
+    ] = ""
+    inFlightLoadProducerName: Annotated[str, Meta(description="ignored")] = ""  # noqa: N815
+
+    def __post_init__(self) -> None:
+        if self.ttftSource == "latencyPredictor":
+            raise ValueError(
+                "ttftSource latencyPredictor: the EPP calls no latency predictor; use"
+                " prefillThroughput, or predicted-cost in place of filters and scorers"
+            )
+
+
 class NoHitLruParameters(Strict, frozen=True):
     """Parameters of no-hit-lru-scorer."""
 

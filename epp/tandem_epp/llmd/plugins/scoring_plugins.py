@@ -19,6 +19,7 @@ from .llmd_parameters import (
     LabelSelector,
     LoadAwareParameters,
     NoHitLruParameters,
+    PrefixAffinityParameters,
     SessionIdParameters,
     SessionParameters,
     SessionSource,
@@ -32,6 +33,7 @@ from .no_hit_lru import NoHitLruScorer
 from .parameters import NoParameters, PrefixScorerParameters
 from .picker_config import unknown_name
 from .plugin_types import Kind, Listed, Plugin
+from .prefix_affinity import PrefixAffinityFilter
 from .profile import Scorer
 from .scorers import (
     ActiveRequestScorer,
@@ -61,6 +63,13 @@ def prefix_scorer(parameters: PrefixScorerParameters, listed: Listed) -> Scorer:
     return PrefixCacheScorer(
         parameters.matchLengthWeight, parameters.matchLengthScaleTokens, listed.prefix_tokens
     )
+
+
+def _affinity_filter(parameters: PrefixAffinityParameters, listed: Listed) -> PrefixAffinityFilter:
+    named = PrefixScorerParameters(
+        prefixMatchInfoProducerName=parameters.prefixMatchInfoProducerName
+    )
+    return PrefixAffinityFilter(parameters, prefix_scorer(named, listed))
 
 
 def session_of(parameters: SessionParameters, listed: Listed) -> Session:
@@ -197,6 +206,11 @@ FILTERS: Final[tuple[Plugin[Any], ...]] = (
         "utilization-filter", Kind.FILTER, UtilizationParameters,
         "keeps backends whose load is within limits",
         lambda p, _: UtilizationFilter(p.conditions, p.fallbackOnEmpty),
+    ),
+    Plugin(
+        "prefix-cache-affinity-filter", Kind.FILTER, PrefixAffinityParameters,
+        "keeps backends that cache most of the prompt, unless they have much more to compute",
+        _affinity_filter,
     ),
     Plugin(
         "session-affinity-filter", Kind.FILTER, SessionParameters,

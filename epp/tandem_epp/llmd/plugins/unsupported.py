@@ -81,10 +81,6 @@ REFUSED: Final[Mapping[str, RefusedType]] = {
     "predicted-latency-producer": RefusedType(_PREDICT, "predicted-cost"),
     "latency-scorer": RefusedType(_PREDICT, "predicted-cost"),
     "slo-headroom-tier-filter": RefusedType(_PREDICT, "predicted-cost"),
-    "prefix-cache-affinity-filter": RefusedType(
-        "no filter weighs cached prefixes against waiting; predicted-cost does",
-        "prefix-cache-scorer",
-    ),
     "header-profile-handler": RefusedType(
         "profiles belong to phases, and no header chooses them", "disagg-profile-handler"
     ),

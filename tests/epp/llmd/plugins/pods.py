@@ -3,7 +3,7 @@
 from tandem_contract.config import Backend
 from tandem_contract.paths import Role
 from tandem_epp.backends.engine_page import ScrapeResult
-from tandem_epp.backends.pods import Pod
+from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.estimates.engine_figures import Gauges
 
 
@@ -19,3 +19,8 @@ def make_pod(
     if gauges is not None:
         pod.apply_scrape(ScrapeResult(gauges, b""))
     return pod
+
+
+def discovered(name: str, role: Role = Role.UNIFIED) -> DiscoveredBackend:
+    """A backend as discovery finds it."""
+    return DiscoveredBackend(Backend(name=name, url=f"http://{name}:8000", role=role))

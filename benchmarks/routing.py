@@ -1,19 +1,20 @@
 """How well the picker routes, over simulated pods (tests/epp/simulation), beside other policies.
 
     python -m benchmarks.routing [--trace FILE] [--speed 1] [--seeds 5] [--only NAME] [--json FILE]
-    python -m benchmarks.routing --only rivals [--policy NAME] [--requests N] …
+    python -m benchmarks.routing --only rivals [--policy NAME] [--regime NAME] [--requests N] …
 
 Ten pods of about 10,000 prompt tokens per second (±30 %) that each hold 1,000,000 tokens of KV get
 the same requests from each router: the picker with its default configuration, the picker with
-llm-d's default weights, the pod with the fewest requests, one pod after the other, and an oracle
-that minimises the picker's cost with perfect knowledge of rates, queues and caches. *Waiting* is
+llm-d's older default weights, the pod with the fewest requests, one pod after the other, and the
+picker's own cost with perfect knowledge of rates, queues and caches ("exact cost"). *Waiting* is
 TTFT less the time that the request's own uncached prefill takes on its pod while nothing else runs,
 since no router can shorten that. Only decisions are real; time is not. A decision takes the
 simulated time that it really takes, one after the other in each replica of the EPP, and what one
 places is known to the others after the time that benchmarks/exchange.py measures.
 
 `--only rivals` prints a row for each rebuilt router of another project (routing_rivals.py) over the
-unified pods, `--only pools` over six pods for prefill and four for decode.
+unified pods, `--only pools` over six pods for prefill and four for decode; `--regime NAME` with
+other loads and pods (tests/epp/simulation/regimes.py). `--policy clairvoyant` gives a bound.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +26,9 @@ from typing import Final, NamedTuple, TypeVar
 
 import click
 from tests.epp.simulation import scenarios
-from tests.epp.simulation.policies import LeastLoaded, Oracle, RoundRobin
+from tests.epp.simulation.policies import ExactCost, LeastLoaded, RoundRobin
 from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealPicker, Reports
+from tests.epp.simulation.regimes import PLAIN, REGIMES
 from tests.epp.simulation.replicas import ReplicatedPicker
 from tests.epp.simulation.run import CACHE_TOKENS, engines, simulate
 from tests.epp.simulation.scenarios import PODS, NewRouter
@@ -38,16 +40,16 @@ from .routing_rivals import SEPARATE, UNIFIED, compare
 T = TypeVar("T")
 _ROUTERS: Final[Mapping[str, NewRouter]] = {
     "picker": RealPicker,
-    "llm-d weights": partial(RealPicker, settings=PickerSettings(LLMD_DEFAULT)),
+    "llm-d's older weights": partial(RealPicker, settings=PickerSettings(LLMD_DEFAULT)),
     "least-loaded": LeastLoaded,
     "round-robin": RoundRobin,
-    "oracle": Oracle,
+    "exact cost": ExactCost,
     "three replicas": ReplicatedPicker,
     "exact caches": partial(RealPicker, settings=PickerSettings(has_exact_caches=True)),
     "sidecars of vLLM": partial(RealPicker, settings=PickerSettings(reports=Reports.SIDECAR)),
     "no sidecars": partial(RealPicker, settings=PickerSettings(reports=Reports.NOTHING)),
 }
-_TARGETS: Final = {"llm-d weights": 0.35, "least-loaded": 0.35, "round-robin": 0.25}
+_TARGETS: Final = {"llm-d's older weights": 0.35, "least-loaded": 0.35, "round-robin": 0.25}
 """Policy → largest p99 waiting of the picker as a multiple of the policy's."""
 
 
@@ -114,21 +116,21 @@ def _steady(runs: Runs) -> list[Figure]:
     figures = []
     for speed in (1.0, 2.0):
         progress(f"requests at {speed:g} times their speed, {runs.seeds} seeds")
-        runs.start(["picker", "oracle", *_TARGETS], speed)
-        picker, oracle = runs.router("picker", speed), runs.router("oracle", speed)
+        runs.start(["picker", "exact cost", *_TARGETS], speed)
+        picker, exact = runs.router("picker", speed), runs.router("exact cost", speed)
         for policy, target in _TARGETS.items():
             name = f"p99 waiting at {speed:g} ×, over that with {policy}"
             ratios = _waiting_ratios(picker, runs.router(policy, speed))
             figures.append(at_most(name, ratios, "ratio", target))
         # A trace without prefix blocks has no hits.
-        if all(trial.hit_tokens for trial in oracle):
+        if all(trial.hit_tokens for trial in exact):
             hits = [
-                own.hit_tokens / other.hit_tokens for own, other in zip(picker, oracle, strict=True)
+                own.hit_tokens / other.hit_tokens for own, other in zip(picker, exact, strict=True)
             ]
-            name = f"hit tokens at {speed:g} ×, over those with the oracle"
+            name = f"hit tokens at {speed:g} ×, over those with exact costs"
             figures.append(at_least(name, hits, "ratio", 0.95))
-        name = f"p99 waiting at {speed:g} ×, over that with the oracle"
-        figures.append(without_target(name, _waiting_ratios(picker, oracle), "ratio"))
+        name = f"p99 waiting at {speed:g} ×, over that with exact costs"
+        figures.append(without_target(name, _waiting_ratios(picker, exact), "ratio"))
     return figures
 
 
@@ -233,9 +235,9 @@ def _half_speed(runs: Runs) -> list[Figure]:
     figures = []
     for speed in (1.0, 2.0, 3.0):
         progress(f"one pod at half of its speed, requests at {speed:g} times theirs")
-        trials, oracles = (
+        trials, exacts = (
             runs.each(_half_speed_trial, runs.load.times(speed), router)
-            for router in ("picker", "oracle")
+            for router in ("picker", "exact cost")
         )
         work = [trial.work for trial in trials]
         over_without = [trial.waiting_over_without for trial in trials]
@@ -243,7 +245,7 @@ def _half_speed(runs: Runs) -> list[Figure]:
         figures += [
             at_most(name("its work over that at full speed"), work, "ratio", 0.7),
             at_least(name("its work over that at full speed"), work, "ratio", 0.3),
-            without_target(name("the same with the oracle"), [o.work for o in oracles], "ratio"),
+            without_target(name("the same with exact costs"), [o.work for o in exacts], "ratio"),
             without_target(
                 name("its requests over the mean of all"), [t.requests for t in trials], "ratio"
             ),
@@ -277,7 +279,10 @@ _EXPERIMENTS: Final[Mapping[str, Callable[[Runs], list[Figure]]]] = {
 @click.option("--processes", default=2, show_default=True, help="simulations at once")
 @click.option("--only", type=click.Choice(list(_EXPERIMENTS)), help="run this experiment alone")
 @click.option(
-    "--policy", "policies", multiple=True, help="with rivals and pools: only these beside the picker"
+    "--policy", "policies", multiple=True, help="rivals to run beside the picker; none: all"
+)
+@click.option(
+    "--regime", default=PLAIN, type=click.Choice(list(REGIMES)), help="other requests and pods"
 )
 @click.option("--requests", type=int, help="only so many requests, from the first on")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="write the figures here")
@@ -289,13 +294,14 @@ def main(
     processes: int,
     only: str | None,
     policies: tuple[str, ...],
+    regime: str,
     requests: int | None,
     file: Path | None,
 ) -> None:
     """Simulate routers; without --trace, on conversations that it makes up."""
     progress(f"{PODS} pods of 10,000 tokens/s, {CACHE_TOKENS:g} tokens of KV each")
     with ProcessPoolExecutor(processes) as pool:
-        runs = Runs(Load(trace, speed, requests), seeds, pool, policies)
+        runs = Runs(Load(trace, speed, requests, regime), seeds, pool, policies)
         names = [only] if only else list(_EXPERIMENTS)
         report([figure for name in names for figure in _EXPERIMENTS[name](runs)], file)
 

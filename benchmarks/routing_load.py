@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from tests.epp.simulation.regimes import PLAIN, REGIMES
 from tests.epp.simulation.workload import Request, conversations, from_trace, spread
 
 _CONVERSATIONS: Final = 3000
@@ -23,6 +24,8 @@ class Load:
     speed: float
     limit: int | None = None
     """How many of them, from the first on; None: all."""
+    regime: str = PLAIN
+    """What differs, by its name in tests/epp/simulation/regimes.py."""
     is_spread: bool = False
     """Whether requests that the trace has at one instant come within ROUNDED seconds."""
 
@@ -32,8 +35,10 @@ class Load:
 
     def requests(self, seed: int) -> list[Request]:
         """The requests. Raises TraceError."""
-        if self.trace is None:
+        make = REGIMES[self.regime].requests
+        # A regime of other requests leaves nothing of a trace.
+        if self.trace is None or make is not conversations:
             number = self.limit or _CONVERSATIONS
-            return conversations(number, rate=_CONVERSATION_RATE * self.speed, seed=seed)
+            return make(number, rate=_CONVERSATION_RATE * self.speed, seed=seed)
         requests = from_trace(self.trace, speed=self.speed, limit=self.limit)
         return spread(requests, ROUNDED / self.speed, seed) if self.is_spread else requests

@@ -5,7 +5,7 @@ same requests and reports as the picker, but for what those modules say.
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -13,11 +13,13 @@ from typing import Final
 
 from rich.console import Console
 from rich.table import Table
+from tests.epp.simulation.clairvoyant import Clairvoyant
 from tests.epp.simulation.dynamo_policy import DynamoCost, DynamoSettings
 from tests.epp.simulation.llmd_policy import LlmdDefault, LlmdSettings
-from tests.epp.simulation.policies import LeastLoaded, LeastTokens, Oracle, Pools, RoundRobin
+from tests.epp.simulation.policies import LeastLoaded, LeastTokens, Pools, RoundRobin, Router
 from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
-from tests.epp.simulation.run import TICK, Result, Slo, engines, simulate
+from tests.epp.simulation.regimes import REGIMES
+from tests.epp.simulation.run import TICK, Result, Simulation, Slo
 from tests.epp.simulation.scenarios import PODS, NewRouter
 from tests.epp.simulation.sglang_policy import SglangCacheAware
 
@@ -27,8 +29,8 @@ from .figures import Figure, at_least, at_most, progress
 from .routing_load import Load
 
 PICKER: Final = "picker"
-EXACT: Final = "exact cost"
-"""No rival: it knows what no router can."""
+BOUND: Final = "clairvoyant"
+"""No rival: it knows what no router can. It takes minutes, so that it runs only if it is named."""
 _POOLS: Final = Pools(prefills=range(6), decodes=range(6, PODS))
 _ROLES: Final = [Role.PREFILL] * len(_POOLS.prefills) + [Role.DECODE] * len(_POOLS.decodes)
 _SCORERS: Final = "{type: prefix-cache-scorer}, {type: active-request-scorer}"
@@ -58,7 +60,7 @@ class Comparison:
 
 
 UNIFIED: Final = Comparison(
-    "ten unified pods",
+    "unified pods",
     {
         PICKER: RealPicker,
         "llm-d, default": LlmdDefault,
@@ -71,7 +73,6 @@ UNIFIED: Final = Comparison(
         "least requests": LeastLoaded,
         "least tokens": LeastTokens,
         "round-robin": RoundRobin,
-        EXACT: Oracle,
     },
     (Slo(2.0, 0.050), Slo(2.0, 0.025), Slo(5.0, 0.050)),
 )
@@ -113,15 +114,17 @@ class Row:
 
 
 def compare(
-    comparison: Comparison, load: Load, seeds: int, pool: ProcessPoolExecutor, only: Sequence[str]
+    comparison: Comparison, load: Load, seeds: int, pool: Executor, only: Sequence[str]
 ) -> list[Figure]:
     """Print a row of medians for each router, and give the figures that have targets. `only`:
-    routers to run, beside the picker; none: all."""
-    progress(f"{comparison.name}, {load.speed:g} times the trace's speed, {seeds} seeds")
+    routers to run, beside the picker; none: all but the bound."""
+    title = f"{comparison.name}, {load.regime}, at {load.speed:g} ×, median of {seeds} seeds"
+    progress(title)
     names = [n for n in comparison.routers if not only or n == PICKER or n in only]
+    names += [BOUND] if BOUND in only else []
     # By seed first, so that two processes are never left with the slowest router alone.
     futures = [
-        (name, pool.submit(_trial, comparison, name, load, seed))
+        (name, pool.submit(row_of, comparison, name, load, seed))
         for seed in range(seeds)
         for name in names
     ]
@@ -130,17 +133,26 @@ def compare(
         trials[name].append(future.result())
         progress(f"  {name}: {_text(trials[name][-1])}")
     rows = {name: _medians(trials[name]) for name in names}
-    _show(comparison, rows)
-    return _targets(comparison, rows)
+    _show(comparison, title, rows)
+    return targets(comparison, rows)
 
 
-def _trial(comparison: Comparison, name: str, load: Load, seed: int) -> Row:
-    pods = engines(PODS, seed)
-    router = comparison.routers[name](pods, seed)
+def row_of(comparison: Comparison, name: str, load: Load, seed: int) -> Row:
+    """Run one router."""
+    regime, requests = REGIMES[load.regime], load.requests(seed)
+    pods = regime.pods(seed)
+    if name == BOUND:
+        router: Router = Clairvoyant(pods, seed, requests=requests, slo=comparison.slos[0])
+    elif name == PICKER and not comparison.always:
+        router = regime.picker(pods, seed)
+    else:
+        router = comparison.routers[name](pods, seed)
+    simulation = Simulation(pods, router)
+    regime.begin(simulation)
+    for request in requests:
+        simulation.send(request, request.at)
     # Without hand-offs nothing that happens on a pod causes a request on another one.
-    tick = TICK if comparison.always else None
-    result = simulate(load.requests(seed), pods, router, tick=tick)
-    return _row(result, comparison.slos)
+    return _row(simulation.run(tick=TICK if comparison.always else None), comparison.slos)
 
 
 def _row(result: Result, slos: Sequence[Slo]) -> Row:
@@ -175,10 +187,10 @@ def _text(row: Row) -> str:
     )
 
 
-def _show(comparison: Comparison, rows: Mapping[str, Row]) -> None:
-    goodputs = [f"{slo.ttft:g} s/{1e3 * slo.itl:g} ms" for slo in comparison.slos]
+def _show(comparison: Comparison, title: str, rows: Mapping[str, Row]) -> None:
+    goodputs = [slo.text for slo in comparison.slos]
     table = Table("router", "TTFT mean", "p99 s", "p99 waiting", "p99 ITL ms", *goodputs)
-    table.title = comparison.name
+    table.title = title
     table.add_column("split")
     table.add_column("hits")
     for name, row in rows.items():
@@ -195,16 +207,19 @@ def _show(comparison: Comparison, rows: Mapping[str, Row]) -> None:
     Console(width=max(110, Console().width)).print(table)
 
 
-def _targets(comparison: Comparison, rows: Mapping[str, Row]) -> list[Figure]:
+def targets(comparison: Comparison, rows: Mapping[str, Row]) -> list[Figure]:
     """The picker's figures over those of the best rival in each; empty without rivals."""
     ours = rows[PICKER]
-    rivals = {name: row for name, row in rows.items() if name not in (PICKER, EXACT)}
-    if not rivals:
-        return []
-    is_separate = bool(comparison.always)
+    rivals = {name: row for name, row in rows.items() if name not in (PICKER, BOUND)}
     figures = []
+    if (bound := rows.get(BOUND)) is not None:
+        name = f"{comparison.slos[0].text} goodput, over the clairvoyant's"
+        figures.append(at_least(name, ours.goodput[0] / bound.goodput[0], "ratio", 0.9))
+    if not rivals:
+        return figures
+    is_separate = bool(comparison.always)
     for i, slo in enumerate(comparison.slos):
-        name = f"goodput at {slo.ttft:g} s/{1e3 * slo.itl:g} ms, over the best rival's"
+        name = f"{slo.text} goodput, over the best rival's"
         ratio = ours.goodput[i] / max(row.goodput[i] for row in rivals.values())
         figures.append(at_least(name, ratio, "ratio", 1.1 if is_separate and not i else 1.0))
     if always := [row for name, row in rivals.items() if name in comparison.always]:

@@ -29,6 +29,13 @@ class BlockPool:
         """Tokens that requests use."""
         return len(self._users) * BLOCK + self.private
 
+    def copy(self) -> "BlockPool":
+        """A pool in the same state."""
+        pool = BlockPool(self.capacity)
+        pool.private = self.private
+        pool._users, pool._idle = self._users.copy(), self._idle.copy()
+        return pool
+
     def __contains__(self, block: int) -> bool:
         return block in self._users or block in self._idle
 

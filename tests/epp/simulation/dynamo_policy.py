@@ -119,9 +119,7 @@ class DynamoCost(Policy):
             if uncached < _BYPASS_TOKENS and uncached < _BYPASS_SHARE * work.prompt_tokens:
                 return Choice(warm)
         least = min(self._prefilling[pod] for pod in pools.prefills)
-        prefill = self.least(
-            pools.prefills, lambda pod: self._prefill_cost(pod, work, least, now)
-        )
+        prefill = self.least(pools.prefills, lambda pod: self._prefill_cost(pod, work, least, now))
         # Transferred blocks count for each request: the router does not assume their reuse.
         return Choice(self.least(pools.decodes, lambda pod: self._prompts[pod]), prefill)
 

@@ -17,6 +17,9 @@ GPU.
 
 import heapq
 from collections import Counter, deque
+from collections.abc import Iterator
+from copy import copy
+from itertools import chain
 from random import Random
 from typing import Final
 
@@ -80,6 +83,26 @@ class Engine:
         """Prompt tokens that need no prefill here now. At least one token is computed: its result
         is the first token of the answer."""
         return min(self.pool.match(work.blocks) * BLOCK, work.prompt_tokens - 1)
+
+    def works(self) -> Iterator[Work]:
+        """The requests that are here."""
+        loading = (load[2] for load in self.loading)
+        return chain(self.waiting, loading, self.prefilling, self.decoding)
+
+    def fork(self) -> "Engine":
+        """An engine in the same state, with copies of the requests, whose steps have no noise;
+        it knows no store."""
+        twin = Engine(self.speed, cache_tokens=0, seed=0)
+        copies = {id(work): copy(work) for work in self.works()}
+        twin.pool, twin.context, twin._clock = self.pool.copy(), self.context, self._clock
+        twin.waiting = deque(copies[id(work)] for work in self.waiting)
+        twin.loading = [(at, number, copies[id(work)]) for at, number, work in self.loading]
+        twin.prefilling = deque(copies[id(work)] for work in self.prefilling)
+        twin.decoding = [copies[id(work)] for work in self.decoding]
+        twin._ends = [(step, number, copies[id(work)]) for step, number, work in self._ends]
+        twin._coming, twin._totals = self._coming.copy(), self._totals.copy()
+        twin._step_count, twin._random = self._step_count, _Mean(0)
+        return twin
 
     def add(self, work: Work) -> None:
         """A request arrives, at `work.arrived`."""
@@ -309,6 +332,13 @@ class Engine:
         work.is_remote = False
         self._totals["preemptions"] += 1
         self.waiting.appendleft(work)
+
+
+class _Mean(Random):
+    """Draws the mean."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return (a + b) / 2
 
 
 def _total_tokens(work: Work) -> int:

@@ -136,9 +136,10 @@ class LeastTokens(Policy):
         self._tokens[self._placed.pop(work.index)] -= work.prompt_tokens
 
 
-class Oracle(Policy):
+class ExactCost(Policy):
     """Minimises the picker's cost, but for the term `congestion`, with perfect knowledge of speeds,
-    queues, caches and lengths of answers, over unified pods."""
+    queues, caches and lengths of answers, over unified pods. No bound: the cost is what it is, and
+    nothing that comes later is known (`clairvoyant.Clairvoyant` knows)."""
 
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """The cheapest pod; ties at random."""

@@ -76,6 +76,8 @@ class PickerSettings:
     reports: Reports = Reports.ENGINE
     knows_stores: bool = False
     """Whether it knows what the stores of pods have, as from KV events."""
+    says_max_tokens: bool = True
+    """Whether requests say the length of their answers."""
 
 
 class ExactPrefixes(PrefixTree[Pod]):
@@ -126,7 +128,8 @@ class RealPicker(OneProcess):
         known = Preparation(precise=self._precise(work))
         request = HttpRequest("POST", "/v1/completions", headers, subset, known)
         self._exact.blocks = work.blocks
-        placement = self._placements[work.index] = self.picker.place(request, body(work), now)
+        data = body(work, says_max_tokens=self._settings.says_max_tokens)
+        placement = self._placements[work.index] = self.picker.place(request, data, now)
         prefill = int(placement.prefill[0].name) if placement.prefill else None
         return Choice(int(placement.decode.name), prefill)
 

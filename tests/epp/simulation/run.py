@@ -60,6 +60,11 @@ class Slo(NamedTuple):
     itl: float
     """Mean between two tokens; an answer of one token meets it."""
 
+    @property
+    def text(self) -> str:
+        """Such as `2 s/50 ms`."""
+        return f"{self.ttft:g} s/{1e3 * self.itl:g} ms"
+
 
 @dataclass(slots=True, eq=False)
 class Served:

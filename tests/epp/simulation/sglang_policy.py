@@ -33,9 +33,7 @@ _TREE_TOKENS: Final = 2**26 // 4
 class SglangCacheAware(Policy):
     """One tree over the whole prompts, in blocks of the trace instead of characters."""
 
-    def __init__(
-        self, engines: Sequence[Engine], seed: int, *, pools: Pools | None = None
-    ) -> None:
+    def __init__(self, engines: Sequence[Engine], seed: int, *, pools: Pools | None = None) -> None:
         super().__init__(engines, seed)
         self._pools = pools
         self._prefixes = PlacedPrefixes(len(engines), _TREE_TOKENS // BLOCK)

@@ -133,9 +133,7 @@ def test_dynamo_computes_short_rests_on_a_warm_decode_worker() -> None:
     engines_ = pods(4)
     warm = prompt(0, range(10))
     cache(engines_[3], warm)
-    conditional = DynamoCost(
-        engines_, 1, settings=DynamoSettings(is_conditional=True), pools=POOLS
-    )
+    conditional = DynamoCost(engines_, 1, settings=DynamoSettings(is_conditional=True), pools=POOLS)
     assert conditional.choose(prompt(1, range(10), own=3), 0.0) == (3, None)
     assert conditional.choose(prompt(2, range(10), own=4), 0.0).prefill is not None, "2,048 tokens"
     assert conditional.choose(prompt(3, range(1), own=3), 0.0).prefill is not None, "0.75 of it"

@@ -9,7 +9,7 @@ from tandem_contract.paths import Role
 from tandem_epp.request.inference import RequestKind, parse_request
 
 from .block_pool import BLOCK
-from .policies import Choice, LeastLoaded, Oracle, Policy, RoundRobin
+from .policies import Choice, ExactCost, LeastLoaded, Policy, RoundRobin
 from .real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
 from .run import Simulation, Slo, engines, simulate
 from .work import Work
@@ -50,11 +50,11 @@ def test_the_same_seed_gives_the_same_result() -> None:
 def test_perfect_knowledge_answers_sooner_than_blind_policies() -> None:
     requests = conversations(600, rate=24.0, seed=3)
 
-    def ttft(router: type[Oracle | RoundRobin | LeastLoaded]) -> float:
+    def ttft(router: type[ExactCost | RoundRobin | LeastLoaded]) -> float:
         pods = engines(10, seed=3)
         return simulate(requests, pods, router(pods, 3)).ttft_percentile(90)
 
-    assert ttft(Oracle) < 0.9 * min(ttft(RoundRobin), ttft(LeastLoaded))
+    assert ttft(ExactCost) < 0.9 * min(ttft(RoundRobin), ttft(LeastLoaded))
 
 
 class AlwaysSplit(Policy):

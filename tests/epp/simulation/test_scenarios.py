@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from . import scenarios
-from .policies import LeastLoaded, Oracle, RoundRobin
+from .policies import ExactCost, LeastLoaded, RoundRobin
 from .real_picker import LLMD_DEFAULT, PickerSettings, RealPicker, Reports
 from .replicas import ReplicatedPicker
 from .run import engines, simulate
@@ -48,7 +48,7 @@ def test_the_picker_waits_less_than_other_policies(picker: Outcome, policy: NewR
 def test_the_picker_finds_about_as_much_in_caches_as_with_perfect_knowledge(
     picker: Outcome,
 ) -> None:
-    assert picker.hits > 0.9 * outcome(Oracle).hits
+    assert picker.hits > 0.9 * outcome(ExactCost).hits
 
 
 def test_three_replicas_route_about_as_well_as_one(picker: Outcome) -> None:

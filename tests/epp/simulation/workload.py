@@ -99,8 +99,9 @@ def shared_prompts(
         yield Request(0.0, prompt_tokens, output_tokens, (*range(common), *own))
 
 
-def body(work: Work) -> bytes:
-    """The request's JSON; equal blocks have equal text.
+def body(work: Work, *, says_max_tokens: bool = True) -> bytes:
+    """The request's JSON; equal blocks have equal text. `says_max_tokens`: whether it says the
+    length that the answer will have.
 
     A token is four bytes of text on average, which is what the EPP assumes of every text; a block
     has up to a tenth more or less.
@@ -113,10 +114,8 @@ def body(work: Work) -> bytes:
     last = work.blocks[full] if is_recorded else _OWN + work.index
     parts.append(_text(last, own))
     prompt = b"".join(parts)
-    return b'{"model":"m","stream":true,"prompt":"%b","max_tokens":%d}' % (
-        prompt,
-        work.output_tokens,
-    )
+    limit = b',"max_tokens":%d' % work.output_tokens if says_max_tokens else b""
+    return b'{"model":"m","stream":true,"prompt":"%b"%b}' % (prompt, limit)
 
 
 def _text(block: int, tokens: int) -> bytes:

@@ -1,5 +1,5 @@
-"""prefix-cache-affinity-filter: requests stay with pods that cache most of their prompt, until these
-have much more to compute than others.
+"""prefix-cache-affinity-filter: requests stay with pods that cache most of their prompt, until
+these have much more to compute than others.
 
 Rule and defaults are llm-d's (llm-d-router at ebab687, and maxTokensInFlightPenalty of the versions
 before, which its guides still set).

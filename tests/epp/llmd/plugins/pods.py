@@ -21,6 +21,6 @@ def make_pod(
     return pod
 
 
-def discovered(name: str, role: Role = Role.UNIFIED) -> DiscoveredBackend:
-    """A backend as discovery finds it."""
-    return DiscoveredBackend(Backend(name=name, url=f"http://{name}:8000", role=role))
+def discovered(name: str, host: int) -> DiscoveredBackend:
+    """A backend as discovery finds it, at 10.0.0.`host`."""
+    return DiscoveredBackend(Backend(name=name, url=f"http://10.0.0.{host}:8000"))

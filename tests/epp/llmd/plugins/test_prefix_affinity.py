@@ -101,7 +101,7 @@ def scheduler(text: str, directory: Path) -> tuple[Scheduler, Fleet]:
     file.write_text(text)
     routing = load(file, {}, lists_backends=False).routing
     fleet = Fleet()
-    fleet.apply(discovered(name) for name in ("a", "b", "c"))
+    fleet.apply(discovered(name, host) for host, name in enumerate("abc", 1))
     return Scheduler(fleet, routing, Random(7)), fleet
 
 

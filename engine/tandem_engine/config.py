@@ -85,6 +85,9 @@ class EngineConfig:
     """Most sequences in one step. Higher: more throughput, and a longer time between tokens."""
     max_num_batched_tokens: int = 2048
     """Most tokens in one step. Lower: long prompts delay running decodes less, but take longer."""
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one prompt in a step that has other requests to serve; 0: as many as fit.
+    Lower: a long prompt delays running decodes less in each step, but takes longer."""
     seed: int = 0
     """Seed of the random generator that requests without a seed draw from."""
     device: Device = "auto"
@@ -100,6 +103,9 @@ class EngineConfig:
         for name in ("num_blocks", "kv_bytes", "max_model_len"):
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
+        if self.long_prefill_token_threshold < 0:
+            threshold = self.long_prefill_token_threshold
+            raise ConfigError(f"long_prefill_token_threshold is {threshold}: it must be at least 0")
 
     @property
     def name(self) -> str:

@@ -187,6 +187,7 @@ class Engine:
             blocks,
             max_seqs=config.max_num_seqs,
             max_tokens=config.max_num_batched_tokens,
+            max_chunk=config.long_prefill_token_threshold or config.max_num_batched_tokens,
             may_load=self._tiers.may_load,
         )
         sizes = (runner.model_config.vocab_size, cache.num_blocks, config.block_size)

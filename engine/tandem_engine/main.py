@@ -66,6 +66,10 @@ _DEFAULTS: Final[dict[str, Any]] = {
               help="Most sequences in one step.")
 @click.option("--max-num-batched-tokens", type=_POSITIVE,
               default=_DEFAULTS["max_num_batched_tokens"], help="Most tokens in one step.")
+@click.option("--long-prefill-token-threshold", type=click.IntRange(min=0),
+              default=_DEFAULTS["long_prefill_token_threshold"],
+              help="Most tokens of one prompt in a step that has other requests to serve; 0: as"
+                   " many as fit.")
 @click.option("--kv-transfer-config", metavar="JSON",
               help="vLLM's KV transfer configuration: the engine's role in hand-offs.")
 @click.option("--transfer-key-dir", type=click.Path(path_type=Path), metavar="DIR",

@@ -25,6 +25,8 @@ class Step:
 
     budget: int
     """Tokens that still fit into the step."""
+    max_chunk: int
+    """Most tokens of one sequence."""
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     """Sequences that got blocks for the first time; their `cached_tokens` are set."""
@@ -54,12 +56,15 @@ class Scheduler:
         *,
         max_seqs: int,
         max_tokens: int,
+        max_chunk: int | None = None,
         may_load: Callable[[Sequence], bool] = lambda _: False,
     ) -> None:
-        """`may_load`: whether to try to load KV for a sequence that got its blocks."""
+        """`max_chunk`: most tokens of one sequence in a step, if there are others; None: all that
+        fit. `may_load`: whether to try to load KV for a sequence that got its blocks."""
         self._blocks = blocks
         self._max_seqs = max_seqs
         self._max_tokens = max_tokens
+        self._max_chunk = max_tokens if max_chunk is None else max_chunk
         self._may_load = may_load
         self._waiting: list[Sequence] = []
         # Has blocks, but its KV is being pulled or loaded: it takes no place in a step.
@@ -93,7 +98,9 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Plan the next step; `chunks` is empty when nothing can run."""
-        step = Step(self._max_tokens)
+        # A prompt that is alone delays nothing.
+        is_alone = self.running + self.waiting + self.loading <= 1
+        step = Step(self._max_tokens, self._max_tokens if is_alone else self._max_chunk)
         decodes = [seq for seq in self._running if seq.pending_tokens == 1]
         # Sequences with more than one token left: a running prefill, or one that was preempted.
         prefills = [seq for seq in self._running if seq.pending_tokens > 1]
@@ -242,8 +249,8 @@ class Scheduler:
         insort(self._running, seq, key=_order)
 
     def _add_chunk(self, seq: Sequence, step: Step, start: int) -> None:
-        # A prompt longer than the budget goes on in the next steps (chunked prefill).
-        end = min(len(seq.tokens), start + step.budget)
+        # A longer prompt goes on in the next steps (chunked prefill).
+        end = min(len(seq.tokens), start + min(step.budget, step.max_chunk))
         if seq.rear is not None:
             end = min(end, seq.rear.start)
             if end <= start:

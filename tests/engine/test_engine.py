@@ -20,9 +20,10 @@ async def test_answers_as_the_dense_reference_does() -> None:
     assert (last.finish_reason, last.stop_token) == ("length", None)
 
 
-async def test_batched_and_chunked_runs_answer_the_same() -> None:
+@pytest.mark.parametrize("limit", ["max_num_batched_tokens", "long_prefill_token_threshold"])
+async def test_batched_and_chunked_runs_answer_the_same(limit: str) -> None:
     prompts = [prompt(length, seed) for seed, length in enumerate((1, 2, 15, 16, 17, 33, 64, 90))]
-    async with running(max_num_batched_tokens=24) as engine:
+    async with running(**{limit: 24}) as engine:
         answers = await asyncio.gather(
             *(
                 finish(engine.submit(Request(str(i), tokens, GREEDY(max_tokens=12))))

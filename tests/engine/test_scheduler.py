@@ -10,9 +10,18 @@ PARAMS = TransferParams("P", "r", "127.0.0.1", 1, ((0,),))
 class Bench:
     """A scheduler over 4-token blocks; sequences are numbered in order of arrival."""
 
-    def __init__(self, *, blocks: int = 20, max_seqs: int = 8, max_tokens: int = 16) -> None:
+    def __init__(
+        self,
+        *,
+        blocks: int = 20,
+        max_seqs: int = 8,
+        max_tokens: int = 16,
+        max_chunk: int | None = None,
+    ) -> None:
         self.blocks = BlockManager(blocks, 4)
-        self.scheduler = Scheduler(self.blocks, max_seqs=max_seqs, max_tokens=max_tokens)
+        self.scheduler = Scheduler(
+            self.blocks, max_seqs=max_seqs, max_tokens=max_tokens, max_chunk=max_chunk
+        )
         self._order = 0
 
     def add(self, length: int, remote: TransferParams | None = None) -> Sequence:
@@ -44,6 +53,17 @@ def test_decodes_come_first_then_chunks_within_the_budget() -> None:
     assert bench.step() == [("1", 6, 7, True), ("2", 4, 13, False)]
     assert bench.step() == [("1", 7, 8, True), ("2", 13, 20, True), ("3", 0, 2, False)]
     assert bench.step() == [("1", 8, 9, True), ("2", 20, 21, True), ("3", 2, 3, True)]
+
+
+def test_a_prompt_takes_small_chunks_beside_others_and_large_ones_alone() -> None:
+    bench = Bench(max_tokens=10, max_chunk=3)
+    bench.add(16)
+    assert bench.step() == [("1", 0, 10, False)]
+    other = bench.add(5)
+    assert bench.step() == [("1", 10, 13, False), ("2", 0, 3, False)]
+    bench.scheduler.remove(other)
+    assert bench.step() == [("1", 13, 16, True)]
+    assert bench.step() == [("1", 16, 17, True)]
 
 
 def test_sequences_are_admitted_in_order_of_arrival() -> None:

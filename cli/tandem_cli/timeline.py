@@ -36,7 +36,9 @@ REASONS: Final[Mapping[str, str]] = {
     "split_off": "the configuration turns splitting off (routing.split, or plugins)",
     "short_prompt": "the prompt has fewer than nonCachedTokens tokens",
     "mostly_cached": "fewer than nonCachedTokens tokens of the prompt are not cached",
-    "always": "always-disagg-pd-decider splits each request that may be split",
+    "always": "the configuration splits each request that may be split (routing.split, or plugins)",
+    "prefill_limit": "more of the prompt is not cached than a decode pod may prefill"
+    " (routing.maxPrefillOnDecode)",
     "no_prefill_backend": "it was to be split, but no pod that could prefill for it is ready",
     "no_decode_backend": "no decode pod is ready",
     "fault": "the EPP could not choose because of a bug, which its log shows: any pod serves it",

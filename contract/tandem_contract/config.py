@@ -36,6 +36,11 @@ _KNOWN: Final = (
 )
 
 
+SplitMode = Literal["auto", "always"]
+"""Which requests are split: those for which it is faster, or all that a prefill pod can take."""
+MIN_PREFILL_LIMIT: Final = 16
+"""Least `max_prefill_on_decode`, in tokens: a KV block, the end of which is never cached."""
+
 _NO_HANDOFF: Final = "lets no hand-off succeed: write a time above 0"
 _NO_CHECK: Final = "lets no check pass: write a time above 0"
 _DURATIONS: Final[Mapping[tuple[str, str], str | None]] = {
@@ -76,6 +81,14 @@ class DisaggregatedServing(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """Whether and how requests are split; durations are in seconds after loading."""
 
     enabled: bool = False
+    """Whether any request is split."""
+    split: SplitMode | None = None
+    """always: all requests but those that one engine must serve alone, however short they are and
+    whatever is cached. None, as auto: where a split is predicted to be faster."""
+    max_prefill_on_decode: int | None = None
+    """Tokens of a prompt that a decode pod computes at most, as long as a healthy prefill pod can:
+    prompts with more uncached tokens are split. At least 16. None: no limit. Too low: short prompts
+    wait for hand-offs. Too high: running decodes wait for prompts."""
     prefill_timeout: float | None = None
     """Seconds for all prefill attempts of a request together, at every sidecar that gets a signed
     plan. None: each sidecar's own, which is 30 by default. Too low: fallbacks under load."""
@@ -258,9 +271,12 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
     except msgspec.ValidationError as err:
         # msgspec ends its message with the path of the wrong field.
         message, _, path = str(err).partition(" - at `")
-        if message.startswith("Invalid enum value"):
-            message += f": a role is {', '.join(Role)}"
         path = path.rstrip("`").removeprefix("$").removeprefix(".")
+        if path.endswith(".role") and message.startswith("Invalid enum value"):
+            message += f": a role is {', '.join(Role)}"
+        elif path == "disaggregated_serving.split":
+            # YAML reads an `off` without quotes as false.
+            message = "is auto or always; to split no request, write enabled: false"
         if (unknown := _UNKNOWN_FIELD.fullmatch(message)) is not None:
             # The line of the field itself, not of the object that has it.
             path = f"{path}.{unknown[1]}"
@@ -273,6 +289,7 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
         message = f"{config.resume.max_moves} is below 1: to move no stream, write enabled: never"
         raise document.error("resume.max_moves", message)
     _check_backends(document, config)
+    _check_split(document, config.disaggregated_serving)
     _check_api_paths(document, config.disaggregated_serving.api_paths)
     storage = config.disaggregated_serving.default_external_storage
     _check_storage(document, "disaggregated_serving.default_external_storage", storage)
@@ -296,6 +313,13 @@ def _resolve_durations(document: Document, data: dict[str, Any]) -> None:
         if seconds == 0 and (mistake := _DURATIONS[section, name]):
             raise document.error(path, mistake)
         data[section] = {**fields, name: seconds}
+
+
+def _check_split(document: Document, serving: DisaggregatedServing) -> None:
+    limit, least = serving.max_prefill_on_decode, MIN_PREFILL_LIMIT
+    if limit is not None and limit < least:
+        message = f"{limit} is below {least}: to split all requests, write split: always"
+        raise document.error("disaggregated_serving.max_prefill_on_decode", message)
 
 
 def _check_health_checks(document: Document, checks: HealthChecks) -> None:

@@ -9,7 +9,8 @@ class RoutingPath(StrEnum):
     FAST_DECODE = "fast_decode"
     """The decode pod already has the KV of the prompt, except at most its last partial blocks."""
     PREFILL_THEN_DECODE = "prefill_then_decode"
-    """A prefill pod computes the prompt, its KV is transferred, the decode pod generates."""
+    """A prefill pod computes the prompt, its KV is transferred, the decode pod generates: that is
+    faster, or the configuration prescribes it."""
     UNIFIED = "unified"
     """One engine does both, because no split is configured or because it is not worth its cost."""
     FALLBACK = "fallback"

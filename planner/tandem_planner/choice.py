@@ -103,25 +103,48 @@ class Choice:
 
 
 def choose(
-    request: RequestFigures, candidates: Candidates, random: Random, *, count: int = 1
+    request: RequestFigures,
+    candidates: Candidates,
+    random: Random,
+    *,
+    count: int = 1,
+    alone: Sequence[int] | None = None,
 ) -> Choice:
     """The cheapest way to serve `request`, with up to `count` decode pods and, for a split, 3
     prefill pods. O(P + D): the best prefill pod of a group is the same for all its decode pods that
-    are equally close to it."""
-    pods, which = candidates.pods, candidates.decodes
-    cached = candidates.cached_if_computing
-    if not which:
+    are equally close to it.
+
+    `alone`: those of the pods that may decode which may serve the request alone, as long as there
+    is another way; None: all of them.
+    """
+    if not candidates.decodes:
         return Choice(())
+    if alone is not None:
+        choice = _choose(request, candidates, alone, random, count)
+        if choice.decodes:
+            return choice
+    return _choose(request, candidates, candidates.decodes, random, count)
+
+
+def _choose(
+    request: RequestFigures,
+    candidates: Candidates,
+    which: Sequence[int],
+    random: Random,
+    count: int,
+) -> Choice:
+    """The cheapest pair, or the cheapest of the pods `which` alone."""
+    pods, cached, groups = candidates.pods, candidates.cached_if_computing, candidates.groups
     prefills = prefill_costs(request, pods, cached)
     costs = unified_costs(request, pods, cached, which, prefills)
-    unified = min(costs)
-    # A prompt that is cached on the pod which alone is the cheapest is not split. Nor is one that
-    # this pod loads from storage, unless a prefill pod loads nothing.
-    row = which[costs.index(unified)]
-    is_cached = request.prompt - cached[row] <= candidates.max_unsplit_tokens
-    groups = candidates.groups
-    if unified < inf and is_cached and not (pods.pods[row].load and _saves_load(candidates)):
-        groups = ()
+    unified = min(costs, default=inf)
+    if unified < inf:
+        # A prompt that is cached on the pod which alone is the cheapest is not split. Nor is one
+        # that this pod loads from storage, unless a prefill pod loads nothing.
+        row = which[costs.index(unified)]
+        is_cached = request.prompt - cached[row] <= candidates.max_unsplit_tokens
+        if is_cached and not (pods.pods[row].load and _saves_load(candidates)):
+            groups = ()
     if not groups:
         if unified == inf:
             return Choice(())

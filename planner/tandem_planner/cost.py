@@ -131,10 +131,15 @@ class PodFigures(NamedTuple):
 class RequestFigures:
     """What the cost of a request depends on, beside the pod."""
 
-    __slots__ = ("handoff", "now", "output", "prompt")
+    __slots__ = ("handoff", "is_any_transfer_short", "now", "output", "prompt")
 
     def __init__(
-        self, prompt: int, output: float, now: float, handoff: float = HANDOFF_SECONDS
+        self,
+        prompt: int,
+        output: float,
+        now: float,
+        handoff: float = HANDOFF_SECONDS,
+        is_any_transfer_short: bool = False,
     ) -> None:
         self.prompt = prompt
         """Tokens."""
@@ -143,6 +148,8 @@ class RequestFigures:
         self.now = now
         self.handoff = handoff
         """Seconds of a hand-off without its transfer."""
+        self.is_any_transfer_short = is_any_transfer_short
+        """Whether no transfer takes too long for a split: no pod may serve the request alone."""
 
 
 class CostTerms(NamedTuple):

@@ -55,7 +55,7 @@ def decode_costs(
     """The terms of `split(P, D)` that depend on D, and the hand-off, for each pod in `which` and
     pairs of the class `fabric`; inf where the transfer takes too long for a split. `ready`: as in
     `cost.decode_terms`."""
-    output, handoff = request.output, request.handoff
+    output, handoff, any_length = request.output, request.handoff, request.is_any_transfer_short
     n, cached = at_least_one(request, cached)
     sizes: Sequence[float]
     sizes = uncached = [n - cached[i] for i in which]
@@ -65,7 +65,8 @@ def decode_costs(
     receiving = pods.receiving[fabric]
     costs = [
         handoff + constant + size * per_token + itl_harm * output
-        if size * per_token <= spare + left * (share_token + share_pair * (2 * n - left))
+        if any_length
+        or size * per_token <= spare + left * (share_token + share_pair * (2 * n - left))
         else inf
         for left, size, (constant, per_token, itl_harm, spare, share_token, share_pair) in zip(  # noqa: B905
             uncached, sizes, [receiving[i] for i in which]
@@ -82,10 +83,11 @@ def transfer_costs(
     transfer takes too long."""
     n = max(1, request.prompt)
     hit = min(cached[row], n - 1)
-    size = linear_tokens(pods.pods[row].kv, n - hit)
+    size, any_length = linear_tokens(pods.pods[row].kv, n - hit), request.is_any_transfer_short
     return [
         constant + size * per_token
-        if size * per_token <= spare + (n - hit) * (share_token + share_pair * (n + hit))
+        if any_length
+        or size * per_token <= spare + (n - hit) * (share_token + share_pair * (n + hit))
         else inf
         for constant, per_token, _, spare, share_token, share_pair in (
             of_class[row] for of_class in pods.receiving

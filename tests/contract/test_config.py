@@ -107,6 +107,12 @@ def test_streams_are_resumed_only_if_the_file_says_so(tmp_path: Path) -> None:
     assert limits(MINIMAL) is None
 
 
+def test_what_is_split_is_read(tmp_path: Path) -> None:
+    section = "{enabled: true, split: always, max_prefill_on_decode: 512}"
+    serving = loaded(tmp_path, f"disaggregated_serving: {section}").disaggregated_serving
+    assert (serving.split, serving.max_prefill_on_decode) == ("always", 512)
+
+
 def test_the_minimal_example_takes_the_defaults(tmp_path: Path) -> None:
     config = loaded(tmp_path, MINIMAL)
     assert config.disaggregated_serving == DisaggregatedServing(
@@ -213,6 +219,10 @@ FIRST = "backends:\n- name: a\n  url: http://a\n"
         (SERVING + "prefill_timeout: 0s", 3, "prefill_timeout: lets no hand-off succeed"),
         (SERVING + "kv_transfer_timeout: 0ms", 3, "kv_transfer_timeout: lets no hand-off"),
         (SERVING + "kv_transfer_timeout: null", 3, "kv_transfer_timeout: None has no unit"),
+        (SERVING + 'split: "off"', 3, "split: is auto or always; .* write enabled: false"),
+        (SERVING + "split: off", 3, "split: is auto or always; .* write enabled: false"),
+        (SERVING + "max_prefill_on_decode: 15", 3, "15 is below 16: .* write split: always"),
+        (SERVING + "max_prefill_on_decode: 5%", 3, "max_prefill_on_decode: Expected `int"),
         (SERVING + "fallback_to_unified: maybe", 3, "fallback_to_unified: Expected `bool`"),
         (SERVING + "timeout: 1s", 3, "unknown field `timeout`"),
         ("disaggregated_serving: yes", 1, "disaggregated_serving: Expected `object`"),
@@ -228,7 +238,7 @@ FIRST = "backends:\n- name: a\n  url: http://a\n"
         ("health_checks: {retries: 1}", 1, "unknown field `retries`"),
         ("resume: {max_moves: 0}", 1, "max_moves: 0 is below 1: .* write enabled: never"),
         ("resume: {max_regeneration: 10}", 1, "max_regeneration: 10 has no unit"),
-        ("resume: {enabled: yes!}", 1, "resume.enabled: Invalid enum value"),
+        ("resume: {enabled: yes!}", 1, "resume.enabled: Invalid enum value 'yes!'$"),
         ("resume: {moves: 1}", 1, "unknown field `moves`"),
         ("backends: {}", 1, "backends: Expected `array`"),
         ("backends:\n- 3", 2, r"backends\[0\]: Expected `object`"),

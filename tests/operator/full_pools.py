@@ -118,7 +118,8 @@ _DECODE: dict[str, Any] = {
                 "retries": 1, "breakerFailures": 3, "breakerCooldown": "8s",
                 "streamKv": False},
     "routing": {
-        "endpoint": "chat", "front": "envoy", "split": "off", "apiPaths": ["/version"],
+        "endpoint": "chat", "front": "envoy", "split": "off", "maxPrefillOnDecode": 512,
+        "apiPaths": ["/version"],
         "resume": {"enabled": "always", "maxRegeneration": "5s", "maxMoves": 1},
         "maxRequestBytes": 67108864,
         "service": {"type": "LoadBalancer", "annotations": {"cloud": "internal"}},

@@ -72,6 +72,33 @@ def test_nothing_is_split_without_a_pool_that_splits() -> None:
     assert together(without_split, decode("b")).disaggregated_serving["enabled"] is True
 
 
+@pytest.mark.parametrize(
+    ("modes", "enabled", "split"),
+    [
+        (["always"], True, "always"),
+        (["always", "always"], True, "always"),
+        (["always", "auto"], True, None),
+        (["always", "off"], True, None),
+        (["auto"], True, None),
+        (["off", "off"], False, None),
+    ],
+)
+def test_all_is_split_if_all_pools_that_split_say_so(
+    modes: list[str], enabled: bool, split: str | None
+) -> None:
+    decodes = [decode(f"d-{i}", routing={"split": mode}) for i, mode in enumerate(modes)]
+    serving = together(*decodes, unified()).disaggregated_serving
+    assert (serving["enabled"], serving.get("split")) == (enabled, split)
+
+
+def test_the_smallest_limit_of_prefills_on_decode_pods_counts() -> None:
+    limits = [decode(f"d-{n}", routing={"maxPrefillOnDecode": n}) for n in (512, 64)]
+    assert together(*limits, decode("e")).disaggregated_serving["max_prefill_on_decode"] == 64
+    assert "max_prefill_on_decode" not in together(decode()).disaggregated_serving
+    (line,) = find_conflicts(pools(*limits))
+    assert line.startswith("routing.maxPrefillOnDecode is 512 in d-512, 64 in d-64: 64 is used;")
+
+
 def test_a_component_is_required_when_any_pool_enables_it() -> None:
     neither = {"epp": {"enabled": False}, "envoy": {"enabled": False}}
     alone = together(decode("a", routing=neither))
@@ -216,6 +243,12 @@ def test_a_conflict_names_pools_values_and_the_value_used() -> None:
         'routing.split is "off" in a, "auto" in b: "auto" is used;'
         " set the same value in all pools of the endpoint",
     )
+
+
+def test_always_beside_off_is_auto() -> None:
+    routings = {"a": {"split": "always"}, "b": {"split": "off"}}
+    (line,) = find_conflicts(pools(*(decode(n, routing=r) for n, r in routings.items())))
+    assert line.startswith('routing.split is "always" in a, "off" in b: "auto" is used;')
 
 
 def test_conflicting_configurations_are_named_but_not_printed() -> None:

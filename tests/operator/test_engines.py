@@ -6,6 +6,7 @@ it. `tests/vllm/test_arguments.py` has vLLM's own parser read them.
 
 import json
 import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"transfer": {"loadFailurePolicy": "fail"}},
     ),
     "nixl-extra": ({"transfer": {"extraConfig": {"num_threads": 4}}}, {}),
+    "nixl-chunks": ({}, {"routing": {"maxPrefillOnDecode": 512}}),
     "nixl-push": ({"transfer": {"connector": "nixl-push"}}, {}),
     "lmcache": (
         {"transfer": {"connector": "lmcache",
@@ -310,6 +312,31 @@ def test_leases_without_renewal_are_long_by_default() -> None:
 
     assert timeout({}) == "480"
     assert timeout({"leaseDuration": "1500ms"}) == "2"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, None),
+        ({"routing": {"maxPrefillOnDecode": 512}}, "512"),
+        # vLLM does not start with a chunk that is longer than its longest prompt.
+        ({"routing": {"maxPrefillOnDecode": 512}, "engine": {"maxModelLen": 256}}, "256"),
+        ({"routing": {"maxPrefillOnDecode": 512}, "role": "unified"}, None),
+    ],
+)
+@pytest.mark.parametrize("engine", ["vllm", "torch"])
+def test_decode_pods_compute_small_chunks_only_if_a_limit_is_stated(
+    engine: str, spec: dict[str, Any], expected: str | None
+) -> None:
+    model = {"name": "m", "source": {"path": "/m"}}
+    chosen = {"type": engine, **spec.get("engine", {})}
+    bodies = pods(pair({"model": model, "engine": chosen}, {**spec, "engine": chosen})[0])
+    flags = [
+        [value for flag, value in pairwise(args) if flag == "--long-prefill-token-threshold"]
+        for pod in (bodies[0], bodies[-1])
+        for args in [pod["spec"]["containers"][0]["args"]]
+    ]
+    assert flags == [[], [expected] if expected else []]
 
 
 def test_a_users_variable_replaces_ours() -> None:

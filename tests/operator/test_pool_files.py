@@ -272,6 +272,8 @@ def test_the_revision_depends_on_the_user_spec_of_the_pods() -> None:
     assert revision(replicas=7) == base
     assert revision(paused=True, rollout={"maxSurge": 1}) == base
     assert revision(routing={"split": "off"}) == base
+    assert revision(routing={"split": "always"}) == base
+    assert revision(routing={"maxPrefillOnDecode": 512}) != base
     assert revision(routing={"resume": {"enabled": "always", "maxRegeneration": "1m"}}) == base
     assert revision(drain={"timeout": "120s"}) == base
     assert revision(drain={"timeout": "60s"}) != base

@@ -26,8 +26,9 @@ from tandem_planner.cost import (
     tie_seconds,
     unified_terms,
 )
+from tandem_planner.fabrics import Place
 from tandem_planner.figure_table import FigureTable
-from tandem_planner.groups import Group
+from tandem_planner.groups import Group, make_group
 from tandem_planner.kv_size import KvSize
 from tandem_planner.pod_costs import decode_costs, prefill_costs, unified_costs
 from tandem_planner.transfer import TransferCost
@@ -371,3 +372,46 @@ def test_a_split_is_judged_by_the_nearest_class_that_partners_have() -> None:
     assert would_split(request, pod, 0, (near, far))
     assert not would_split(request, pod, 0, (far,))
     assert not would_split(request, pod, 0, ())
+
+
+FAR = [TransferCost(60.0, 1e-8)] * 3
+"""So slow that the transfer alone rules a split out."""
+
+
+def test_pods_that_may_not_serve_alone_get_a_pair_whatever_it_costs() -> None:
+    free = some([PREFILL, PodFigures(), PodFigures(queued=9.0)], [0, 0, 0], (1, 2), [((0,), (1,))])
+    request = RequestFigures(50, 10.0, NOW)
+    assert choice(request, free).prefills == ()
+    made = choose(request, free, Random(0), alone=())
+    assert (made.decodes, made.prefills) == ([1], [0])
+    only_busy = choose(request, free, Random(0), alone=(2,))
+    assert (only_busy.decodes, only_busy.prefills) == ([1], [0])
+
+
+def test_of_those_that_may_serve_alone_the_cheapest_does_if_no_pair_is_cheaper() -> None:
+    pods = [PREFILL._replace(queued=9.0), PodFigures(), PodFigures(queued=1.0)]
+    candidates = some(pods, [0, 0, 0], (1, 2), [((0,), (1, 2))])
+    made = choose(RequestFigures(50, 10.0, NOW), candidates, Random(0), alone=(2,))
+    assert (made.decodes, made.prefills) == ([2], ())
+
+
+def test_without_a_pair_any_pod_that_may_decode_serves_alone() -> None:
+    request = RequestFigures(50, 10.0, NOW)
+    for groups in ((), [((0,), (1,))]):
+        candidates = some([PREFILL._replace(standing=inf), DECODE], [0, 0], (1,), groups)
+        made = choose(request, candidates, Random(0), alone=())
+        assert (made.decodes, made.prefills) == ([1], ())
+
+
+@pytest.mark.parametrize("places", [None, [Place("a"), Place("a"), Place("b")]])
+def test_no_transfer_takes_too_long_where_a_split_is_prescribed(
+    places: list[Place] | None,
+) -> None:
+    pods = [PREFILL, *[DECODE._replace(transfers=tuple(FAR))] * 2]
+    candidates = Candidates(
+        FigureTable(pods), [0] * 3, [0] * 3, (1, 2), [make_group((0,), (1, 2), places)]
+    )
+    limited = RequestFigures(4000, 10.0, NOW)
+    assert choose(limited, candidates, Random(0), alone=()).prefills == ()
+    prescribed = RequestFigures(4000, 10.0, NOW, is_any_transfer_short=True)
+    assert choose(prescribed, candidates, Random(0), alone=()).prefills == [0]

@@ -6,13 +6,17 @@
 
     reason               path                  the cheapest way is
     worth_it             prefill_then_decode   a pair of pods
+    always               prefill_then_decode   a pair, since the configuration splits everything
+    prefill_limit        prefill_then_decode   a pair, since more of the prompt is not cached than
+                                               a decode pod may prefill
     cached               fast_decode           a pod that has all of the prompt but its end
     stored               fast_decode           a pod that loads it from external storage
     cheaper_here         unified               one pod, cheaper than any pair
     transfer_too_long    unified               one pod: the transfer exceeds half of the prefill
     not_disaggregated    unified               one pod, since no other may prefill for it
     split_off            unified               one pod, since the configuration forbids a split
-    no_prefill_backend   fallback              a pair, but no pod that could prefill is healthy
+    no_prefill_backend   fallback              a pair, or a pair is prescribed, but no pod that
+                                               could prefill is healthy
 
 A request that one engine must serve alone has that rule's reason and the path unified.
 """
@@ -22,6 +26,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from tandem_contract.config import SplitMode
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role, RoutingPath
 from tandem_planner.choice import Candidates, Choice, choose, would_split
@@ -44,6 +49,8 @@ from .stored_prompts import Loads, add_loads, load_of
 _UNIFIED: Final = RoutingPath.UNIFIED
 # Made once: to make a named tuple takes as long as the rest of the decision on the path.
 _WORTH_IT: Final = PathDecision(RoutingPath.PREFILL_THEN_DECODE, "worth_it")
+_ALWAYS: Final = PathDecision(RoutingPath.PREFILL_THEN_DECODE, "always")
+_LIMIT: Final = PathDecision(RoutingPath.PREFILL_THEN_DECODE, "prefill_limit")
 _CACHED: Final = PathDecision(RoutingPath.FAST_DECODE, "cached")
 _STORED: Final = PathDecision(RoutingPath.FAST_DECODE, "stored")
 _NO_PREFILL: Final = PathDecision(RoutingPath.FALLBACK, "no_prefill_backend")
@@ -59,8 +66,12 @@ class CostSettings:
     """Model → size of its KV, from its config.json. Others are learned from transfers."""
     max_endpoints: int = 1
     """Addresses in the destination header: the decode pod and its alternates."""
-    split: bool = True
-    """False: never split."""
+    split: SplitMode = "auto"
+    max_prefill_on_decode: int | None = None
+    """As in `DisaggregatedServing`, as is `split`."""
+    is_split_by_plugin: bool = False
+    """Whether the plugin names what to split: then requests are split although
+    `disaggregated_serving` is silent."""
 
 
 class CostScheduler:
@@ -98,13 +109,8 @@ class CostScheduler:
         if not layout.decodes:
             return None
         request, refusal = context.request, _single_engine_reason(context)
-        figures = RequestFigures(
-            request.prompt_tokens if request else 0,
-            self.expected_output(request),
-            now,
-            self._fleet.overheads.handoff(now),
-        )
-        may_split = can_split and settings.split and refusal is None
+        prompt = request.prompt_tokens if request else 0
+        may_split = can_split and refusal is None
         # First: it brings the rows up to date.
         table = self._fleet.figures.at(now)
         if model is not None and self._fleet.is_adapter(model):
@@ -114,18 +120,32 @@ class CostScheduler:
         loads: Loads = {}
         if context.precise is not None and context.precise.stored:
             candidates, loads = add_loads(context, candidates, self._fleet.figures, now)
-        choice = choose(figures, candidates, self._random, count=settings.max_endpoints)
+        alone = _alone(layout, candidates, prompt, settings) if may_split else None
+        must_split = alone is not None and not alone
+        figures = RequestFigures(
+            prompt,
+            self.expected_output(request),
+            now,
+            self._fleet.overheads.handoff(now),
+            must_split,
+        )
+        choice = choose(
+            figures, candidates, self._random, count=settings.max_endpoints, alone=alone
+        )
         if not choice.decodes:
             raise NoBackend
         pods = self._fleet.figures.pods
         decode, prefill = [pods[i] for i in choice.decodes], [pods[i] for i in choice.prefills]
         if not self._fleet.is_disaggregated(decode[0]):
             refusal = "not_disaggregated"
-        elif not (can_split and settings.split):
+        elif not can_split:
             refusal = "split_off"
         cached = min(figures.prompt, tokens.cached[choice.decodes[0]])
         load = loads.get((choice.prefills or choice.decodes)[0], NO_LOAD) if loads else NO_LOAD
-        decision = self._decide(layout, candidates, figures, choice, cached, load, refusal)
+        if must_split and refusal is None:
+            decision = _prescribed(choice, settings)
+        else:
+            decision = self._decide(layout, candidates, figures, choice, cached, load, refusal)
         if decision is _NO_PREFILL and not can_fall_back:
             raise SplitImpossible("no prefill backend is healthy")
         record = CostRecord(
@@ -286,6 +306,33 @@ class CostScheduler:
             known = (settings.kv[model] for model in models if model in settings.kv)
             estimates.kv = next(known, None) if models else only
             estimates.learned()
+
+
+def _alone(
+    layout: CandidateLayout, candidates: Candidates, prompt: int, settings: CostSettings
+) -> Sequence[int] | None:
+    """The pods that may serve a request of `prompt` tokens alone, as long as there is a pair that
+    can share it; None: all that may decode."""
+    if settings.split == "always":
+        # Without a prefill pod, unified pods split among each other only what is faster that way.
+        is_unified = layout.prefills and all(row in layout.unified for row in layout.prefills)
+        return None if is_unified else ()
+    limit, cached = settings.max_prefill_on_decode, candidates.cached_if_computing
+    if limit is None:
+        return None
+    alone = [
+        row
+        for row in layout.decodes
+        if row in layout.unified or max(1, prompt - cached[row]) <= limit
+    ]
+    return None if len(alone) == len(layout.decodes) else alone
+
+
+def _prescribed(choice: Choice, settings: CostSettings) -> PathDecision:
+    """The path and the reason where the configuration prescribes a split, whatever it costs."""
+    if not choice.prefills:
+        return _NO_PREFILL
+    return _ALWAYS if settings.split == "always" else _LIMIT
 
 
 def _with_adapter(

@@ -114,7 +114,7 @@ class Scheduling:
     @property
     def can_split(self) -> bool:
         """Whether any request is split, if the configuration enables that."""
-        return self.cost.split if self.chooser is None else self.chooser.can_split
+        return self.chooser is None or self.chooser.can_split
 
 
 @dataclass(frozen=True)

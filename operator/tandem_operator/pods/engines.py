@@ -250,9 +250,19 @@ def _flags(pool: Pool) -> Iterator[tuple[str, object]]:
         ("--dtype", _unless(engine.dtype, "auto")),
         ("--block-size", engine.block_size),
         ("--max-model-len", engine.max_model_len),
+        ("--long-prefill-token-threshold", _largest_chunk(pool)),
         *(_vllm_flags(pool, engine) if engine.type == "vllm" else _torch_flags(pool)),
     ]
     yield from ((flag, value) for flag, value in flags if value is not None and value is not False)
+
+
+def _largest_chunk(pool: Pool) -> int | None:
+    """Tokens of one prompt that a step computes beside other requests; None: the engine's own."""
+    if not isinstance(pool, DecodePool) or pool.role is not Role.DECODE:
+        return None
+    limit, longest = pool.spec.routing.max_prefill_on_decode, pool.spec.engine.max_model_len
+    # vLLM refuses a chunk that is longer than a prompt may be.
+    return limit if limit is None or longest is None else min(limit, longest)
 
 
 def _torch_flags(pool: Pool) -> Iterator[tuple[str, object]]:

@@ -144,6 +144,9 @@ def decode_pool(manifest: PoolManifest, defaults: Defaults) -> DecodePool:
         in_pods["tls"] = tls
     if paths := routing.get("apiPaths"):
         in_pods["apiPaths"] = paths
+    # A flag of the engines of decode pods.
+    if spec["role"] == Role.DECODE and (tokens := routing.get("maxPrefillOnDecode")):
+        in_pods["maxPrefillOnDecode"] = tokens
     if limit := routing.get("maxRequestBytes"):
         in_pods["maxRequestBytes"] = limit
     return DecodePool(

@@ -317,7 +317,8 @@ class Routing(Section, frozen=True, kw_only=True):
     max_request_bytes: int | None = None
     service: RoutingService | None = None
     pod_metadata: RouterPodMetadata | None = None
-    split: Literal["auto", "off"]
+    split: Literal["always", "auto", "off"]
+    max_prefill_on_decode: int | None = None
     resume: Resume | None = None
 
 

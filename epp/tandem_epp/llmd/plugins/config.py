@@ -20,7 +20,8 @@ similar known one.
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
@@ -49,6 +50,8 @@ from .registry import PLUGINS, PREFIX_DECIDER, REGISTRY
 from .score_choice import ScoreChoice, Summary
 from .sessions import SessionFilter, SessionScorer, TokenSession
 
+_NO_SIZES: Final[Mapping[str, KvSize]] = MappingProxyType({})
+
 
 def load_routing(
     document: Document,
@@ -61,7 +64,11 @@ def load_routing(
     scheduling = load_scheduling(document, fields, serving)
     is_silent = document.part("disaggregated_serving.enabled").data is None
     chooser = scheduling.chooser
-    if is_silent and isinstance(chooser, ScoreChoice) and chooser.is_split_by_handler:
+    if isinstance(chooser, ScoreChoice):
+        is_split_by_plugin = chooser.is_split_by_handler
+    else:
+        is_split_by_plugin = scheduling.cost.is_split_by_plugin
+    if is_silent and is_split_by_plugin:
         serving = msgspec.structs.replace(serving, enabled=True)
     return Routing(serving, scheduling, ApiPaths(serving.api_paths), resume)
 
@@ -72,12 +79,14 @@ def load_scheduling(
     """The scheduling that `fields` of `document` configure: all top-level fields but those of
     `tandem_contract.config`. Raises DocumentError."""
     config = read_picker_config(document, dict(fields))
-    return _Builder(document, config, serving.fallback_to_unified).build()
+    return _Builder(document, config, serving).build()
 
 
 class _Builder:
-    def __init__(self, document: Document, config: PickerConfig, fallback: bool) -> None:
-        self._document, self._config, self._fallback = document, config, fallback
+    def __init__(
+        self, document: Document, config: PickerConfig, serving: DisaggregatedServing
+    ) -> None:
+        self._document, self._config, self._serving = document, config, serving
         self._plugins = ListedPlugins(document, config.plugins)
 
     def build(self) -> Scheduling:
@@ -86,7 +95,7 @@ class _Builder:
         self._plugins.prefill_profile = handler.prefill
         cost, chooser = self._cost(), self._score_choice(handler)
         return Scheduling(
-            cost=cost or CostSettings(),
+            cost=cost or self._cost_settings(CostParameters()),
             chooser=chooser if cost is None else None,
             index=self._index(),
             events=self._events(),
@@ -138,13 +147,26 @@ class _Builder:
         choosing = [p.name for p in self._plugins if p.entry.kind in CHOOSING]
         plugin = self._plugins.first(Kind.COST)
         if plugin is None:
-            return None if choosing else CostSettings()
+            return None if choosing else self._cost_settings(CostParameters())
         if choosing:
             message = f"predicted-cost stands alone: remove it, or {', '.join(choosing)}"
             raise self._document.error(plugin.path, message)
         parameters: CostParameters = self._plugins.made(plugin)
         sizes = load_kv_sizes(self._document, plugin.path, parameters)
-        return CostSettings(sizes, parameters.maxNumOfEndpoints)
+        return self._cost_settings(parameters, sizes)
+
+    def _cost_settings(
+        self, parameters: CostParameters, sizes: Mapping[str, KvSize] = _NO_SIZES
+    ) -> CostSettings:
+        serving = self._serving
+        limit = serving.max_prefill_on_decode
+        return CostSettings(
+            sizes,
+            parameters.maxNumOfEndpoints,
+            split=serving.split or parameters.split or "auto",
+            max_prefill_on_decode=parameters.maxPrefillOnDecode if limit is None else limit,
+            is_split_by_plugin=parameters.split is not None,
+        )
 
     def _index(self) -> PrefixIndexSettings:
         # Of several index configurations the first one listed counts.
@@ -170,7 +192,9 @@ class _Builder:
 
     def _decider(self, name: str | None) -> DeciderSettings:
         if name is None:
-            return DeciderSettings(split=False, fallback_to_unified=self._fallback)
+            return DeciderSettings(
+                split=False, fallback_to_unified=self._serving.fallback_to_unified
+            )
         plugin = self._plugins.find(name)
         # A decider may be named without being listed: then it has its default parameters.
         entry = plugin.entry if plugin is not None else REGISTRY.get(name)
@@ -179,7 +203,13 @@ class _Builder:
             raise self._document.error("plugins", unknown_name("decider", name, deciders))
         parameters = plugin.parameters if plugin is not None else entry.parameters()
         settings: DeciderSettings = entry.make(parameters, self._plugins)
-        return replace(settings, fallback_to_unified=self._fallback)
+        serving = self._serving
+        return replace(
+            settings,
+            fallback_to_unified=serving.fallback_to_unified,
+            always=settings.always or serving.split == "always",
+            max_prefill_on_decode=serving.max_prefill_on_decode,
+        )
 
     def _learners(self) -> tuple[PlacementLearner, ...]:
         learners: dict[int, PlacementLearner] = {}

@@ -34,6 +34,8 @@ class DeciderSettings:
     """Length of a prompt, in tokens, from which it may be split at all (llm-d's `promptTokens`)."""
     fallback_to_unified: bool = True
     """Whether a request that cannot be split is served by one engine instead of refused."""
+    max_prefill_on_decode: int | None = None
+    """As in `DisaggregatedServing`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class DeciderInputs:
     """What the decode pod would load from external storage."""
     is_enabled: bool = True
     """Whether disaggregation is enabled (`routing.split`)."""
+    is_unified: bool = False
+    """Whether the pod chosen to decode is a unified pod, which prefills, too."""
 
 
 def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecision:
@@ -65,7 +69,8 @@ def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecisio
     uncached = inputs.prompt_tokens - inputs.cached_tokens
     # The prompt's length comes before the cache: to compute a short prompt is cheaper than any
     # hand-off, so its reason does not depend on what is cached.
-    if not settings.always:
+    is_limited = _is_limited(inputs, settings)
+    if not settings.always and not is_limited:
         if inputs.prompt_tokens < max(settings.non_cached_tokens, settings.prompt_tokens):
             return PathDecision(RoutingPath.UNIFIED, "short_prompt")
         if (reason := _fast_decode_reason(inputs, uncached)) is not None:
@@ -74,7 +79,7 @@ def decide_path(inputs: DeciderInputs, settings: DeciderSettings) -> PathDecisio
             return PathDecision(RoutingPath.UNIFIED, "mostly_cached")
     # Only here does health count: a request that is not worth a split is no fallback.
     if inputs.has_prefill_candidate:
-        reason = "always" if settings.always else "worth_it"
+        reason = "always" if settings.always else "prefill_limit" if is_limited else "worth_it"
         return PathDecision(RoutingPath.PREFILL_THEN_DECODE, reason)
     return without_prefill(settings)
 
@@ -92,6 +97,14 @@ def is_split(inputs: DeciderInputs, settings: DeciderSettings) -> bool:
     return inputs.has_prefill_candidate and (
         decide_path(inputs, settings).path is RoutingPath.PREFILL_THEN_DECODE
     )
+
+
+def _is_limited(inputs: DeciderInputs, settings: DeciderSettings) -> bool:
+    """Whether the decode pod may not compute as many tokens as are not cached."""
+    limit = settings.max_prefill_on_decode
+    if limit is None or inputs.is_unified:
+        return False
+    return max(1, inputs.prompt_tokens - inputs.cached_tokens - inputs.load.tokens) > limit
 
 
 def _fast_decode_reason(inputs: DeciderInputs, uncached: int) -> str | None:

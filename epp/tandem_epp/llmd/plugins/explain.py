@@ -8,12 +8,14 @@ from tandem_contract.config import HealthChecks
 from tandem_contract.durations import format_duration
 
 from ...backends.scrape_settings import ScrapeSettings
+from ...choice.cost_choice import CostSettings
 from ...choice.routing import Routing, Scheduling
 from .decider import DeciderSettings
 from .score_choice import ProfileSummary, ScoreChoice
 from .sessions import TokenSession
 
 _OFF: Final = "off, each request is served by one pod"
+_ALWAYS: Final = "every request that can be split"
 
 
 def explain(routing: Routing, checks: HealthChecks) -> str:
@@ -25,7 +27,7 @@ def _lines(routing: Routing, checks: HealthChecks) -> Iterator[str]:
     scheduling, serving = routing.scheduling, routing.serving
     if not isinstance(chooser := scheduling.chooser, ScoreChoice):
         yield "choice: predicted-cost"
-        yield f"splitting: {'by the cost' if serving.enabled else _OFF}"
+        yield f"splitting: {_by_cost(scheduling.cost) if serving.enabled else _OFF}"
     else:
         summary, decider = chooser.summary, chooser.decider
         yield from _profile("decode", summary.decode)
@@ -48,6 +50,16 @@ def _lines(routing: Routing, checks: HealthChecks) -> Iterator[str]:
     yield from map(str, scheduling.notices)
 
 
+def _by_cost(settings: CostSettings) -> str:
+    if settings.split == "always":
+        return _ALWAYS
+    return f"by the cost{_limit(settings.max_prefill_on_decode)}"
+
+
+def _limit(tokens: int | None) -> str:
+    return "" if tokens is None else f", and from {tokens + 1} uncached prompt tokens on"
+
+
 def _profile(phase: str, summary: ProfileSummary) -> Iterator[str]:
     scorers = ", ".join(f"{name} x {weight:g}" for name, weight in summary.scorers)
     yield f"{phase} profile: {summary.name}"
@@ -58,11 +70,12 @@ def _profile(phase: str, summary: ProfileSummary) -> Iterator[str]:
 
 def _decider(settings: DeciderSettings) -> str:
     if settings.always:
-        return "every request that can be split"
+        return _ALWAYS
     if not settings.non_cached_tokens:
         return "off: nonCachedTokens is 0"
     longer = f", prompts of {settings.prompt_tokens}" if settings.prompt_tokens else ""
-    return f"from {settings.non_cached_tokens} uncached prompt tokens on{longer}"
+    limit = _limit(settings.max_prefill_on_decode)
+    return f"from {settings.non_cached_tokens} uncached prompt tokens on{longer}{limit}"
 
 
 def _scraping(settings: ScrapeSettings) -> Iterator[str]:

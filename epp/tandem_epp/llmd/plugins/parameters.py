@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct
 
 from tandem_contract import ports
+from tandem_contract.config import MIN_PREFILL_LIMIT, SplitMode
 from tandem_contract.durations import format_duration, parse_duration
 
 from ...backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS
@@ -139,6 +140,21 @@ class CostParameters(Strict, frozen=True):
     maxNumOfEndpoints: Annotated[  # noqa: N815 - llm-d's name
         int, Meta(ge=1, description="as for the pickers")
     ] = 1
+    split: Annotated[
+        SplitMode | None,
+        Meta(
+            description="`always` splits every request that a prefill pod can take, `auto` what is "
+            "faster that way; either turns splitting on where `disaggregated_serving` is silent, "
+            "and gives way to its `split`"
+        ),
+    ] = None
+    maxPrefillOnDecode: Annotated[  # noqa: N815
+        Annotated[int, Meta(ge=MIN_PREFILL_LIMIT)] | None,
+        Meta(
+            description="uncached prompt tokens that a decode pod computes at most, while a prefill"
+            " pod is healthy; gives way to `max_prefill_on_decode` of `disaggregated_serving`"
+        ),
+    ] = None
 
 
 class ProfileNames(Strict, frozen=True):

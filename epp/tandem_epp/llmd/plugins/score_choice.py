@@ -143,6 +143,7 @@ class _OneChoice:
             is_disaggregated=self.fleet.is_disaggregated(decode),
             is_enabled=self.serving.enabled,
             has_prefill_candidate=can_split,
+            is_unified=decode.backend.role is Role.UNIFIED,
             load=load_of(self.context, decode, cached),
             single_engine_reason=request.single_engine_reason if request else "passthrough",
         )

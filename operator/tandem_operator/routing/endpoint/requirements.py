@@ -2,8 +2,9 @@
 
 Each object of an endpoint has one value per setting, while every pool brings its own. A component
 exists when any pool enables it; the longest drain timeout of any pool counts; fallback to unified
-serving and the router as the front need the consent of every pool; of several EPP configurations,
-health checks and settings of resumed streams those of the first pool by name win.
+serving, the router as the front and splitting every request need the consent of every pool; the
+smallest limit of prefills on decode pods counts; of several EPP configurations, health checks and
+settings of resumed streams those of the first pool by name win.
 """
 
 import json
@@ -194,9 +195,11 @@ def max_request_bytes(decodes: Iterable[DecodePool]) -> int | None:
 def disaggregated_serving(decodes: Sequence[DecodePool]) -> dict[str, Any]:
     """The router configuration's section `disaggregated_serving` for all `decodes` together."""
     specs = [pool.spec for pool in decodes]
-    split = any(spec.prefill_ref and spec.routing.split == "auto" for spec in specs)
+    # A pool without prefills serves unified either way.
+    routings = [spec.routing for spec in specs if spec.prefill_ref]
+    split, limit = _split(routings), _max_prefill_on_decode(routings)
     if not specs:
-        return {"enabled": split}
+        return {"enabled": False}
     sidecars = [spec.sidecar for spec in specs]
     # A pod that its node selector binds to a domain, or that Kubernetes labels with the topology of
     # its node, tells the EPP where it runs.
@@ -207,9 +210,26 @@ def disaggregated_serving(decodes: Sequence[DecodePool]) -> dict[str, Any]:
     return {
         **domain,
         **({"api_paths": list(paths)} if paths else {}),
-        "enabled": split,
+        "enabled": split != "off",
         "fallback_to_unified": all(s.fallback_to_unified for s in sidecars),
+        # Only where they are stated: an EPP of an earlier version refuses what it does not know.
+        **({"split": split} if split == "always" else {}),
+        **({"max_prefill_on_decode": limit} if limit is not None else {}),
     }
+
+
+def _split(routings: Sequence[Routing]) -> Literal["always", "auto", "off"]:
+    """`routing.split` in effect for the pools with a PrefillPool."""
+    modes = {routing.split for routing in routings}
+    if not modes - {"off"}:
+        return "off"
+    return "always" if modes == {"always"} else "auto"
+
+
+def _max_prefill_on_decode(routings: Sequence[Routing]) -> int | None:
+    """`routing.maxPrefillOnDecode` in effect for the same; None: no limit."""
+    limits = (routing.max_prefill_on_decode for routing in routings)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def static_router_config(sets: Sequence[PoolSet], addresses: Mapping[str, str]) -> dict[str, Any]:
@@ -339,14 +359,25 @@ def find_conflicts(pools: Sequence[EndpointPool]) -> tuple[str, ...]:
         for name, read in _COMPARED.items()
         if (line := _conflict(name, [(p.pool.name, read(p.pool.spec.routing)) for p in ordered]))
     ]
-    # A pool without prefills serves unified either way, so its `split` contradicts nothing.
-    splitting = [p for p in ordered if p.pool.spec.prefill_ref is not None]
-    split = _conflict("split", [(p.pool.name, p.pool.spec.routing.split) for p in splitting])
-    return (*lines, *([split] if split else []))
+    # A pool without prefills serves unified either way, so these two fields contradict nothing.
+    of_splitting = [
+        (p.pool.name, p.pool.spec.routing) for p in ordered if p.pool.spec.prefill_ref is not None
+    ]
+    routings = [routing for _, routing in of_splitting]
+    split = _conflict("split", [(pool, r.split) for pool, r in of_splitting], _split(routings))
+    limit = _conflict(
+        "maxPrefillOnDecode",
+        [(pool, r.max_prefill_on_decode) for pool, r in of_splitting],
+        _max_prefill_on_decode(routings),
+    )
+    return (*lines, *filter(None, (split, limit)))
 
 
-def _conflict(name: str, values_by_pool: Sequence[tuple[str, Any]]) -> str | None:
-    """The line for one field, from the pools' names and values in the order of names."""
+def _conflict(
+    name: str, values_by_pool: Sequence[tuple[str, Any]], effective: Any = None
+) -> str | None:
+    """The line for one field, from the pools' names and values in the order of names. `effective`:
+    the value in effect; None: that of a switch, of the front, or of the first pool."""
     stated = [(pool, value) for pool, value in values_by_pool if value is not None]
     values = [value for _, value in stated]
     if all(value == values[0] for value in values):
@@ -360,7 +391,8 @@ def _conflict(name: str, values_by_pool: Sequence[tuple[str, Any]]) -> str | Non
         )
     # As in `combine_requirements`: it is on when any pool turns it on, the front is Envoy when any
     # pool says so; of names the first counts.
-    effective = next((v for v in ("auto", "envoy", True) if v in values), values[0])
+    if effective is None:
+        effective = next((value for value in ("envoy", True) if value in values), values[0])
     summary = ", ".join(f"{json.dumps(value)} in {pool}" for pool, value in stated)
     return (
         f"routing.{name} is {summary}: {json.dumps(effective)} is used;"

@@ -7,6 +7,7 @@ import pytest
 from tandem_contract.paths import RoutingPath
 from tandem_epp.choice.result import SplitImpossible
 from tandem_epp.llmd.plugins.decider import DeciderInputs, DeciderSettings, decide_path
+from tandem_planner.storage import Load
 
 LONG = DeciderInputs(
     prompt_tokens=1000,
@@ -63,6 +64,26 @@ def test_no_prefill_backend_and_no_fallback_is_an_error() -> None:
 )
 def test_the_split_can_be_off(settings: DeciderSettings) -> None:
     assert decide_path(LONG, settings).reason == "split_off"
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "reason"),
+    [
+        ({"cached_tokens": 950}, RoutingPath.UNIFIED, "mostly_cached"),
+        ({"cached_tokens": 949}, RoutingPath.PREFILL_THEN_DECODE, "prefill_limit"),
+        ({"prompt_tokens": 51}, RoutingPath.PREFILL_THEN_DECODE, "prefill_limit"),
+        ({"prompt_tokens": 50}, RoutingPath.UNIFIED, "short_prompt"),
+        ({"cached_tokens": 949, "is_unified": True}, RoutingPath.UNIFIED, "mostly_cached"),
+        ({"load": Load(950, 0.1)}, RoutingPath.FAST_DECODE, "stored"),
+        ({"is_enabled": False}, RoutingPath.UNIFIED, "split_off"),
+    ],
+)
+def test_more_tokens_than_a_decode_pod_may_compute_are_split(
+    change: dict[str, object], path: RoutingPath, reason: str
+) -> None:
+    settings = replace(SETTINGS, max_prefill_on_decode=50)
+    verdict = decide_path(replace(LONG, **change), settings)  # type: ignore[arg-type] # its fields
+    assert (verdict.path, verdict.reason) == (path, reason)
 
 
 def test_always_splits_short_and_cached_prompts_but_no_single_engine_request() -> None:

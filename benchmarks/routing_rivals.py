@@ -204,7 +204,7 @@ def _show(comparison: Comparison, title: str, rows: Mapping[str, Row]) -> None:
             f"{row.split:.2f}",
             f"{row.hits:.3f}",
         )
-    Console(width=max(110, Console().width)).print(table)
+    Console(width=max(130, Console().width)).print(table)
 
 
 def targets(comparison: Comparison, rows: Mapping[str, Row]) -> list[Figure]:

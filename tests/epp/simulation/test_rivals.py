@@ -9,13 +9,16 @@ from .dynamo_policy import DynamoCost, DynamoSettings
 from .engine import Engine
 from .llmd_policy import LlmdDefault, LlmdSettings
 from .placed_prefixes import PlacedPrefixes
-from .policies import LeastTokens, Policy, Pools
-from .run import CACHE_TOKENS, TICK, engines, simulate
+from .policies import LeastTokens, Policy, Pools, Router
+from .real_picker import PickerSettings, RealPicker
+from .run import CACHE_TOKENS, TICK, Result, engines, simulate
 from .sglang_policy import SglangCacheAware
 from .speed import Speed
 from .work import Work
 from .workload import conversations
 
+# The simulation gives the picker an index of its own, derived from PrefixTree.
+pytestmark = pytest.mark.interpreted
 POOLS = Pools(prefills=(0, 1), decodes=(2, 3))
 
 
@@ -89,6 +92,30 @@ def test_llm_d_splits_every_request_or_those_with_enough_uncached_tokens() -> No
     some.on_end(work, 1.0)
     again = Work(9, 1.0, 8 * BLOCK - 1, 10, work.blocks)
     assert some.choose(again, 1.0) == (pod, None)
+
+
+GUIDE = """
+plugins:
+- type: token-load-scorer
+- type: prefix-cache-affinity-filter
+  parameters: {maxTTFTPenaltyMs: 18000, peakPrefillThroughput: 9577}
+schedulingProfiles:
+- name: default
+  plugins: [{pluginRef: prefix-cache-affinity-filter}, {pluginRef: token-load-scorer}]
+"""
+
+
+def test_the_epps_plugins_of_llm_ds_guide_route_like_the_rebuilt_llm_d() -> None:
+    requests = conversations(300, rate=8.0, seed=7)
+
+    def run(make: Callable[[list[Engine]], Router]) -> Result:
+        fleet = engines(4, seed=3)
+        return simulate(requests, fleet, make(fleet))
+
+    rebuilt = run(lambda fleet: LlmdDefault(fleet, 3))
+    plugins = run(lambda fleet: RealPicker(fleet, 3, PickerSettings(GUIDE)))
+    assert plugins.ttft_mean() == pytest.approx(rebuilt.ttft_mean(), rel=0.1)
+    assert plugins.hit_ratio() == pytest.approx(rebuilt.hit_ratio(), abs=0.02)
 
 
 def test_dynamo_adds_prefill_and_decode_load_in_tokens() -> None:

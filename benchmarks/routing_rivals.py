@@ -29,6 +29,7 @@ from .figures import Figure, at_least, at_most, progress
 from .routing_load import Load
 
 PICKER: Final = "picker"
+ALWAYS: Final = "picker, split: always"
 BOUND: Final = "clairvoyant"
 """No rival: it knows what no router can. It takes minutes, so that it runs only if it is named."""
 _POOLS: Final = Pools(prefills=range(6), decodes=range(6, PODS))
@@ -80,6 +81,7 @@ SEPARATE: Final = Comparison(
     "6 prefill pods and 4 decode pods",
     {
         PICKER: _separate_picker(),
+        ALWAYS: _separate_picker("plugins: [{type: predicted-cost, parameters: {split: always}}]"),
         "llm-d, default": partial(LlmdDefault, pools=_POOLS),
         "llm-d, from 512": partial(
             LlmdDefault, settings=LlmdSettings(min_uncached=512), pools=_POOLS
@@ -210,7 +212,7 @@ def _show(comparison: Comparison, title: str, rows: Mapping[str, Row]) -> None:
 def targets(comparison: Comparison, rows: Mapping[str, Row]) -> list[Figure]:
     """The picker's figures over those of the best rival in each; empty without rivals."""
     ours = rows[PICKER]
-    rivals = {name: row for name, row in rows.items() if name not in (PICKER, BOUND)}
+    rivals = {name: row for name, row in rows.items() if name not in (PICKER, ALWAYS, BOUND)}
     figures = []
     if (bound := rows.get(BOUND)) is not None:
         name = f"{comparison.slos[0].text} goodput, over the clairvoyant's"

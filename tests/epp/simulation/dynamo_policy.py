@@ -51,8 +51,7 @@ class DynamoSettings:
 
 
 class DynamoCost(Policy):
-    """Better informed than a real one: KV events arrive at once. The end of a remote prefill is
-    known with the client's first token."""
+    """Better informed than a real one: KV events and the ends of prefills are known at once."""
 
     def __init__(
         self,
@@ -70,12 +69,17 @@ class DynamoCost(Policy):
         """Blocks of each worker's requests in flight."""
         self._prompts = [0] * len(engines)
         """Prompt tokens of each worker's requests in flight, shared ones counted for each."""
-        self._computing: dict[int, tuple[int, int]] = {}
-        """Request without its first token → worker that computes it, and the tokens counted."""
+        self._computing: dict[int, tuple[int, int, Work]] = {}
+        """Request without its first token → worker that computes it, the tokens counted, and its
+        prefill."""
         self._answering: dict[int, int] = {}
 
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """The workers."""
+        # A remote prefill ends before the client has its first token.
+        for index, (_, _, prefill) in list(self._computing.items()):
+            if prefill.first_token is not None and prefill.first_token <= now:
+                self._end_prefill(index)
         if self._pools is None:
             choice = self._unified(work, now)
         else:
@@ -85,8 +89,7 @@ class DynamoCost(Policy):
 
     def on_response(self, work: Work, status: int, now: float) -> None:
         """Its prefill is complete."""
-        if (counted := self._computing.pop(work.index, None)) is not None:
-            self._prefilling[counted[0]] -= counted[1]
+        self._end_prefill(work.index)
 
     def on_end(self, work: Work, now: float) -> None:
         """Its blocks are free."""
@@ -97,6 +100,10 @@ class DynamoCost(Policy):
         for block in work.blocks:
             if not active[block]:
                 del active[block]
+
+    def _end_prefill(self, index: int) -> None:
+        if (counted := self._computing.pop(index, None)) is not None:
+            self._prefilling[counted[0]] -= counted[1]
 
     def _unified(self, work: Work, now: float) -> Choice:
         pods = self.allowed(work)
@@ -129,7 +136,7 @@ class DynamoCost(Policy):
         if self._pools is None or choice.prefill is not None:
             tokens = work.prompt_tokens - self._cached(computing, work, now)
             self._prefilling[computing] += tokens
-            self._computing[work.index] = (computing, tokens)
+            self._computing[work.index] = (computing, tokens, work)
         self._placed.add(computing, work.blocks, now)
         self._answering[work.index] = choice.decode
         self._active[choice.decode].update(work.blocks)

@@ -116,7 +116,7 @@ class Engine:
         """Simulate all steps that begin before `until`; what happened, in order of time. The last
         step may end after `until`."""
         changed: list[Change] = []
-        while (self.running or self.waiting) and self._clock < until:
+        while self._clock < until and (self.running or self.waiting):
             self._end_loads()
             if self.prefilling or (self.waiting and self._can_admit(self.waiting[0])):
                 self._mixed_step(changed)

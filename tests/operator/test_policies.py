@@ -126,6 +126,9 @@ MUST = [
     # Unified pods prefill for decode pods and for each other, through their sidecars.
     *((source, "v", port) for source in ("d", "w") for port in ("sidecar", *HANDOFF)),
     *(("v", target, port) for target in ("p", "d") for port in HANDOFF),
+    # A stream goes on at another pod, through its sidecar, and reads the KV of one that drains.
+    *(("d", "d", port) for port in ("sidecar", *HANDOFF)),
+    *((source, target, "sidecar") for source, target in (("v", "d"), ("u", "u"), ("e", "d"))),
     *(("p", "v", port) for port in HANDOFF),
     # Requests.
     *(("envoy", pool, "sidecar") for pool in ("d", "e", "u")),
@@ -176,9 +179,9 @@ MUST_NOT = [
         for port in ("decode engine", "admin")
     ),
     *((source, "v", port) for source in "dw" for port in ("decode engine", "admin")),
-    ("v", "d", "sidecar"),
-    ("p", "v", "sidecar"),
-    *((source, "v", port) for source in "qeu" for port in ("sidecar", *HANDOFF)),
+    *(("p", target, "sidecar") for target in "dv"),
+    *((source, "v", port) for source in "qeu" for port in HANDOFF),
+    ("q", "v", "sidecar"),
     # What no engine listens on.
     *(
         (source, target, port)
@@ -200,7 +203,6 @@ MUST_NOT = [
     ("prometheus", "epp", "grpc"),
     ("operator", "d", "side channel"),
     ("d", "epp", "grpc"),
-    ("d", "u", "sidecar"),
 ]
 
 
@@ -265,7 +267,7 @@ def test_where_kv_moves_through_a_store_engines_may_not_connect_to_each_other() 
     transfer = {"connector": "storage", "storage": {"endpoint": "http://store:8080"}}
     endpoint = Endpoint(transfer=transfer)
     assert endpoint.may_connect("d", "p", "prefill engine")
-    for source, target in (("d", "p"), ("p", "d"), ("v", "p"), ("p", "v")):
+    for source, target in (("d", "p"), ("p", "d"), ("v", "p"), ("p", "v"), ("d", "d")):
         for port in (*HANDOFF, *ANYWHERE):
             assert not endpoint.may_connect(source, target, port), (source, target, port)
     assert endpoint.may_connect("e", "q", "side channel")
@@ -311,6 +313,6 @@ def test_names_of_different_endpoints_differ(endpoint: Endpoint) -> None:
     assert len(names) == len(set(names))
     assert {name for name in names if "." in name} == {
         f"chat.{pods}{ports}"
-        for pods in ("p-prefill", "p-decode", "p-unified", "q-prefill", "q-decode")
+        for pods in ("p-prefill", "p-decode", "q-prefill", "q-decode")
         for ports in ("", ".5600.20000-20999")
     }

@@ -2,14 +2,18 @@
 
     pods of        from                                       ports
     prefill pool   decode pods of its set                     engine, side channel, UCX's range
-    decode pool    prefill and unified pods of its set        side channel, UCX's range
-    unified pool   decode and unified pods of its set         the same, and the sidecar
-    decode pool    Envoy, router, gateways                    sidecar
-    both           EPP, router                                sidecar or prefill engine, KV events
-    both           operator, Prometheus, control plane        engine, the sidecar's admin port
+    decode pool    all pods of its set                        side channel, UCX's range
+    decode pool    decode pods of the endpoint, Envoy,        sidecar
+                   router, gateways
+    all            EPP, router                                sidecar or prefill engine, KV events
+    all            operator, Prometheus, control plane        engine, the sidecar's admin port
     EPP            Envoy, gateways; other EPPs; monitors      gRPC; peers; metrics
     Envoy          all clients; monitors                      HTTP; health and statistics
     router         all clients; other routers; monitors       HTTP; peers; metrics
+
+A unified pool is a decode pool here. Its pods also prefill, and a pod that drains hands off the KV
+of streams that go on at another one: sidecars send each other such requests, with a proof or a
+plan.
 
 Envoy, EPP and router are all let in, whichever is the front: after a change the other one drains.
 
@@ -27,7 +31,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tandem_contract import labels, ports
-from tandem_contract.paths import Role
 
 from ...pods.connectors import HandoffPorts, earlier_handoff_ports, handoff_ports
 from ..endpoint.observed import NETWORK_POLICY, ObservedEndpoint
@@ -51,10 +54,8 @@ _KV_EVENTS: Final[Ports] = (
 """One port for each data-parallel rank; more ranks would take the side channel's."""
 _RANKS: Final = ports.SIDE_CHANNEL - ports.KV_EVENTS
 """Data-parallel ranks of a pod, at most, by those ports."""
-_UNIFIED_SERVERS: Final = (ports.SIDECAR_ADMIN, ports.ENGINE_DECODE)
-"""Ports of a unified pod that no pod with a sidecar connects to, in ascending order."""
 _DECODE_SERVERS: Final = (ports.SIDECAR, ports.SIDECAR_ADMIN, ports.ENGINE_DECODE)
-"""Ports of a decode pod that no prefill engine connects to, in ascending order."""
+"""Ports of a decode pod that no other engine connects to, in ascending order."""
 
 
 def network_policies(
@@ -68,9 +69,12 @@ def network_policies(
     monitors = _monitors(settings)
     front = _front(observed, required, settings)
     pickers = _pickers(observed, required, settings)
+    decodes = _pods(name, "decode")
     yield _policy(
-        observed, names.decode, "decode", _pods(name, "decode"),
+        observed, names.decode, "decode", decodes,
         (front, _single(ports.SIDECAR)),
+        # An alternate of a stream's plan may be in another set.
+        ([{"podSelector": decodes}], _single(ports.SIDECAR)),
         (pickers, (*_single(ports.SIDECAR), *_KV_EVENTS)),
         (monitors, (*_single(ports.SIDECAR_ADMIN), *_single(ports.ENGINE_DECODE))),
     )  # fmt: skip
@@ -114,7 +118,6 @@ def _handoff_policies(observed: ObservedEndpoint) -> Iterator[Object]:
     """
     references = {pool.name: pool.pool.spec.prefill_ref for pool in observed.pools}
     sets = {pool: reference.name if reference else None for pool, reference in references.items()}
-    unified_pools = {pool.name for pool in observed.pools if pool.pool.role is Role.UNIFIED}
     for prefill_pool in sorted(set(filter(None, sets.values()))):
         others = sorted(pool for pool, name_of_set in sets.items() if name_of_set != prefill_pool)
         # A PrefillPool is not observed here, but its DecodePools inherit its ports.
@@ -125,9 +128,7 @@ def _handoff_policies(observed: ObservedEndpoint) -> Iterator[Object]:
             for handoff in (handoff_ports(pool.pool), earlier_handoff_ports(pool.pool))
             if handoff is not None
         }
-        yield from _set_policies(
-            observed, prefill_pool, others, known, has_unified=not unified_pools <= {*others}
-        )
+        yield from _set_policies(observed, prefill_pool, others, known)
 
 
 def _set_policies(
@@ -135,17 +136,13 @@ def _set_policies(
     prefill_pool: str,
     others: Sequence[str],
     known: Mapping[str, HandoffPorts],
-    *,
-    has_unified: bool,
 ) -> Iterator[Object]:
     """Policies of one set; `known`: the ports of its pools, by the label of their pods."""
     name = observed.key.name
     decode = _pods(name, "decode", other_pools=others)
     prefill = _pods(name, "prefill", pool=prefill_pool)
-    unified = _pods(name, "decode", other_pools=others)
-    unified["matchLabels"][labels.ROLE] = Role.UNIFIED.value
-    peers = [{"podSelector": pods} for pods in (prefill, *([unified] if has_unified else []))]
     decodes = [{"podSelector": decode}]
+    peers = [{"podSelector": prefill}, *decodes]
     # A dot, which no endpoint's name has, keeps the names of different endpoints apart.
     name = f"{name}.{prefill_pool}"
     for suffix, pods, opened in _by_ports(prefill, known, _single(ports.ENGINE_PREFILL), ()):
@@ -154,12 +151,6 @@ def _set_policies(
     # checks them, may send it one.
     for suffix, pods, opened in _by_ports(decode, known, (), _DECODE_SERVERS):
         yield _policy(observed, f"{name}-decode{suffix}", "decode", pods, (peers, opened))
-    if has_unified:
-        # A unified pod also prefills, for decode pods and for other unified ones: their sidecars
-        # send the prefill leg to its sidecar, which checks the proof.
-        servers = _single(ports.SIDECAR)
-        for suffix, pods, opened in _by_ports(unified, known, servers, _UNIFIED_SERVERS):
-            yield _policy(observed, f"{name}-unified{suffix}", "decode", pods, (decodes, opened))
 
 
 def _by_ports(

@@ -11,8 +11,8 @@ removed after the last plan that it signed has expired.
 
 A plan holds at the pods that it names, and a sidecar follows it once (`security.route` there).
 
-A prefill leg to a unified pod carries a proof of the same form, signed by the decode pod's sidecar
-(`prove_prefill`): the sidecar of the unified pod removes the transfer parameters of all requests
+A prefill leg to a pod with a sidecar carries a proof of the same form, signed by the decode pod's
+sidecar (`prove_prefill`): that pod's sidecar removes the transfer parameters of all requests
 without one. It names one pod and one attempt, and cannot be used as a plan for a split.
 
 Errors: `PlanRejected`: malformed, unsigned, signed with an unknown key, changed, or expired.
@@ -34,7 +34,8 @@ WARM_UP: Final = "warm_up"
 itself. The sidecar does not count it in `metrics.REQUESTS`."""
 
 RESUME: Final = "resume"
-"""Reason of the plan for the rest of a stream whose engine failed, made by that pod's sidecar."""
+"""Reason of the plan for the rest of a stream that another pod's engine served, made by that pod's
+sidecar or a router."""
 
 PREFILL_LEG: Final = "prefill_leg"
 """Reason of the plan that is a proof of a prefill leg."""
@@ -61,7 +62,7 @@ class Target(msgspec.Struct, frozen=True, array_like=True):
     """The data-parallel rank of the engine there that serves the leg; None: the engine chooses. A
     sidecar that does not know the field ignores it."""
     asks_for_proof: bool = False
-    """Whether it is a unified pod, whose sidecar takes a prefill leg only with a proof. A sidecar
+    """Whether it is a pod with a sidecar, which takes a prefill leg only with a proof. A sidecar
     that does not know the field sends none, and the hand-off falls back."""
 
 
@@ -118,6 +119,10 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """Asks the sidecar to let the stream go on at an alternate, even without its flag; takes
     precedence over the flags' limits. None: only with the flag. A sidecar that does not know the
     field ignores it; the plan of an EPP that does not know it has none."""
+    left: Target | None = None
+    """The pod that the stream leaves because it drains: the first candidate, before those of
+    `prefill`, if engines of decode pods can hand off with the set's connector. It still has the KV.
+    None: there is none. A sidecar that does not know the field ignores it."""
 
 
 decode_plan: Final = msgspec.json.Decoder(Plan).decode

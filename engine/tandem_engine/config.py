@@ -27,15 +27,12 @@ CONNECTOR: Final = "NixlConnector"
 
 
 class KvRole(StrEnum):
-    """vLLM's `kv_role`: whether this engine takes the prefill or decode of hand-offs, or both."""
+    """vLLM's `kv_role`: whether this engine takes the prefill or decode of hand-offs, or both. One
+    that decodes also lets others read its KV when it is asked to, as vLLM's NixlConnector does."""
 
     PRODUCER = "kv_producer"
     CONSUMER = "kv_consumer"
     BOTH = "kv_both"
-
-    @property
-    def produces(self) -> bool:
-        return self is not KvRole.CONSUMER
 
     @property
     def consumes(self) -> bool:

@@ -116,7 +116,7 @@ class Engine:
 
     @property
     def side_channel(self) -> tuple[str, int] | None:
-        """Address at which decode engines read this engine's KV; None without the producer role."""
+        """Address at which decode engines read this engine's KV; None without hand-offs."""
         return self._prompt_holds.address if self._prompt_holds is not None else None
 
     def stats(self) -> Stats:
@@ -193,7 +193,9 @@ class Engine:
         sizes = (runner.model_config.vocab_size, cache.num_blocks, config.block_size)
         self.limits = RequestLimits(runner.max_model_len, *sizes)
         transfer = config.kv_transfer
-        if transfer is not None and transfer.role.produces:
+        if transfer is not None:
+            # In each role, as with vLLM's NixlConnector: engines that go on with the streams of a
+            # decode engine that drains read their KV there.
             self._prompt_holds = PromptHolds(transfer, cache, blocks, observer, self._on_hold_end)
         self._steps = StepRunner(runner, self._worker, self._wake, self._tiers, self._prompt_holds)
         if transfer is not None and transfer.role.consumes:

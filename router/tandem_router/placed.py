@@ -1,6 +1,6 @@
 """A request that was placed: started on its engines, and on others if its decode engine fails."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import time
 from typing import Final
@@ -12,12 +12,14 @@ from tandem_contract.plan import Timeouts
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.response_ids import response_id_in
 from tandem_epp.backends.fleet import Fleet
+from tandem_epp.backends.pairing import is_kv_compatible
 from tandem_epp.backends.pods import Pod
 from tandem_epp.exchange import HttpRequest, NotPlaced
 from tandem_epp.placement.picker import EndpointPicker
 from tandem_epp.placement.placement import Placement
 from tandem_epp.placement.placement_headers import prefill_target_of, target_of
 from tandem_http1.client import ActiveRequest, ClientConnection
+from tandem_http1.connection import Call
 from tandem_http1.messages import Request
 from tandem_sidecar.bodies.edit import with_response_id
 from tandem_sidecar.bodies.kinds import kind_of, previous_response
@@ -90,8 +92,11 @@ class PlacedRequest:
                 self._most = limits.max_moves
         self._placement: Placement
 
-    def start(self, placement: Placement) -> ActiveRequest | None:
-        """Send the request to the backends of `placement`; None: it is already answered."""
+    def start(
+        self, placement: Placement, left: Pod | None = None, kept_call: Call | None = None
+    ) -> ActiveRequest | None:
+        """Send the request to the backends of `placement`; None: it is already answered. `left`,
+        `kept_call`: of a stream that leaves this pod, and reads its KV."""
         self._placement = placement
         context, request, record = self._parts.context, self._request, self._record
         decode = placement.decode
@@ -142,8 +147,11 @@ class PlacedRequest:
             generation,
             target_of(decode),
             tuple(map(prefill_target_of, placement.prefill)) if route.candidates else (),
+            mover=self,
             keys=keys,
             is_rest=self._kept is not None and self._kept.written,
+            left=None if left is None else replace(target_of(left), asks_for_proof=True),
+            kept_call=kept_call,
         )
         leg.start(engine, decode.name, generation.body.data)
         return leg
@@ -178,10 +186,11 @@ class PlacedRequest:
         self._continue_at(placement)
         return True
 
-    def try_move(self) -> bool:
-        """Give a stream whose backend drains to another one; returns whether one takes it."""
-        kept, body = self._kept, self._body
-        subset = self._others([*self._failed, self._placement.decode])
+    def try_move(self, keep: Callable[[], Call | None] | None = None) -> bool:
+        """Give a stream whose backend drains to another one; returns whether one takes it. `keep`:
+        as of `planned.Mover`."""
+        kept, body, left = self._kept, self._body, self._placement.decode
+        subset = self._others([*self._failed, left])
         has_expired = self._parts.context.lifecycle.has_expired
         if kept is None or body is None or not subset or has_expired:
             return False
@@ -194,8 +203,20 @@ class PlacedRequest:
             placement.end(time())
             return False
         self._body = rest
-        self._continue_at(placement)
+        if keep is not None and self._reads_kv_of(left, placement, kept):
+            self._continue_at(placement, left, keep())
+        else:
+            self._continue_at(placement)
         return True
+
+    @staticmethod
+    def _reads_kv_of(left: Pod, placement: Placement, kept: KeptStream) -> bool:
+        """Whether the engine of `left` hands off the KV of the stream that leaves it."""
+        is_split = placement.decision.path is RoutingPath.PREFILL_THEN_DECODE
+        # One that is gone, or hangs, would be waited for.
+        is_there = left.leaving and not left.has_left
+        is_readable = kept.is_continued and is_kv_compatible(left, placement.decode)
+        return is_split and is_there and is_readable
 
     def _place(self, subset: frozenset[str], data: bytes) -> Placement | None:
         """Place the request, whose body is `data` now, at backends with these addresses; None:
@@ -205,9 +226,11 @@ class PlacedRequest:
         except NotPlaced:
             return None
 
-    def _continue_at(self, placement: Placement) -> None:
+    def _continue_at(
+        self, placement: Placement, left: Pod | None = None, kept_call: Call | None = None
+    ) -> None:
         self._parts.placements.replace(self._record, placement)
-        active = self.start(placement)
+        active = self.start(placement, left, kept_call)
         if active is not None:
             self._client.continue_with(active)
 

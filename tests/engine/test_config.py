@@ -29,7 +29,6 @@ def test_what_is_left_out_has_a_default_and_ids_are_new_each_time() -> None:
     first, second = parse(text), parse(text)
     assert (first.lease, first.policy) == (30.0, LoadFailurePolicy.RECOMPUTE)
     assert first.engine_id != second.engine_id
-    assert first.role.produces
     assert first.role.consumes
 
 

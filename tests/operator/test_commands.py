@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from tandem_contract import labels
-from tandem_engine.config import parse_kv_transfer_config
+from tandem_engine.config import KvRole, parse_kv_transfer_config
 from tandem_engine.events import parse_kv_events_config
 from tandem_engine.main import main as engine_command
 from tandem_operator.main import Settings, settings_from
@@ -45,7 +45,7 @@ def test_the_torch_engine_takes_its_arguments(index: int) -> None:
         context.params["kv_transfer_config"], side_channel_host="127.0.1.1", side_channel_port=0
     )
     assert transfer.engine_id == "pod-uid"
-    assert (transfer.role.produces, transfer.role.consumes) == (index == 0, index == 1)
+    assert transfer.role is (KvRole.PRODUCER, KvRole.CONSUMER)[index]
     assert parse_kv_events_config(context.params["kv_events_config"]).topic == "kv@pod@m"
 
 

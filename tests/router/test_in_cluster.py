@@ -24,7 +24,7 @@ from ..cluster.control_plane import ControlPlane
 from ..epp.backends.cluster_pods import Pods
 from ..epp.envoy.test_mutual_tls_with_envoy import MountedSecret
 from ..epp.real import Backend, until
-from ..sidecar.peers import FakeDecode, FakePrefill, Peer, Script, Turn
+from ..sidecar.peers import FakeDecode, FakePrefill, Peer, Script, Turn, hangs, is_prefill, produces
 from ..sidecar.processes import Sidecar, sidecar
 from ..sidecar.resume.scripted import asked, events, generates, until_gone, without_head
 from .conftest import DECODE, PATH, PREFILL, PROMPT
@@ -159,6 +159,81 @@ async def test_a_stream_survives_the_loss_of_its_pod_and_its_drain(
             assert without_head(resumed) == whole
             del cluster.engines[name], cluster.turns[name]
             await until(lambda: cluster.serves(process, *cluster.engines))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_stream_reads_the_kv_of_the_pod_that_drains(
+    cluster: Cluster, kind: RequestKind
+) -> None:
+    """The router ends its request there once the next engine generates: until then the pod's
+    sidecar has work, so that its engine is kept."""
+    for name in ("d-0", "d-1"):
+        await cluster.decode(name)
+    prefill = await cluster.prefill("p-0")
+    body, path = asked(is_chat=kind is RequestKind.CHAT), PATHS[kind]
+    if kind is RequestKind.CHAT:
+        # As long a text as the other prompt.
+        body["messages"] = [{"role": "user", "content": "hi " * 200}]
+    going = asyncio.Event()
+
+    async def waits(turn: Turn) -> None:
+        await going.wait()
+        await generates(id="cmpl-of-another")(turn)
+
+    serving = {"enabled": True}
+    async with cluster.router(
+        "d-0", "d-1", "p-0", resume=RESUMES, disaggregated_serving=serving, **LEAST_IN_FLIGHT
+    ) as process:
+        cluster.script(generates())
+        # Of another salt, so that no pod has the prompt's KV.
+        salted = body | {"cache_salt": "other"}
+        async with cluster.http.post(process.url(path), json=salted) as response:
+            whole = without_head(events(await response.read()))
+        for turns in cluster.turns.values():
+            turns.clear()
+        cluster.script(generates(4, pause=until_gone), produces, waits)
+        async with cluster.http.post(process.url(path), json=body) as response:
+            begin = b"".join([await response.content.readuntil(b"\n\n") for _ in range(2)])
+            assert len(prefill.requests) == 2
+            [(name, [turn])] = [pair for pair in cluster.turns.items() if pair[1]]
+            [other] = cluster.turns.keys() - {name}
+            await cluster.pods.draining(name)
+
+            async def goes_on() -> bool:
+                return bool(cluster.turns[other])
+
+            await until(goes_on)
+            [_, leg] = cluster.turns[name]
+            assert is_prefill(leg.request)
+            assert not turn.gone.is_set()
+            going.set()
+            await asyncio.wait_for(turn.gone.wait(), 20)
+            assert without_head(events(begin + await response.read())) == whole
+        assert len(prefill.requests) == 2
+
+
+async def test_a_client_that_leaves_while_kv_is_read_frees_all_engines(cluster: Cluster) -> None:
+    for name in ("d-0", "d-1"):
+        await cluster.decode(name)
+    await cluster.prefill("p-0")
+    serving = {"enabled": True}
+    async with cluster.router(
+        "d-0", "d-1", "p-0", resume=RESUMES, disaggregated_serving=serving, **LEAST_IN_FLIGHT
+    ) as process:
+        cluster.script(generates(4, pause=until_gone), produces, hangs)
+        async with cluster.http.post(process.url(), json=asked()) as response:
+            for _ in range(2):
+                await response.content.readuntil(b"\n\n")
+            [name] = [name for name, turns in cluster.turns.items() if turns]
+            [other] = cluster.turns.keys() - {name}
+            await cluster.pods.draining(name)
+
+            async def goes_on() -> bool:
+                return bool(cluster.turns[other])
+
+            await until(goes_on)
+        for turn in (cluster.turns[name][0], *cluster.turns[other]):
+            await asyncio.wait_for(turn.gone.wait(), 20)
 
 
 async def test_a_router_that_drains_still_sees_pods_drain(cluster: Cluster) -> None:

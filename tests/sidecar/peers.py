@@ -204,9 +204,20 @@ class FakePrefill(Peer):
     """Answers as a NIXL producer does."""
 
     async def default(self, turn: Turn) -> None:
-        assert turn.request.json["kv_transfer_params"]["do_remote_decode"] is True
-        body = b'{"id": "cmpl-1", "choices": [], "kv_transfer_params": ' + PARAMS + b"}"
-        turn.answer(200, body, "x-tandem-timing: queue=0.5;compute=1.25;cached=7;computed=9")
+        assert is_prefill(turn.request)
+        await produces(turn)
+
+
+async def produces(turn: Turn) -> None:
+    """Answer a prefill leg."""
+    body = b'{"id": "cmpl-1", "choices": [], "kv_transfer_params": ' + PARAMS + b"}"
+    turn.answer(200, body, "x-tandem-timing: queue=0.5;compute=1.25;cached=7;computed=9")
+
+
+def is_prefill(request: Received) -> bool:
+    """Whether it is the prefill leg of a hand-off."""
+    params = (request.json if request.body else {}).get("kv_transfer_params") or {}
+    return params.get("do_remote_decode") is True
 
 
 class FakeDecode(Peer):

@@ -34,8 +34,8 @@ class Members:
         """`block_tokens` and `capacity` are the KV block size and the blocks of a pod until its
         page reports them; `prefixes` is the index of the fleet."""
         self.uid, self.url = discovered.uid, discovered.backend.url
-        self.has_served = self.leaving = False
-        """Whether discovery ever reported it ready, and whether it is terminating."""
+        self.has_served = False
+        """Whether discovery ever reported it ready."""
         self._block_tokens, self._capacity, self._prefixes = block_tokens, capacity, prefixes
         self.pods: tuple[Pod, ...] = (self._create(discovered.backend, None),)
         """In the order of their ranks."""
@@ -47,9 +47,9 @@ class Members:
     def update(self, discovered: DiscoveredBackend) -> None:
         """Weight, models, compat hash or readiness may have changed."""
         self.has_served |= discovered.serving
-        self.leaving = discovered.leaving
         for pod in self.pods:
             pod.backend, pod.serving = discovered.backend, discovered.serving
+            pod.leaving = discovered.leaving
 
     def use_unready(self) -> None:
         """Discovery reports it not ready, which is doubted."""
@@ -68,7 +68,7 @@ class Members:
         )
         for pod in self.pods:
             pod.serving, pod.address, pod.healthy = first.serving, first.address, first.healthy
-            pod.max_model_len = first.max_model_len
+            pod.max_model_len, pod.leaving = first.max_model_len, first.leaving
         return True
 
     def _create(self, backend: Backend, rank: int | None) -> Pod:
@@ -87,7 +87,7 @@ def doubt_readiness(backends: Collection[Members], doubted: Collection[Kind]) ->
     unready = {}
     for kind, alike in by_kind.items():
         if not any(members.pods[0].serving for members in alike):
-            unready[kind] = [each for each in alike if each.has_served and not each.leaving]
+            unready[kind] = [each for each in alike if each.has_served and not each.pods[0].leaving]
     for kind, kept in unready.items():
         for members in kept:
             members.use_unready()

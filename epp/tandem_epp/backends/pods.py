@@ -58,6 +58,8 @@ class Pod:
     """What tells its external store from others; None: not known. Set by the fleet."""
     max_model_len: int | None = None
     """Tokens of the longest prompt that it takes; None: not known."""
+    leaving = False
+    """Whether discovery reports that it is terminating or drains."""
     _passes = 0
     """Passed checks in a row."""
 

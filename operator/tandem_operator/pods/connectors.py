@@ -33,6 +33,8 @@ OFFLOAD_BYTES: Final = 10 * 1024**3
 
 _KV_ROLES: Final = {
     Role.PREFILL: "kv_producer",
+    # It still hands off the KV of streams that move as it drains. If vLLM preempts such a prompt,
+    # its answer names no blocks, and the reader computes the prompt.
     Role.DECODE: "kv_consumer",
     # vLLM deprecates it for engines that have one role. Only a producer recomputes a prompt that is
     # preempted before its KV is read; otherwise the reader could get freed blocks.

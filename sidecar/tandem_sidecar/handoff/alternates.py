@@ -6,7 +6,9 @@ plan of its own: the same prefill pods, and no further alternates, since this si
 how often a request moves.
 
 A stream that left because this pod drains returns to its engine if the other pod cannot go on: it
-drains, too, or fails. The engine still finishes what runs, within the drain's timeout.
+drains, too, or fails. The engine still finishes what runs, within the drain's timeout. Until the
+other pod generates, it also hands off the KV: the plan names this pod as the one that the stream
+left, which has all but the last block in its prefix cache.
 """
 
 from msgspec.structs import replace
@@ -20,7 +22,7 @@ from tandem_http1.messages import Headers
 
 from ..bodies.parse import Body
 from ..observability.record import NO_ENGINE, MoveMethod
-from ..security.route import Candidate
+from ..security.route import SPLIT, Candidate
 from .context import GenerationRequest, SidecarContext
 from .forward import SingleEngineGeneration
 from .planned import plan_header
@@ -84,13 +86,18 @@ class Alternates:
         if rest is None:
             return False
         self._may_return = True
-        self._send_to_another_pod(rest)
+        route = self._generation.route
+        # Not split: a hand-off was not worth it, or the other pod may not be able to read the KV.
+        # If nothing was delivered, the engine may not have computed the prompt.
+        is_read = route.path is SPLIT and kept.is_continued
+        own = Target(route.decode_name, route.decode_address, route.decode_rank, True)
+        self._send_to_another_pod(rest, own if is_read else None)
         return True
 
-    def _send_to_another_pod(self, rest: Body) -> None:
+    def _send_to_another_pod(self, rest: Body, own: Target | None = None) -> None:
         target = self._left.pop(0)
         leg = _LegToAnotherPod(
-            self._context, self._client, self._generation, self, target, self._keys
+            self._context, self._client, self._generation, self, target, self._keys, own
         )
         self._start(leg, parse_host_port(target.address), target.name, rest)
 
@@ -144,7 +151,7 @@ class _LegAfterFirst(SingleEngineGeneration):
 class _LegToAnotherPod(_LegAfterFirst):
     """The same, served by another pod's sidecar."""
 
-    def __init__(  # noqa: PLR0917 - those of the base class, and two more
+    def __init__(  # noqa: PLR0917 - those of the base class, and three more
         self,
         context: SidecarContext,
         client: ClientConnection,
@@ -152,10 +159,12 @@ class _LegToAnotherPod(_LegAfterFirst):
         alternates: Alternates,
         target: Target,
         keys: PlanKeys,
+        own: Target | None,
     ) -> None:
-        """`target`: the pod; `keys`: as of `Alternates`."""
+        """`target`: the pod; `keys`: as of `Alternates`; `own`: this pod, if its engine hands off
+        the KV."""
         super().__init__(context, client, generation, alternates)
-        self._target, self._keys = target, keys
+        self._target, self._keys, self._own = target, keys, own
         self.is_split = bool(self.route.candidates)
 
     def added_headers(self, _engine: HostPort) -> Headers:
@@ -167,6 +176,7 @@ class _LegToAnotherPod(_LegAfterFirst):
             tuple([_target(each) for each in route.candidates]),
             request_id=self.leg.attempt_id,
             keys=self._keys,
+            left=self._own,
         )
 
     def _begin(self, data: bytes) -> None:

@@ -202,9 +202,12 @@ class Forward(ABC):
     def engine_drains(self, engine: HostPort | None) -> None:
         if self._kept is None or engine not in (None, self._engine):
             return
-        if self._failover is not None and self._failover.try_move():
+        if self._try_move():
             self._abort()
             self.leave()
+
+    def _try_move(self) -> bool:
+        return self._failover is not None and self._failover.try_move()
 
     def describe(self) -> dict[str, object]:
         return {

@@ -7,8 +7,9 @@ PlannedGeneration    the leg of a router in a cluster, where each pod that decod
                      its pod, while the router keeps the stream
 """
 
+from collections.abc import Callable
 from time import time
-from typing import Final
+from typing import Final, Protocol
 
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
@@ -16,10 +17,12 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import CLOCK_SECONDS, RESUME, Plan, Target, sign
 from tandem_contract.plan_keys import PlanKeys
 from tandem_http1.client import ClientConnection
+from tandem_http1.connection import Call, Failure
 from tandem_http1.messages import Headers, ResponseHead
 
+from ..observability.record import Outcome
 from ..security.route import Route
-from .context import GenerationRequest, SidecarContext
+from .context import Failover, GenerationRequest, SidecarContext
 from .forward import SingleEngineGeneration
 from .reply import ServedBy
 
@@ -41,9 +44,11 @@ def plan_header(
     *,
     request_id: str,
     keys: PlanKeys,
+    left: Target | None = None,
 ) -> Headers:
     """The header with the plan by which the sidecar of `decode` serves `request_id` as `route`
-    says, for `reason`, handing off from one of `prefill`. Raises ValueError without any key."""
+    says, for `reason`, handing off from one of `prefill`, or from the pod that it `left`. Raises
+    ValueError without any key."""
     now = time()
     plan = Plan(
         route.path,
@@ -54,8 +59,33 @@ def plan_header(
         expires=now + _SECONDS,
         timeouts=route.timeouts,
         alternates=(),
+        left=left,
     )
     return [(_PLAN, sign(plan, keys.current, now=now).encode())]
+
+
+class Mover(Failover, Protocol):
+    """The failover of a request whose pods have sidecars."""
+
+    def try_move(self, keep: Callable[[], Call | None] | None = None) -> bool:
+        """`keep`: gives the call that serves the stream up, without ending it, so that the pod's
+        engine is kept until the next one has read the KV. If it is not called, the caller ends the
+        call."""
+
+
+class _Unread:
+    """Takes an answer that is not needed any more."""
+
+    payload_only = True
+
+    def head(self, head: ResponseHead) -> None:
+        pass
+
+    def body(self, data: bytes, last: bool) -> None:
+        pass
+
+    def failed(self, failure: Failure, detail: str) -> None:
+        pass
 
 
 class PlannedGeneration(SingleEngineGeneration):
@@ -69,17 +99,22 @@ class PlannedGeneration(SingleEngineGeneration):
         decode: Target,
         prefill: tuple[Target, ...],
         *,
+        mover: Mover,
         keys: PlanKeys,
         is_rest: bool,
+        left: Target | None = None,
+        kept_call: Call | None = None,
     ) -> None:
-        """`decode`, `prefill`: the pods of `generation.route`, as plans name them. `keys`: with
-        those in force by then the plan is signed. `is_rest`: the client has the answer's begin."""
+        """`decode`, `prefill`: the pods of `generation.route`, as plans name them. `mover`: its
+        failover. `keys`: with those in force by then the plan is signed. `is_rest`: the client has
+        the answer's begin. `left`: the pod that the stream leaves, if its engine hands off the KV.
+        `kept_call`: the one to that pod, to be ended once the KV was read."""
         super().__init__(
             context,
             client,
             generation.request,
             generation.record,
-            generation.failover,
+            mover,
             kept=generation.kept,
             kind=generation.kind,
             routed=False,
@@ -88,6 +123,7 @@ class PlannedGeneration(SingleEngineGeneration):
         self._route, self._decode, self._prefill = generation.route, decode, prefill
         self.is_split = bool(prefill)
         self._keys, self._is_rest = keys, is_rest
+        self._mover, self._left, self._kept_call = mover, left, kept_call
         self._prefilled_by = ""
 
     def attempt_id(self) -> str:
@@ -104,7 +140,36 @@ class PlannedGeneration(SingleEngineGeneration):
             self._prefill,
             request_id=self.record.request_id,
             keys=self._keys,
+            left=self._left,
         )
+
+    def end(self, outcome: Outcome) -> None:
+        self._end_kept_call()
+        super().end(outcome)
+
+    def leave(self) -> None:
+        self._end_kept_call()
+        super().leave()
+
+    def _begin(self, data: bytes) -> None:
+        # The engine generates, so it has read the KV.
+        self._end_kept_call()
+        super()._begin(data)
+
+    def _end_kept_call(self) -> None:
+        if self._kept_call is not None:
+            self._kept_call.abort()
+            self._kept_call = None
+
+    def _try_move(self) -> bool:
+        return self._mover.try_move(self._give_up_call)
+
+    def _give_up_call(self) -> Call | None:
+        call = self._call
+        if not isinstance(call, Call):
+            return None
+        self._call, call.receiver = None, _Unread()
+        return call
 
     def header_lines(self) -> bytes:
         record = self.record

@@ -1,4 +1,5 @@
-"""A unified pod computes the prefill leg of another pod's hand-off.
+"""A pod with a sidecar computes the prefill leg of another pod's hand-off: a unified pod, or a pod
+that drains, whose engine has nearly all of the KV in its prefix cache.
 
 The sidecar of the decode pod proves with a plan key that the leg is its own (`prefill_proof`). The
 sidecar here verifies the proof (`security.route.proven_leg`) and lets such a leg keep the transfer
@@ -23,7 +24,7 @@ _TIMING: Final = headers.TIMING.encode()
 
 
 def prefill_proof(generation: GenerationRequest, candidate: Candidate, attempt_id: str) -> Headers:
-    """The header that lets a leg pass the sidecar of a unified pod; none for other pods."""
+    """The header that lets a leg pass the pod's sidecar; none for pods without one."""
     if not candidate.asks_for_proof or not generation.keys:
         return []
     proof = prove_prefill(

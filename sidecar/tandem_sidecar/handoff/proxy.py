@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from tandem_contract.api_paths import NOT_SERVED, SCRAPED
 from tandem_contract.commandline import HostPort
+from tandem_contract.connectors import ConnectorName
 from tandem_contract.plan import RESUME, PlanRejected, ResumeLimits, Target
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.prompt_length import EXHAUSTING, length_problem
@@ -124,14 +125,16 @@ class Proxy:
     ) -> ActiveRequest | None:
         request_id = client_request_id(request)
         is_stored = kind is RequestKind.RESPONSES
-        if self._context.lifecycle.draining:
-            lines = self.refuse(request) + not_sent(request)
-            send_error(client, request, 503, DRAINING_MESSAGE, lines, close=True)
-            return None
-        if PROOF in request.values:
+        lifecycle = self._context.lifecycle
+        # Also in a drain: a stream that moved reads the KV that this pod's engine has of it.
+        if PROOF in request.values and not lifecycle.has_expired:
             leg = self._proven_leg(request, client, engine)
             if leg is not None:
                 return self._prefill_for_another(request, client, engine, leg)
+        if lifecycle.draining:
+            lines = self.refuse(request) + not_sent(request)
+            send_error(client, request, 503, DRAINING_MESSAGE, lines, close=True)
+            return None
         try:
             body = parse_body(request.body)
             self._check_length(kind, body)
@@ -260,6 +263,9 @@ class Proxy:
         if settings.sample_prefillers and not self._keys.current:
             shuffled = random.sample(chosen.candidates, len(chosen.candidates))
             chosen = replace(chosen, candidates=tuple(shuffled))
+        # With other connectors only the engines of prefill pods hand off.
+        if chosen.left is not None and settings.connector == ConnectorName.NIXL:
+            chosen = replace(chosen, candidates=(chosen.left, *chosen.candidates))
         if chosen.error is not None:
             log.warning("%s", chosen.error, extra={"request_id": request_id})
         return chosen

@@ -278,6 +278,11 @@ class KeptStream(Relay):
         self._begin_move(MoveMethod.CONTINUED, count, count, prompt)
         return self.asked
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether the engine that gets the stream is to continue it by ids."""
+        return self._move is not None and self._move.method is MoveMethod.CONTINUED
+
     def refuse_rest(self, why: str) -> Body | None:
         """The engine that got the stream last cannot do what `rest` says, because of `why`; returns
         the request with which it generates the answer again; None: it cannot do that, either."""

@@ -87,6 +87,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     candidates: tuple[Candidate, ...] = ()
     decode_name: str = ""
     """This pod's name in the plan; empty without a plan."""
+    decode_address: str = ""
+    """Where the plan says that this pod is; empty without a plan."""
     decode_rank: int | None = None
     """The data-parallel rank of this pod's engine that serves the request; None: it chooses."""
     routed: bool = False
@@ -100,6 +102,8 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     """The time limits that the plan states."""
     alternates: tuple[Target, ...] = ()
     """Other pods that the plan names for the case that this one fails."""
+    left: Candidate | None = None
+    """The pod that the stream leaves because it drains, which still has the KV; None: none."""
     resume: ResumeLimits | None = None
     """With which the plan asks that a stream goes on at an alternate; None: it does not ask."""
 
@@ -294,12 +298,14 @@ def _route_of_plan(plan: Plan, own: Target) -> Route:
         plan.reason,
         tuple([_candidate(target) for target in plan.prefill]) if split else (),
         decode_name=own.name,
+        decode_address=own.address,
         decode_rank=own.rank,
         routed=True,
         timeouts=plan.timeouts,
         # An alternate has the request because the pod that was chosen failed.
         alternates=tuple([each for each in plan.alternates or () if each is not own]),
         resume=plan.resume,
+        left=_candidate(plan.left) if split and plan.left is not None else None,
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tandem_contract import headers
+from tandem_contract import headers, metrics
+from tandem_contract.metrics import PromptSource
 from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, load_keys, sign
 from tandem_contract.request_kinds import PATHS, RequestKind
@@ -25,6 +26,13 @@ BODIES: dict[RequestKind, dict[str, Any]] = {
     RequestKind.COMPLETIONS: {"prompt": "Rivers and lakes. " * 8},
     RequestKind.CHAT: {"messages": [{"role": "user", "content": "Tell me of rivers. " * 8}]},
 }
+LAKES: dict[RequestKind, dict[str, Any]] = {
+    RequestKind.COMPLETIONS: {"prompt": "Lakes that no other test asks for. " * 8},
+    RequestKind.CHAT: {"messages": [{"role": "user", "content": "Tell me of such lakes. " * 8}]},
+}
+"""Whose KV no engine has."""
+BLOCK = 16
+"""Tokens of a KV block."""
 
 ASKED: dict[str, Any] = {
     "max_tokens": TOKENS,
@@ -149,3 +157,52 @@ async def test_a_drained_engine_may_end_at_once(
             assert got[-1]["usage"]["total_tokens"] == expected[-1]["usage"]["total_tokens"]
         assert await first.sidecar.exit_status() == 0
         await second.wait_until_idle(unified)
+
+
+@pytest.mark.parametrize("kind", BODIES)
+async def test_the_next_engine_reads_the_kv_of_the_one_that_drains(
+    decode: Engine, unified: Engine, prefill: Engine, tmp_path: Path, kind: RequestKind
+) -> None:
+    """Neither computes more than the last block once more, and the prefill pod nothing."""
+    flags, body = with_keys(tmp_path), LAKES[kind] | ASKED | {"max_tokens": 1000}
+    async with (
+        start_pair(decode, *flags) as first,
+        start_pair(unified, *flags, "--pod-name", "decode-1") as second,
+    ):
+        prefills = (Target("prefill-0", str(prefill.address)),)
+        alternate = Target("decode-1", str(second.sidecar.listen))
+        signed = plan(tmp_path, first, "decode-0", "r-1", prefills, alternate)
+        engines = {"first": decode, "next": unified, "prefill": prefill}
+        async with first.http.post(
+            first.sidecar.url(PATHS[kind]), json=body, headers=signed
+        ) as response:
+            begin = b"".join([await response.content.readuntil(b"\n\n") for _ in range(40)])
+            before = {name: await sources(engine) for name, engine in engines.items()}
+            await drain(first.sidecar.admin, wait=True)
+            after = {name: await sources(engine) for name, engine in engines.items()}
+            got = events(begin + await response.read())
+        signed = plan(tmp_path, second, "decode-1", "r-2", prefills)
+        async with second.http.post(
+            second.sidecar.url(PATHS[kind]), json=body, headers=signed
+        ) as response:
+            expected = events(await response.read())
+        assert text_of(got) == text_of(expected)
+        assert got[-1]["usage"]["total_tokens"] == expected[-1]["usage"]["total_tokens"]
+        moved = {
+            name: {each: after[name][each] - before[name][each] for each in PromptSource}
+            for name in engines
+        }
+        assert moved["prefill"] == dict.fromkeys(PromptSource, 0)
+        prompt = expected[-1]["usage"]["prompt_tokens"]
+        assert moved["first"][PromptSource.CACHED] > prompt
+        assert 0 < moved["first"][PromptSource.COMPUTED] <= BLOCK
+        assert moved["next"][PromptSource.EXTERNAL] > prompt
+        assert moved["next"][PromptSource.COMPUTED] <= 1
+        assert await first.errors() == await second.errors() == {}
+        await second.wait_until_idle(decode, unified, prefill)
+
+
+async def sources(engine: Engine) -> dict[PromptSource, float]:
+    """The tokens of the engine's prompts, by where their KV came from."""
+    name = metrics.ENGINE_PROMPT_BY_SOURCE
+    return {each: await engine.figure(name, source=each) for each in PromptSource}

@@ -9,7 +9,7 @@ import pytest
 from tandem_contract.request_kinds import PATHS, RequestKind
 
 from ..conftest import Harness
-from ..peers import Script, Turn, hangs
+from ..peers import Peer, Received, Script, Turn, hangs, is_prefill, produces
 from ..processes import drain
 from .scripted import (
     TOKENS,
@@ -29,19 +29,32 @@ COMPLETIONS, CHAT = RequestKind.COMPLETIONS, RequestKind.CHAT
 
 
 class Turns:
-    """Scripts of an engine, one for each request; it remembers its turns."""
+    """Scripts of an engine, one for each request that it decodes; it remembers its turns."""
 
     def __init__(self, *scripts: Script) -> None:
         self.turns: list[Turn] = []
         self._scripts = list(scripts)
 
     async def __call__(self, turn: Turn) -> None:
+        if is_prefill(turn.request):
+            await produces(turn)
+            return
         self.turns.append(turn)
         await self._scripts.pop(0)(turn)
 
 
 def pauses(after: int, pause: Pause = until_gone) -> Script:
-    return generates(after, pause=pause)
+    script = generates(after, pause=pause)
+
+    async def also_produces(turn: Turn) -> None:
+        await (produces if is_prefill(turn.request) else script)(turn)
+
+    return also_produces
+
+
+def legs(engine: Peer) -> list[Received]:
+    """The prefill legs that an engine got."""
+    return [request for request in engine.requests if is_prefill(request)]
 
 
 async def reads_all(pods: Pods, streaming: Callable[[], bool], *asks: Any) -> list[bytes]:

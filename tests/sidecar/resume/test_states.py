@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tandem_contract.request_kinds import PATHS, RequestKind
 
 from ..conftest import Harness
-from ..peers import Script, Turn
+from ..peers import Script, Turn, is_prefill, produces
 from .stories import BENIGN, Event, Leg, Place, Story, assert_honest, tell
 from .test_alternates import Pods, two_pods
 
@@ -94,6 +94,10 @@ class Stage:
         self._asked = 0
 
         async def script(turn: Turn) -> None:
+            if is_prefill(turn.request):
+                # Of the pod that drains, for the engine that goes on.
+                await produces(turn)
+                return
             number, self._asked = self._asked, self._asked + 1
             await scripts(number)(turn)
 

@@ -96,8 +96,18 @@ def test_a_valid_plan_is_followed() -> None:
             Candidate("pod-2:9000", HostPort("pod-2", 9000)),
         ),
         decode_name="decode-1",
+        decode_address="10.0.0.9:8000",
         routed=True,
     )
+
+
+def test_a_plan_names_the_pod_that_a_stream_leaves() -> None:
+    """Only of a split; whether it hands off, its connector tells."""
+    left = Target("decode-0", "10.0.0.8:8000", 1, asks_for_proof=True)
+    candidate = Candidate("decode-0", HostPort("10.0.0.8", 8000), 1, asks_for_proof=True)
+    for path, expected in ((SPLIT, candidate), (RoutingPath.UNIFIED, None)):
+        signed = sign(plan(path, left=left), KEYS, now=NOW)
+        assert routed(("x-tandem-plan", signed), keys=KEYS).left == expected
 
 
 def test_a_plan_names_the_rank_of_each_leg() -> None:

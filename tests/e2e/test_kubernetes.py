@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,12 @@ import trustme
 from tandem_contract import labels, ports
 from tandem_contract.paths import RoutingPath
 from tandem_contract.vllm_storage import PACKAGES_PATH
+from tandem_loadtest.records import Outcome
 from tests.cluster.node import Node
 from tests.operator.fake_hub import COMMIT, REPOSITORY
 
 from . import downloaded, secured, stored
+from .benched import CLIENTS, benched
 from .changing import load
 from .client import MODEL, Answer, chat
 from .downloaded import Download
@@ -36,6 +39,7 @@ pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 # Long enough for a test to act on the pod of a running stream: a fast machine generates 1,200
 # tokens in less time than two calls of kubectl take.
 _LONG_STREAM_TOKENS = 3000
+_DECODE = f"{labels.POOL}=quickstart"
 
 
 @pytest.fixture(scope="module")
@@ -374,25 +378,13 @@ REQUESTS = 1110
 def test_no_request_is_lost_while_everything_changes(site: Site) -> None:
     # Its pods would leave no room for one more of the quickstart's.
     secured.remove(site)
-    decode = f"{labels.POOL}=quickstart"
     with load(site.address) as running:
         running.wait_for(20)
         for replicas in (3, 2):
-            site.kubectl("scale", "decodepool/quickstart", f"--replicas={replicas}")
-            until(lambda count=replicas: len(site.pods(decode)) == count, f"{replicas} decode pods")
-            site.ready()
-        for pool in ("decodepool/quickstart", "prefillpool/quickstart-prefill"):
-            before = set(site.engines)
-            now = f"tandem.dev/restartedAt={time.time()}"
-            site.kubectl("annotate", "--overwrite", pool, now)
-            until(lambda old=before: bool(set(site.engines) - old), "a pod of the new revision")
-            site.kubectl("wait", "--for=condition=Progressing=False", f"--timeout={SECONDS}s", pool)
-            site.ready()
-        for forced in ((), ("--grace-period=0", "--force")):
-            victim = min(site.pods(decode))
-            site.kubectl("delete", "pod", victim, "--wait=false", *forced)
-            until(lambda gone=victim: gone not in site.pods(decode), f"the end of {victim}")
-            site.ready()
+            _scale(site, replicas)
+        _roll_out(site)
+        for forced in (False, True):
+            _delete_one(site, forced=forced)
         with load(site.address, clients=30) as overload:
             site.helm("upgrade", RELEASE, CHART, "--set=operator.replicas=2", "--wait")
             overload.wait_for(60)
@@ -402,37 +394,86 @@ def test_no_request_is_lost_while_everything_changes(site: Site) -> None:
     assert running.answered + overload.answered >= REQUESTS
 
 
-def test_streams_survive_the_deletion_of_their_pod_behind_the_router(site: Site) -> None:
-    """Also a forced one, after which nothing drains. How soon the pods are gone is printed."""
-    engines, victims = site.engines, set[str]()
-    with load(site.address) as running:
-        running.wait_for(10)
-        _set_front(site, front="router", resume={"enabled": "auto"})
-        running.wait_for(running.answered + 10)
-        for forced in ((), ("--grace-period=0", "--force")):
-            streams = site.streams(20, tokens=600)
-            victim, started = streams[0].decode, time.monotonic()
-            assert victim is not None
-            victims.add(site.engines[victim])
-            site.kubectl("delete", "pod", victim, "--wait=false", *forced)
-            assert not any(stream.whole for stream in streams), "too early: use more tokens"
-            site.kubectl("wait", "--for=delete", f"pod/{victim}", f"--timeout={SECONDS}s")
-            left = sum(not stream.whole for stream in streams)
-            print(f"{victim} gone after {time.monotonic() - started:.1f} s, {left} streams left")
-            assert [stream.finished().ended for stream in streams] == ["[DONE]"] * 20
-            site.ready()
-        _set_front(site, front=None, resume=None)
-        running.wait_for(running.answered + 10)
-    assert running.lost == []
-    # Neither change of the front has restarted an engine.
-    assert {*engines.values()} - {*site.engines.values()} == victims & {*engines.values()}
+def test_behind_envoy_streams_end_by_forced_deletions_only(site: Site, tmp_path: Path) -> None:
+    with benched(site.address, tmp_path) as streams:
+        _delete_one(site, forced=False)
+        _delete_one(site, forced=True)
+    # With an error event each, those of the pod that was deleted by force.
+    assert streams.lost <= {Outcome.IN_BAND_ERROR}
+    assert streams.outcomes[Outcome.IN_BAND_ERROR] <= CLIENTS
 
 
-def _set_front(site: Site, **routing: object) -> None:
-    """Change `spec.routing`, and wait until the endpoint's front is the one that it asks for."""
-    patch = json.dumps({"spec": {"routing": routing}})
+def test_behind_the_router_streams_survive_changes_of_every_kind(
+    site: Site, tmp_path: Path
+) -> None:
+    """Also a forced deletion, after which nothing drains."""
+    engines = site.engines
+    with load(site.address) as changed:
+        changed.wait_for(10)
+        _set_front(site, front="router")
+        changed.wait_for(changed.answered + 10)
+    # Neither change of the front restarts an engine.
+    assert site.engines == engines
+    with benched(site.address, tmp_path) as streams:
+        _roll_out(site)
+        for replicas in (3, 2):
+            _scale(site, replicas)
+        for forced in (False, True):
+            _delete_one(site, forced=forced)
+    assert streams.lost == set()
+    _empty_in_seconds(site)
+    engines = site.engines
+    with load(site.address) as back:
+        back.wait_for(10)
+        _set_front(site, front=None)
+        back.wait_for(back.answered + 10)
+    assert (changed.lost, back.lost) == ([], [])
+    assert site.engines == engines
+
+
+def _scale(site: Site, replicas: int) -> None:
+    site.kubectl("scale", "decodepool/quickstart", f"--replicas={replicas}")
+    until(lambda: len(site.pods(_DECODE)) == replicas, f"{replicas} decode pods")
+    site.ready()
+
+
+def _roll_out(site: Site) -> None:
+    """Replace the pods of both pools."""
+    for pool in ("decodepool/quickstart", "prefillpool/quickstart-prefill"):
+        before = set(site.engines)
+        site.kubectl("annotate", "--overwrite", pool, f"tandem.dev/restartedAt={time.time()}")
+        until(lambda old=before: bool(set(site.engines) - old), "a pod of the new revision")
+        site.kubectl("wait", "--for=condition=Progressing=False", f"--timeout={SECONDS}s", pool)
+        site.ready()
+
+
+def _delete_one(site: Site, *, forced: bool) -> None:
+    """Delete a decode pod; not `forced`: as a drain of its node does."""
+    victim = min(site.pods(_DECODE))
+    how = ("--grace-period=0", "--force") if forced else ()
+    site.kubectl("delete", "pod", victim, "--wait=false", *how)
+    until(lambda: victim not in site.pods(_DECODE), f"the end of {victim}")
+    site.ready()
+
+
+def _empty_in_seconds(site: Site) -> None:
+    """A pod that is deleted is gone before the streams that ran there have ended."""
+    streams = site.streams(20, tokens=600)
+    victim, started = streams[0].decode, time.monotonic()
+    site.kubectl("delete", "pod", str(victim), "--wait=false")
+    assert not any(stream.whole for stream in streams), "too early: use more tokens"
+    site.kubectl("wait", "--for=delete", f"pod/{victim}", f"--timeout={SECONDS}s")
+    left = sum(not stream.whole for stream in streams)
+    print(f"{victim} gone after {time.monotonic() - started:.1f} s, {left} streams left")
+    assert [stream.finished().ended for stream in streams] == ["[DONE]"] * 20
+    site.ready()
+
+
+def _set_front(site: Site, *, front: str | None) -> None:
+    """Change `spec.routing.front`, and wait until the endpoint's front is the one it asks for."""
+    patch = json.dumps({"spec": {"routing": {"front": front}}})
     site.kubectl("patch", "decodepool/quickstart", "--type=merge", f"--patch={patch}")
-    front = str(routing["front"] or "envoy")
+    front = front or "envoy"
 
     def serves() -> bool:
         selector = site.get("service", "quickstart")["spec"]["selector"]

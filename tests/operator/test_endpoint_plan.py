@@ -389,6 +389,12 @@ def test_router_state_names_what_is_missing(
     assert (state.ready, state.reason, state.url) == (ready, reason, url)
 
 
+def test_router_state_says_why_streams_are_not_resumed() -> None:
+    older = decode("a", routing={"epp": {"image": "own:1"}})
+    assert "(routing.resume): a has an epp.image" in router_state(settled(endpoint(older))).message
+    assert router_state(settled(endpoint())).message == "requests are routed"
+
+
 def test_conflicting_pools_are_served_and_reported() -> None:
     observed = settled(endpoint(decode("a"), decode("b", routing={"split": "off"})))
     state = router_state(observed)

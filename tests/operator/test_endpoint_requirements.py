@@ -10,6 +10,7 @@ from tandem_operator.routing.endpoint.requirements import (
     EndpointRequirements,
     combine_requirements,
     find_conflicts,
+    resume_obstacles,
     with_pools_settings,
 )
 from tandem_operator.routing.endpoint.settings import RouterSettings
@@ -161,25 +162,31 @@ def test_the_first_settings_of_resumed_streams_by_name_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "routing", "is_on"),
+    ("engine", "routing", "obstacle"),
     [
-        ({"type": "torch"}, {}, True),
-        ({"type": "vllm", "version": "0.32.1"}, {}, True),
-        ({"type": "vllm", "version": "0.31.0"}, {}, False),
-        ({"type": "torch"}, {"epp": {"image": "own:1"}}, False),
-        ({"type": "torch"}, {"epp": {"enabled": False}}, False),
+        ({"type": "torch"}, {}, None),
+        ({"type": "vllm", "version": "0.32.1"}, {}, None),
+        ({"type": "vllm", "version": "0.31.0"}, {}, "runs vLLM 0.31.0, not vLLM 0.32 or later"),
+        ({"type": "torch"}, {"epp": {"image": "own:1"}}, "has an epp.image of its own"),
+        ({"type": "torch"}, {"epp": {"enabled": False}}, "has routing.epp disabled"),
     ],
     ids=["torch", "vllm", "older vllm", "image of one's own", "another picker"],
 )
 def test_auto_resumes_streams_where_that_is_known_to_be_exact(
-    engine: dict[str, Any], routing: dict[str, Any], *, is_on: bool
+    engine: dict[str, Any], routing: dict[str, Any], obstacle: str | None
 ) -> None:
     local = {"source": {"path": "/model"}}
     known = unified("a", engine={"type": "torch"}, model=local)
     auto = unified("b", engine=engine, model=local, routing={**routing, "resume": {}})
-    assert bool(together(known, auto).resume) is is_on, "as all of the endpoint's pools"
+    assert bool(together(known, auto).resume) is (obstacle is None), (
+        "as all of the endpoint's pools"
+    )
+    assert [line.startswith(f"b {obstacle}") for line in resume_obstacles([known, auto])] == (
+        [] if obstacle is None else [True]
+    )
     always = decode("c", routing={"resume": {"enabled": "always"}})
     assert together(always).resume["enabled"] is True
+    assert resume_obstacles([always]) == ()
 
 
 def test_streams_are_resumed_by_default() -> None:

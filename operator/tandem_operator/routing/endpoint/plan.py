@@ -48,6 +48,7 @@ from .requirements import (
     EndpointRequirements,
     combine_requirements,
     find_conflicts,
+    resume_obstacles,
     with_pools_settings,
 )
 from .settings import RouterSettings
@@ -215,7 +216,12 @@ def _ready_reason(observed: ObservedEndpoint, required: EndpointRequirements) ->
     if not (required.epp or required.has_front):
         message = "routing is external: the pools enable neither EPP nor Envoy"
         return RouterReason.EXTERNAL, message
-    return RouterReason.ROUTER_READY, "requests are routed"
+    message = "requests are routed"
+    if lines := resume_obstacles([pool.pool for pool in observed.pools]):
+        message += (
+            f"; a stream whose engine dies ends with an error (routing.resume): {', '.join(lines)}"
+        )
+    return RouterReason.ROUTER_READY, message
 
 
 def _problems(

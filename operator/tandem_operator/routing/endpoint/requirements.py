@@ -154,7 +154,7 @@ def resume(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
     it."""
     stated = _stated_resume(decodes) or RESUME_DEFAULT
     is_on = stated.enabled == "always" or (
-        stated.enabled == "auto" and bool(decodes) and all(map(can_resume, decodes))
+        stated.enabled == "auto" and bool(decodes) and not resume_obstacles(decodes)
     )
     limits = {
         "max_regeneration": format_duration(stated.max_regeneration),
@@ -163,14 +163,26 @@ def resume(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
     return {"enabled": True, **limits} if is_on else {}
 
 
-def can_resume(decode: DecodePool) -> bool:
-    """Whether `routing.resume.enabled: auto` is on for a pool: its streams are known to go on with
-    the same tokens, and what decides for it to know the section `resume`."""
+def resume_obstacles(decodes: Iterable[DecodePool]) -> tuple[str, ...]:
+    """What keeps `routing.resume.enabled: auto` off, one line for each of `decodes` of which it is
+    not known that its streams go on with the same tokens, and that what decides for it knows the
+    section `resume`; empty: nothing, or the pools state something else than `auto`."""
+    decodes = tuple(decodes)
+    if (_stated_resume(decodes) or RESUME_DEFAULT).enabled != "auto":
+        return ()
+    lines = ((decode.name, _obstacle(decode)) for decode in decodes)
+    return tuple(f"{name} {obstacle}" for name, obstacle in lines if obstacle)
+
+
+def _obstacle(decode: DecodePool) -> str:
     engine, epp = decode.spec.engine, decode.spec.routing.epp
-    # An image of one's own may be of an earlier version.
-    if not epp.enabled or epp.image is not None:
-        return False
-    return engine.type == "torch" or RESUME.includes(parse_release(engine.version))
+    if not epp.enabled:
+        return "has routing.epp disabled"
+    if epp.image is not None:
+        return "has an epp.image of its own, which may be of an earlier version"
+    if engine.type == "torch" or RESUME.includes(parse_release(engine.version)):
+        return ""
+    return f"runs vLLM {engine.version}, not {RESUME}"
 
 
 def _stated_resume(decodes: Iterable[DecodePool]) -> Resume | None:

@@ -9,9 +9,10 @@
     load        from external storage, what is there of the prompt and pays: `storage`; what is
                 loaded counts as cached for the prefill
     prefill     a + b n + c (n² + 2 n cached), n uncached tokens on the pod that computes them
-    stall       STALL_WEIGHT × prefill × decodes running on that pod: each decode step that the
-                prefill lengthens delays all of them; a decode pod counts DECODE_RESERVE more,
-                for those that it was set up to serve
+    stall       prefill × (ITL_WEIGHT × Σ 1 / tokens + DECODE_RESERVE), the sum over the answers of
+                that pod, also those whose prompts are computed before: the prefill delays each by
+                its seconds once, which its mean ITL shows the more, the fewer tokens it has; the
+                reserve on decode pods
     congestion  prefill × u / (1 - u), u: the share of its time that the pod computes prompts, at
                 most MOST_UTILIZATION: the later prompts that will wait behind this one; 0 between
                 pods of separate pools
@@ -45,13 +46,16 @@ from .kv_size import KvSize
 from .prefill_fit import PREFILL_PRIOR
 from .transfer import KV_BYTES_PRIOR, TRANSFERS_PRIOR, Transfers
 
-STALL_WEIGHT: Final = 0.03
-"""Seconds of harm per second of prefill and running decode. At 1 a decode's delay would count as
-much as the first token's; engines interleave chunks of the prefill with decode steps, and readers
-are slower than decodes."""
-DECODE_RESERVE: Final = 34.0
-"""Decodes by which a decode pod counts as busier than it is, when it would prefill: with
-STALL_WEIGHT a prefill there costs twice its time, so prompts of a few hundred tokens are split."""
+ITL_WEIGHT: Final = 40.0
+"""Seconds of a first token that one second of an answer's mean ITL is worth: a reader who waits 2 s
+for the first token waits 50 ms for each other one."""
+DECODE_RESERVE: Final = 1.0
+"""Harm per second of prefill on a decode pod, beside that to the answers which run there: to those
+that it was set up to serve. A prefill there costs twice its time, so that prompts of a few hundred
+tokens are split."""
+SHORT_ANSWER: Final = 20.0
+"""Tokens; shorter answers count as if they had so many. A second of prefill makes the mean ITL of
+this one 50 ms longer, and a shorter one cannot be delayed more than too much."""
 DECODE_WEIGHT: Final = 4.0
 """Harm per second of ITL that a decode gets and adds: two of each, because decodes last while
 queues pass, and a pod that has many attracts long waits for memory later."""
@@ -94,6 +98,12 @@ def congestion(utilization: float) -> float:
     return share / (1.0 - share)
 
 
+def stall_share(output: float) -> float:
+    """By how much one second of prefill lengthens the mean ITL of an answer of `output` tokens, in
+    seconds."""
+    return 1.0 / max(output, SHORT_ANSWER)
+
+
 class PodFigures(NamedTuple):
     """What the cost of a request on one pod depends on. Times are of one clock, in seconds."""
 
@@ -107,7 +117,7 @@ class PodFigures(NamedTuple):
     per_token: float = PREFILL_PRIOR.per_token
     per_pair: float = PREFILL_PRIOR.per_pair
     stall: float = 0.0
-    """Harm per second of prefill: STALL_WEIGHT × decodes."""
+    """Harm per second of prefill to the answers that run here."""
     itl_harm: float = 0.0
     """Seconds per output token: DECODE_WEIGHT × slope × decodes."""
     free_tokens: float = inf

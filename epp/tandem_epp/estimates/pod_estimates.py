@@ -14,10 +14,11 @@ from tandem_contract.overlaps import Overlaps
 from tandem_planner.cost import (
     DECODE_RESERVE,
     DECODE_WEIGHT,
+    ITL_WEIGHT,
     LATE_SHARE,
-    STALL_WEIGHT,
     PodFigures,
     congestion,
+    stall_share,
 )
 from tandem_planner.decode_fit import DecodeCost, DecodeFit
 from tandem_planner.kv_size import KvSize
@@ -119,10 +120,11 @@ class PodEstimates:
         """Of the transfers to the pod."""
         self.kv: KvSize | None = None
         """From the model's config.json; None: learned from transfers, else assumed."""
-        self.decodes = 0
-        """Requests of this EPP and its replicas that decode here."""
-        self.awaiting_prefill = 0
-        """Those that will decode here and are still being prefilled."""
+        self.decodes = self.awaiting_prefill = 0
+        """Requests of this EPP and its replicas that decode here, and those that will and are still
+        being prefilled."""
+        self._stalled = 0.0
+        """`stall_share` of both, added up."""
         self.answers = AnswerLengths()
         self.own = OwnRequests()
         self.observed_at: float | None = None
@@ -180,6 +182,13 @@ class PodEstimates:
         """A fit or a setting changed. Fits are computed now, so that no decision waits for it."""
         self._rates = self._make_rates()
         self.changed()
+
+    def count_stalled(self, share: float) -> None:
+        """A request that a prefill here delays came (`share` is its `stall_share`) or went (less
+        than 0); it is among the `decodes`, or `awaiting_prefill`, by now."""
+        is_any = self.decodes or self.awaiting_prefill
+        # Exactly, whatever was added and subtracted.
+        self._stalled = self._stalled + share if is_any else 0.0
 
     def count_placed(self, seconds: float, tokens: float) -> None:
         """A request whose prefill takes `seconds`, and that needs KV for `tokens`, was placed."""
@@ -251,6 +260,11 @@ class PodEstimates:
             self.loads.add_size(samples.loaded_tokens, samples.load[1])
         self.answers.add(samples.generated, samples.answers)
 
+    @property
+    def _answer_tokens(self) -> float:
+        average = self.answers.average
+        return OUTPUT_PRIOR if average is None else average
+
     def _make_rates(self) -> "_Rates":
         prefill = self.prefill.best
         kv = self.kv or KvSize(self.transfer.bytes_per_token or assumed_kv_bytes(prefill))
@@ -263,6 +277,8 @@ class PodEstimates:
         queued = queue.seconds_behind_head + self._unknown_waiting * self.mean_prefill
         # By the time of its first token, a request meets those before it in the queue too.
         itl_harm = DECODE_WEIGHT * decode.slope * (decodes + self.awaiting_prefill)
+        stalled = self._stalled + self._unknown_running * stall_share(self._answer_tokens)
+        stall = ITL_WEIGHT * stalled + (DECODE_RESERVE if self.is_decode else 0.0)
         # By position: by name it takes twice as long, for each decision.
         return PodFigures(
             queue.head_ends,
@@ -271,7 +287,7 @@ class PodEstimates:
             prefill.fixed,
             prefill.per_token,
             prefill.per_pair,
-            STALL_WEIGHT * (decodes + (DECODE_RESERVE if self.is_decode else 0.0)),  # stall
+            stall,
             itl_harm,
             self._free_tokens - self._placed_tokens,
             0.0,  # standing

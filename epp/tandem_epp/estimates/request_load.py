@@ -12,6 +12,7 @@ import msgspec
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.overlaps import Overlap
 from tandem_contract.timing import UNKNOWN, Timing
+from tandem_planner.cost import stall_share
 
 from .overheads import waited_seconds
 from .own_requests import EndedRequest
@@ -60,6 +61,7 @@ class RequestLoad:
         self._fabric = fabric
         self._computing = prefill if prefill is not None else decode
         self._is_decoding = False
+        self._stall_share = stall_share(size.output)
         self._entry: QueuedPrefill | None = None
         """The prefill in the queue; None once it is over, and for a request that is not read."""
         self._counting: PodEstimates | None = self._computing
@@ -86,6 +88,7 @@ class RequestLoad:
         own = uncached + size.loaded
         computing.count_placed(seconds, own + (0.0 if self._is_split else size.output))
         decode.awaiting_prefill += 1
+        decode.count_stalled(self._stall_share)
         if self._is_split:
             decode.count_placed(seconds, size.prompt - size.cached_on_decode + size.output)
 
@@ -185,6 +188,8 @@ class RequestLoad:
             self._decode.decodes += requests
         elif self._entry is not None:
             self._decode.awaiting_prefill += requests
+        if self._is_decoding or self._entry is not None:
+            self._decode.count_stalled(requests * self._stall_share)
         self._decode.changed()
 
     def _end_overlap(self) -> None:

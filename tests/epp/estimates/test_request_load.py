@@ -3,14 +3,21 @@
 from itertools import permutations
 
 import pytest
+from msgspec.structs import replace
 
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.timing import UNKNOWN, Timing, parse_timing
 from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_epp.estimates.kinds import MIN_SAMPLES, STALE_SECONDS, fill_in
-from tandem_epp.estimates.pod_estimates import PodEstimates
+from tandem_epp.estimates.pod_estimates import OUTPUT_PRIOR, PodEstimates
 from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad
-from tandem_planner.cost import LATE_SHARE, STALL_WEIGHT, STREAMED_SHARE, wait_seconds
+from tandem_planner.cost import (
+    ITL_WEIGHT,
+    LATE_SHARE,
+    SHORT_ANSWER,
+    STREAMED_SHARE,
+    wait_seconds,
+)
 from tandem_planner.prefill_fit import PREFILL_PRIOR, prefill_sample
 
 NODE, DOMAIN, ELSEWHERE = FabricClass
@@ -38,6 +45,19 @@ def test_a_request_waits_behind_the_one_before_it() -> None:
     assert figures.itl_harm > 0
     load.end(11.0)
     assert (pod.decodes, pod.figures(11.0).itl_harm) == (0, 0.0)
+
+
+def test_answers_are_delayed_also_before_they_begin_and_short_ones_more() -> None:
+    pod, prefill = PodEstimates(), PodEstimates()
+    long = RequestLoad(pod, prefill, SIZE, 10.0)
+    assert pod.figures(10.0).stall == pytest.approx(ITL_WEIGHT / SIZE.output)
+    assert prefill.figures(10.0).stall == 0.0, "its answer runs elsewhere"
+    short = RequestLoad(pod, None, replace(SIZE, output=2.0), 10.0)
+    long.on_response(11.0)
+    both = ITL_WEIGHT * (1 / SIZE.output + 1 / SHORT_ANSWER)
+    assert pod.figures(11.0).stall == pytest.approx(both)
+    short.end(12.0)
+    assert pod.figures(12.0).stall == pytest.approx(ITL_WEIGHT / SIZE.output)
 
 
 def test_a_stream_without_a_report_begins_before_its_first_token() -> None:
@@ -69,6 +89,7 @@ def test_every_count_is_returned_once(events: tuple[str, ...]) -> None:
     assert [pod.decodes for pod in (decode, other, prefill)] == [0, 0, 0]
     assert [pod.awaiting_prefill for pod in (decode, other, prefill)] == [0, 0, 0]
     assert [len(pod.queue) for pod in (decode, other, prefill)] == [0, 0, 0]
+    assert [pod.figures(2.0).stall for pod in (decode, other, prefill)] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +185,7 @@ def test_requests_of_other_routers_are_seen_in_the_gauges() -> None:
     pod.on_counters(EngineCounters(), Gauges(running=4, waiting=3, deferred=1), None, 1.0)
     figures = pod.figures(1.0)
     assert figures.queued == pytest.approx(2 * PREFILL_PRIOR.seconds(1000))
-    assert figures.stall == pytest.approx(STALL_WEIGHT * 4)
+    assert figures.stall == pytest.approx(ITL_WEIGHT * 4 / OUTPUT_PRIOR)
 
 
 def test_free_memory_shrinks_with_what_was_placed_since_the_scrape() -> None:

@@ -7,7 +7,13 @@ from typing import NamedTuple, Protocol
 
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_planner.choice import Candidates, choose
-from tandem_planner.cost import DECODE_WEIGHT, STALL_WEIGHT, PodFigures, RequestFigures
+from tandem_planner.cost import (
+    DECODE_WEIGHT,
+    ITL_WEIGHT,
+    PodFigures,
+    RequestFigures,
+    stall_share,
+)
 from tandem_planner.figure_table import FigureTable
 
 from .engine import Engine
@@ -161,12 +167,14 @@ def _figures(engine: Engine) -> PodFigures:
     coming = sum(w.prompt_tokens - w.expected for w in engine.waiting)
     context = engine.context / len(engine.decoding) if engine.decoding else 0.0
     slope = speed.per_decode + speed.per_context * context
+    loads = [work for _, _, work in engine.loading]
+    here = [*engine.decoding, *engine.prefilling, *loads, *engine.waiting]
     return PodFigures(
         queued=engine.remaining_prefill_seconds(),
         fixed=speed.empty,
         per_token=1 / speed.rate + engine.decode_step_seconds() / BUDGET,
         per_pair=1 / (2 * QUADRATIC * speed.rate),
-        stall=STALL_WEIGHT * len(engine.decoding),
+        stall=ITL_WEIGHT * sum(stall_share(w.output_tokens) for w in here),
         itl_harm=DECODE_WEIGHT * slope * requests,
         free_tokens=engine.pool.capacity - engine.pool.used - coming,
     )

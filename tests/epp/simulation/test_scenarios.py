@@ -103,6 +103,23 @@ def test_a_long_prompt_goes_to_its_cache_unless_the_queue_there_takes_longer() -
     assert not scenarios.long_prompt(1, queued=10).went_to_cache
 
 
+def test_a_long_prompt_does_not_follow_a_short_answer_to_its_pod() -> None:
+    # Both prompts are computed at once, and the answer has no tokens yet.
+    requests = []
+    for number in range(20):
+        short, long = (tuple(range(1000 * number + at, 1000 * number + 70)) for at in (68, 10))
+        requests += [
+            Request(5.0 * number, 800, 10, short),
+            Request(5.0 * number + 0.01, 30_000, 10, long),
+        ]
+    pods = engines(2, 3)
+    served = simulate(requests, pods, RealPicker(pods, 3)).served
+    pairs = zip(served[::2], served[1::2], strict=True)
+    together = [short.choice == long.choice for short, long in pairs]
+    # Until the picker has seen how fast the pods are.
+    assert not any(together[2:])
+
+
 def test_retries_avoid_a_pod_that_fails() -> None:
     assert scenarios.retries_that_meet_the_failing_pod(1) <= 2
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tandem_loadtest.figures.files import load_report
-from tandem_loadtest.records import COMPLETE
+from tandem_loadtest.records import Outcome
 from tandem_local.ports import free_port
 
 from .client import MODEL
@@ -29,15 +29,17 @@ class Benched:
     """Without those that the end of the load cut off."""
 
     @property
-    def lost(self) -> set[str]:
-        """How the streams ended that have no complete answer."""
-        return {*self.outcomes} - COMPLETE
+    def failures(self) -> set[str]:
+        """How the streams ended that do not have the reference's answer."""
+        return {*self.outcomes} - {Outcome.OK}
 
 
 @contextmanager
 def benched(address: str, folder: Path) -> Iterator[Benched]:
     """Clients stream from `host:port` in this block, one request after another; after it their
-    answers are compared with those of an engine of the same model on this machine."""
+    answers are compared with those of an engine of the same model on this machine. `folder` is
+    created."""
+    folder.mkdir()
     result = Benched()
     with ExitStack() as stack:
         reference = free_port(_HOST)

@@ -395,14 +395,15 @@ def test_no_request_is_lost_while_everything_changes(site: Site) -> None:
 
 
 def test_behind_envoy_streams_end_by_forced_deletions_only(site: Site, tmp_path: Path) -> None:
-    with benched(site.address, tmp_path) as drained:
+    with benched(site.address, tmp_path / "drained") as drained:
         _delete_one(site, forced=False)
-    assert drained.lost == set()
-    with benched(site.address, tmp_path) as killed:
+    assert {*drained.outcomes} == {Outcome.OK}
+    with benched(site.address, tmp_path / "killed") as killed:
         _delete_one(site, forced=True)
     # The sidecar may be killed before it can write an error event: then the connection breaks.
-    assert killed.lost <= {Outcome.IN_BAND_ERROR, Outcome.CONNECTION_LOST}
-    lost = sum(killed.outcomes[outcome] for outcome in killed.lost)
+    assert killed.failures <= {Outcome.IN_BAND_ERROR, Outcome.CONNECTION_LOST}
+    assert killed.outcomes[Outcome.OK]
+    lost = sum(killed.outcomes[failure] for failure in killed.failures)
     assert lost <= CLIENTS, "streams of other pods than the deleted one"
 
 
@@ -417,13 +418,13 @@ def test_behind_the_router_streams_survive_changes_of_every_kind(
         changed.wait_for(changed.answered + 10)
     # Neither change of the front restarts an engine.
     assert site.engines == engines
-    with benched(site.address, tmp_path) as streams:
+    with benched(site.address, tmp_path / "bench") as streams:
         _roll_out(site)
         for replicas in (3, 2):
             _scale(site, replicas)
         for forced in (False, True):
             _delete_one(site, forced=forced)
-    assert streams.lost == set()
+    assert {*streams.outcomes} == {Outcome.OK}
     _empty_in_seconds(site)
     engines = site.engines
     with load(site.address) as back:

@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -104,6 +105,8 @@ class Client:
     times: list[float] = field(default_factory=list)
     text: str = ""
     is_complete: bool = False
+    error: str = ""
+    """What the server said instead of an answer, or in the middle of one."""
     backend: str = ""
     """Where it began."""
 
@@ -118,14 +121,18 @@ class Client:
                 self.times += [time.monotonic()] * len(events)
                 for each in events:
                     self._take(each.removeprefix(b"data: "))
+            if response.status != HTTPStatus.OK:
+                self.error = unread.decode()
 
     def _take(self, data: bytes) -> None:
         if data == b"[DONE]":
             expected = "".join(f"{self.prompt[-1] + 1 + n} " for n in range(self.tokens))
             self.is_complete = self.text == expected
         else:
-            choices = json.loads(data).get("choices") or [{"text": "error"}]
-            self.text += choices[0]["text"]
+            event = json.loads(data)
+            self.error = self.error or event.get("error", {}).get("message", "")
+            for choice in event.get("choices", ()):
+                self.text += choice["text"]
 
     def gap(self, since: float) -> float:
         """The longest time between two events after `since`, in seconds."""

@@ -10,7 +10,8 @@ import itertools
 import os
 import random
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from benchmarks.counting import PROMPT, Client, Front, open_session, start_engin
 from tandem_local.ports import free_port
 
 from ..router.processes import router
+from ..sidecar.processes import Sidecar
 
 SECONDS: Final = float(os.environ.get("TANDEM_CHAOS_SECONDS", "180"))
 """For how long streams begin."""
@@ -75,7 +77,7 @@ class Load:
             except aiohttp.ClientError as err:
                 self.ended[type(err).__name__] += 1
             else:
-                self.ended["whole" if client.is_complete else "an error, or wrong"] += 1
+                self.ended["whole" if client.is_complete else client.error or "wrong"] += 1
 
 
 async def kill_all_the_time(engines: list[Engine], killed: list[Engine]) -> None:
@@ -96,6 +98,23 @@ async def kill_all_the_time(engines: list[Engine], killed: list[Engine]) -> None
                 await victim.kill()
                 killed.append(victim)
                 starting.create_task(start(victim))
+
+
+@asynccontextmanager
+async def log_read(server: Sidecar) -> AsyncIterator[None]:
+    """Read what `server` logs, of which a pipe holds a part only: then it would wait."""
+
+    async def read() -> None:
+        assert server.process.stderr is not None
+        while await server.process.stderr.read(65536):
+            pass
+
+    reading = asyncio.create_task(read())
+    try:
+        yield
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
 
 
 async def test_no_stream_is_lost_repeated_or_wrong(tmp_path: Path) -> None:
@@ -125,6 +144,7 @@ async def test_no_stream_is_lost_repeated_or_wrong(tmp_path: Path) -> None:
             await engine.start()
             stack.push_async_callback(engine.kill)
         process = await stack.enter_async_context(router(file, "--no-warm-up"))
+        await stack.enter_async_context(log_read(process))
         http = await stack.enter_async_context(open_session())
         load = Load(http, Front(process.url(), lambda _: {}, process.admin))
         killing = asyncio.create_task(kill_all_the_time(engines, killed))

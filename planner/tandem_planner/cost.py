@@ -100,8 +100,8 @@ def congestion(utilization: float) -> float:
 
 def stall_share(output: float) -> float:
     """By how much one second of prefill lengthens the mean ITL of an answer of `output` tokens, in
-    seconds."""
-    return 1.0 / max(output, SHORT_ANSWER)
+    seconds. An answer of one token has none."""
+    return 1.0 / max(output, SHORT_ANSWER) if output > 1.0 else 0.0
 
 
 class PodFigures(NamedTuple):

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from math import inf
 
+from tandem_contract.paths import Role
 from tandem_planner.cost import FAILURE_SECONDS, PodFigures
 from tandem_planner.figure_table import FigureTable
 
@@ -71,7 +72,9 @@ class FleetFigures:
             )
             # A pod of another role may be another machine: it does not replace what was measured.
             fill_in(alike, is_same_role=is_role_equal)
-        outputs = [o for pod in self.pods if (o := pod.estimates.answers.average) is not None]
+        # A prefill leg is no answer.
+        answering = [pod for pod in self.pods if pod.backend.role.serves(Role.DECODE)]
+        outputs = [o for pod in answering if (o := pod.estimates.answers.average) is not None]
         if outputs:
             self.output_tokens = sum(outputs) / len(outputs)
 

@@ -121,16 +121,17 @@ class CostScheduler:
         if context.precise is not None and context.precise.stored:
             candidates, loads = add_loads(context, candidates, self._fleet.figures, now)
         alone = _alone(layout, candidates, prompt, settings) if may_split else None
-        must_split = alone is not None and not alone
         figures = RequestFigures(
             prompt,
             self.expected_output(request),
             now,
             self._fleet.overheads.handoff(now),
-            must_split,
+            alone is not None,
         )
+        # Without a pair, the few pods that cache enough would get all requests.
+        allowed = alone if candidates.groups or not can_fall_back else None
         choice = choose(
-            figures, candidates, self._random, count=settings.max_endpoints, alone=alone
+            figures, candidates, self._random, count=settings.max_endpoints, alone=allowed
         )
         if not choice.decodes:
             raise NoBackend
@@ -142,7 +143,7 @@ class CostScheduler:
             refusal = "split_off"
         cached = min(figures.prompt, tokens.cached[choice.decodes[0]])
         load = loads.get((choice.prefills or choice.decodes)[0], NO_LOAD) if loads else NO_LOAD
-        if must_split and refusal is None:
+        if alone is not None and choice.decodes[0] not in alone and refusal is None:
             decision = _prescribed(choice, settings)
         else:
             decision = self._decide(layout, candidates, figures, choice, cached, load, refusal)
@@ -300,6 +301,7 @@ class CostScheduler:
             estimates, models = pod.estimates, pod.backend.models
             # A unified pod is spared too where other pods are there to prefill for it.
             serves_decode = pod.backend.role.serves(Role.DECODE)
+            estimates.serves_decode = serves_decode
             estimates.is_decode = serves_decode and self._fleet.is_disaggregated(pod)
             serves_prefill = pod.backend.role.serves(Role.PREFILL)
             estimates.is_unified = serves_decode and serves_prefill and not estimates.is_decode

@@ -99,6 +99,8 @@ class PodEstimates:
 
     loads: TransferFit | None = None
     """Loads from the pod's external store, by all pods of it; None: no store is known."""
+    serves_decode: bool = True
+    """Whether answers are generated here: a prefill leg is none."""
 
     def __init__(self, weight: float = 1.0, sidecar: str = "") -> None:
         """`weight`: how much faster than others the pod is assumed to be until it is measured;
@@ -210,7 +212,10 @@ class PodEstimates:
     ) -> None:
         """Take in a scrape; `capacity_tokens`: the size of the KV cache, None: not reported."""
         waiting = max(0.0, load.waiting - load.deferred)
-        unknown = max(0.0, waiting + load.running - len(self.queue) - self.decodes)
+        # A prefill leaves the queue when it should have ended; its request may still await the
+        # answer that tells.
+        known = self.decodes + max(len(self.queue), self.awaiting_prefill)
+        unknown = max(0.0, waiting + load.running - known)
         self._unknown_waiting = min(unknown, max(0.0, waiting - len(self.queue)))
         self._unknown_running = unknown - self._unknown_waiting
         if capacity_tokens is not None:
@@ -277,7 +282,9 @@ class PodEstimates:
         queued = queue.seconds_behind_head + self._unknown_waiting * self.mean_prefill
         # By the time of its first token, a request meets those before it in the queue too.
         itl_harm = DECODE_WEIGHT * decode.slope * (decodes + self.awaiting_prefill)
-        stalled = self._stalled + self._unknown_running * stall_share(self._answer_tokens)
+        stalled = self._stalled
+        if self.serves_decode:
+            stalled += self._unknown_running * stall_share(self._answer_tokens)
         stall = ITL_WEIGHT * stalled + (DECODE_RESERVE if self.is_decode else 0.0)
         # By position: by name it takes twice as long, for each decision.
         return PodFigures(

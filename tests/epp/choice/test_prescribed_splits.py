@@ -96,6 +96,19 @@ def test_a_decode_pod_computes_no_more_uncached_tokens_than_the_limit() -> None:
     assert outcome(setup.place_alone(MEDIUM)) == (FAST, "cached")
 
 
+def test_without_a_pair_a_pod_that_caches_enough_does_not_get_all() -> None:
+    setup = setup_with("{}", LIMIT, d="decode", e="decode", p="prefill")
+    setup.down("p")
+    placement, first = setup.place(LONG)
+    placement.on_response_headers(ResponseHeaders(None, 200), NOW)
+    placement.end(NOW)
+    # Each leaves less than the limit to compute there, and the queue grows.
+    plans = [setup.place(f"{LONG} {number}")[1] for number in range(40)]
+    others = [plan for plan in plans if plan.decode.name != first.decode.name]
+    assert 0 < len(others) < 40
+    assert {plan.reason for plan in others[:1]} == {"no_prefill_backend"}
+
+
 def test_a_limit_below_what_the_decider_splits_from_holds() -> None:
     long = "plugins: [{type: prefix-based-pd-decider, parameters: {nonCachedTokens: 4000}}]"
     free = setup_with(long, {}, d="decode", p="prefill")
@@ -115,8 +128,10 @@ def test_what_a_plugin_says_counts_where_the_section_is_silent() -> None:
     always = "plugins: [{type: predicted-cost, parameters: {split: always}}]"
     both = "{disaggregated_serving: {enabled: true, split: auto}, " + always + "}"
     limit = "plugins: [{type: predicted-cost, parameters: {split: auto, maxPrefillOnDecode: 64}}]"
+    alone = "plugins: [{type: predicted-cost, parameters: {maxPrefillOnDecode: 64}}]"
     for text, expected in (
         (always, (True, "always", None)),
+        (alone, (True, "auto", 64)),
         (both, (True, "auto", None)),
         (limit, (True, "auto", 64)),
         ("plugins: [{type: predicted-cost}]", (False, "auto", None)),

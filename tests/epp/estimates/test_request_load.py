@@ -49,6 +49,8 @@ def test_a_request_waits_behind_the_one_before_it() -> None:
 
 def test_answers_are_delayed_also_before_they_begin_and_short_ones_more() -> None:
     pod, prefill = PodEstimates(), PodEstimates()
+    RequestLoad(pod, None, replace(SIZE, output=1.0), 10.0)
+    assert pod.figures(10.0).stall == 0.0, "one token has no ITL"
     long = RequestLoad(pod, prefill, SIZE, 10.0)
     assert pod.figures(10.0).stall == pytest.approx(ITL_WEIGHT / SIZE.output)
     assert prefill.figures(10.0).stall == 0.0, "its answer runs elsewhere"
@@ -78,6 +80,9 @@ def test_every_count_is_returned_once(events: tuple[str, ...]) -> None:
     decode, other, prefill = PodEstimates(), PodEstimates(), PodEstimates()
     load = RequestLoad(decode, prefill, SIZE, 0.0)
     assert (len(prefill.queue), len(decode.queue)) == (1, 0)
+    # Without requests the stall is 0 whatever was counted.
+    for pod in (decode, other):
+        RequestLoad(pod, prefill, replace(SIZE, output=500.0), 0.0)
     for event in events:
         match event:
             case "response":
@@ -87,9 +92,10 @@ def test_every_count_is_returned_once(events: tuple[str, ...]) -> None:
             case "move":
                 load.move_decode(other)
     assert [pod.decodes for pod in (decode, other, prefill)] == [0, 0, 0]
-    assert [pod.awaiting_prefill for pod in (decode, other, prefill)] == [0, 0, 0]
-    assert [len(pod.queue) for pod in (decode, other, prefill)] == [0, 0, 0]
-    assert [pod.figures(2.0).stall for pod in (decode, other, prefill)] == [0.0, 0.0, 0.0]
+    assert [pod.awaiting_prefill for pod in (decode, other, prefill)] == [1, 1, 0]
+    assert [len(pod.queue) for pod in (decode, other, prefill)] == [0, 0, 2]
+    stalls = [pod.figures(2.0).stall for pod in (decode, other, prefill)]
+    assert stalls == pytest.approx([ITL_WEIGHT / 500, ITL_WEIGHT / 500, 0.0])
 
 
 @pytest.mark.parametrize(
@@ -178,6 +184,22 @@ def test_a_retry_or_another_decode_pod_is_of_another_class() -> None:
     for pod in (decode, other):
         pod.placed_transfers.take()
         assert pod.placed_transfers.take()[0] is None, "nothing is under way"
+
+
+def test_an_answer_that_tells_late_is_not_another_routers() -> None:
+    pod = PodEstimates()
+    RequestLoad(pod, None, SIZE, 10.0)
+    late = 10.0 + 2 * PREFILL_SECONDS
+    pod.figures(late)
+    pod.on_counters(EngineCounters(), Gauges(running=1), None, late)
+    assert pod.figures(late).stall == pytest.approx(ITL_WEIGHT / SIZE.output)
+
+
+def test_a_prefill_leg_delays_no_answer() -> None:
+    prefill = PodEstimates()
+    prefill.serves_decode = False
+    prefill.on_counters(EngineCounters(), Gauges(running=3), None, 1.0)
+    assert prefill.figures(1.0).stall == 0.0
 
 
 def test_requests_of_other_routers_are_seen_in_the_gauges() -> None:

@@ -45,6 +45,7 @@ from .notices import difference_notices, section_notices
 from .parameters import CostParameters, DeciderNames, HandlerParameters
 from .picker_config import PickerConfig, read_picker_config, unknown_name
 from .plugin_types import CHOOSING, Kind, PlacementLearner
+from .prefix_affinity import PrefixAffinityFilter
 from .profile_builder import ProfileBuilder
 from .registry import PLUGINS, PREFIX_DECIDER, REGISTRY
 from .score_choice import ScoreChoice, Summary
@@ -165,7 +166,7 @@ class _Builder:
             parameters.maxNumOfEndpoints,
             split=serving.split or parameters.split or "auto",
             max_prefill_on_decode=parameters.maxPrefillOnDecode if limit is None else limit,
-            is_split_by_plugin=parameters.split is not None,
+            is_split_by_plugin=(parameters.split or parameters.maxPrefillOnDecode) is not None,
         )
 
     def _index(self) -> PrefixIndexSettings:
@@ -215,7 +216,11 @@ class _Builder:
         learners: dict[int, PlacementLearner] = {}
         for part in self._plugins.parts:
             for each in (part.filter, part.scorer):
-                inner = each.session if isinstance(each, SessionFilter | SessionScorer) else each
+                inner: object = each
+                if isinstance(each, SessionFilter | SessionScorer):
+                    inner = each.session
+                elif isinstance(each, PrefixAffinityFilter):
+                    inner = each.shares
                 if isinstance(inner, PlacementLearner):
                     # Two scorers may use one producer, which sees each request once.
                     learners[id(inner)] = inner

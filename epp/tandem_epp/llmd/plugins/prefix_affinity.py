@@ -29,7 +29,7 @@ class PrefixAffinityFilter:
         self, parameters: PrefixAffinityParameters, shares: Scorer, random: Random | None = None
     ) -> None:
         """`shares`: scores each pod by the share of the prompt that it caches."""
-        self._parameters, self._shares, self._random = parameters, shares, random or Random()
+        self._parameters, self.shares, self._random = parameters, shares, random or Random()
 
     def keep(self, pods: Sequence[Pod], context: ChoiceContext) -> Sequence[Pod]:
         settings = self._parameters
@@ -37,7 +37,7 @@ class PrefixAffinityFilter:
             return pods
         if self._random.random() < settings.explorationProbability:
             return pods
-        shares = self._shares.score(pods, context)
+        shares = self.shares.score(pods, context)
         is_warm = [share >= settings.affinityThreshold for share in shares]
         warm = [pod for pod, is_kept in zip(pods, is_warm, strict=True) if is_kept]
         if not warm or len(warm) == len(pods):

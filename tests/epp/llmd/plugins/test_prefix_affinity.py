@@ -130,3 +130,13 @@ def test_the_configuration_of_llm_ds_guide_works_as_it_says(tmp_path: Path) -> N
 def test_a_latency_predictor_is_refused_with_what_to_use(tmp_path: Path) -> None:
     with pytest.raises(DocumentError, match="calls no latency predictor; use prefillThroughput"):
         scheduler(GUIDE % "{ttftSource: latencyPredictor}", tmp_path)
+
+
+def test_a_burst_that_it_names_learns_where_requests_went(tmp_path: Path) -> None:
+    file = tmp_path / "epp.yaml"
+    burst = "- {type: burst-prefix-cache-producer, name: burst}\nschedulingProfiles:"
+    text = GUIDE % "{prefixMatchInfoProducerName: burst}"
+    file.write_text(text.replace("schedulingProfiles:", burst))
+    chooser = load(file, {}, lists_backends=False).routing.scheduling.chooser
+    assert chooser is not None
+    assert len(chooser.learners) == 1

@@ -195,11 +195,18 @@ def plan_head(key_id: str) -> bytes:
 
 
 def prove_prefill(
-    target: Target, attempt_id: str, keys: Mapping[str, bytes], *, now: float, seconds: float
+    target: Target,
+    attempt_id: str,
+    keys: Mapping[str, bytes],
+    *,
+    now: float,
+    seconds: float,
+    has_left: bool = False,
 ) -> str:
     """The proof, valid for `seconds`, that the request `attempt_id` is a prefill leg for `target`.
 
-    Raises ValueError without any key.
+    `has_left`: of a stream that left `target` because that drains. Raises ValueError without any
+    key.
     """
     # As a plan it would say: unified. So it splits nothing if it is sent to a decode pod.
     proof = Plan(
@@ -208,5 +215,6 @@ def prove_prefill(
         target,
         request_id=attempt_id,
         expires=now + seconds,
+        left=target if has_left else None,
     )
     return sign(proof, keys, now=now)

@@ -143,7 +143,14 @@ class Components:
         path.context.other_decode = self._other_decode
         path.context.authorization = self._backends.authorization
         keys = self._keys
-        parts = Parts(path.context, decisions.picker, decisions.fleet, placements, keys)
+        parts = Parts(
+            path.context,
+            decisions.picker,
+            decisions.fleet,
+            placements,
+            keys,
+            sidecars_verify=self._has_mutual_tls,
+        )
         if keys is None:
             decisions.warm_ups.hand_offs = OwnHandOffs(parts)
         else:

@@ -50,6 +50,9 @@ class Parts:
     keys: PlanKeys | None = None
     """By which sidecars trust this router: all backends but those for prefill have one in front of
     their engine. None: no backend has one, and this process hands off itself."""
+    sidecars_verify: bool = False
+    """Whether sidecars take requests only with a client's certificate, which this process has, and
+    sidecars have not."""
 
 
 class PlacedRequest:
@@ -209,12 +212,11 @@ class PlacedRequest:
             self._continue_at(placement)
         return True
 
-    @staticmethod
-    def _reads_kv_of(left: Pod, placement: Placement, kept: KeptStream) -> bool:
+    def _reads_kv_of(self, left: Pod, placement: Placement, kept: KeptStream) -> bool:
         """Whether the engine of `left` hands off the KV of the stream that leaves it."""
         is_split = placement.decision.path is RoutingPath.PREFILL_THEN_DECODE
         # One that is gone, or hangs, would be waited for.
-        is_there = left.leaving and not left.has_left
+        is_there = left.leaving and not left.has_left and not self._parts.sidecars_verify
         is_readable = kept.is_continued and is_kv_compatible(left, placement.decode)
         return is_split and is_there and is_readable
 

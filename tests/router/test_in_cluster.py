@@ -116,6 +116,11 @@ class Cluster:
             backends: list[dict[str, Any]] = (await answer.json())["backends"]
         return backends
 
+    async def running(self, name: str) -> int:
+        """How many requests a pod's sidecar serves."""
+        async with self.http.get(self.sidecars[name].admin_url("/state")) as answer:
+            return len((await answer.json())["in_flight"])
+
     async def is_ready(self, process: Sidecar) -> bool:
         async with self.http.get(process.admin_url("/readyz")) as answer:
             return answer.status == 200
@@ -166,7 +171,7 @@ async def test_a_stream_reads_the_kv_of_the_pod_that_drains(
     cluster: Cluster, kind: RequestKind
 ) -> None:
     """The router ends its request there once the next engine generates: until then the pod's
-    sidecar has work, so that its engine is kept."""
+    sidecar has work, so that its engine is kept, though it generates the stream no more."""
     for name in ("d-0", "d-1"):
         await cluster.decode(name)
     prefill = await cluster.prefill("p-0")
@@ -205,10 +210,76 @@ async def test_a_stream_reads_the_kv_of_the_pod_that_drains(
             await until(goes_on)
             [_, leg] = cluster.turns[name]
             assert is_prefill(leg.request)
-            assert not turn.gone.is_set()
-            going.set()
+            # The leg takes the stream's place at the engine.
             await asyncio.wait_for(turn.gone.wait(), 20)
+            assert await cluster.running(name) == 1
+            going.set()
+
+            async def has_left() -> bool:
+                return await cluster.running(name) == 0
+
+            await until(has_left)
             assert without_head(events(begin + await response.read())) == whole
+        assert len(prefill.requests) == 2
+
+
+async def test_a_pod_that_has_not_read_the_kv_is_not_asked_for_it(cluster: Cluster) -> None:
+    """It drains, too, before its engine has begun."""
+    for name in ("d-0", "d-1", "d-2"):
+        await cluster.decode(name)
+    prefill = await cluster.prefill("p-0")
+    serving = {"enabled": True}
+    async with cluster.router(
+        "d-0", "d-1", "d-2", "p-0", resume=RESUMES, disaggregated_serving=serving, **LEAST_IN_FLIGHT
+    ) as process:
+        cluster.script(generates(4, pause=until_gone), produces, hangs, generates())
+        async with cluster.http.post(process.url(), json=asked()) as response:
+            await response.content.readuntil(b"\n\n")
+            await response.content.readuntil(b"\n\n")
+            [first] = [name for name, turns in cluster.turns.items() if turns]
+            await cluster.pods.draining(first)
+
+            def moved() -> list[str]:
+                return [name for name, turns in cluster.turns.items() if turns and name != first]
+
+            async def goes_on() -> bool:
+                return bool(moved())
+
+            await until(goes_on)
+            [second] = moved()
+            prefill.requests.clear()
+            await cluster.pods.draining(second)
+            assert b"[DONE]" in await response.read()
+        assert len(cluster.turns[first]) == 2
+        assert len(cluster.turns[second]) == 1
+        assert len(prefill.requests) == 1
+
+
+async def test_behind_mutual_tls_the_pod_that_drains_is_not_asked(cluster: Cluster) -> None:
+    """The other sidecar has no certificate for it; so the request there ends at once."""
+    cluster.use_mutual_tls()
+    for name in ("d-0", "d-1"):
+        await cluster.decode(name)
+    prefill = await cluster.prefill("p-0")
+    going, serving = asyncio.Event(), {"enabled": True}
+
+    async def waits(turn: Turn) -> None:
+        await going.wait()
+        await generates()(turn)
+
+    async with cluster.router(
+        "d-0", "d-1", "p-0", resume=RESUMES, disaggregated_serving=serving, **LEAST_IN_FLIGHT
+    ) as process:
+        cluster.script(generates(4, pause=until_gone), waits)
+        async with cluster.http.post(process.url(), json=asked()) as response:
+            for _ in range(2):
+                await response.content.readuntil(b"\n\n")
+            [(name, [turn])] = [pair for pair in cluster.turns.items() if pair[1]]
+            await cluster.pods.draining(name)
+            await asyncio.wait_for(turn.gone.wait(), 20)
+            going.set()
+            assert b"[DONE]" in await response.read()
+        assert len(cluster.turns[name]) == 1
         assert len(prefill.requests) == 2
 
 

@@ -82,7 +82,9 @@ class HandoffDriver:
         # Before the first leg: tracing decides here which `traceparent` the legs get.
         self._context.observer.on_request_start(self._record)
         route, settings = self._generation.route, self._generation.settings
-        self._perform(machine.begin(len(route.candidates), settings.policy, 1 + settings.retries))
+        count, attempts = len(route.candidates), 1 + settings.retries
+        has_left = route.left is not None
+        self._perform(machine.begin(count, settings.policy, attempts, has_left=has_left))
 
     # From the client's connection and the drain.
 
@@ -109,6 +111,17 @@ class HandoffDriver:
         if generation.failover is not None and generation.failover.try_move():
             self._taken_over = True
             self._handle(events_actions.DecodeTakenOver())
+
+    def serves_stream(self, request_id: str) -> bool:
+        """As of `generation.OwnGeneration`."""
+        generation = self._generation
+        is_stream = type(self._state) is events_actions.Answering and generation.kept is None
+        return is_stream and generation.request_id == request_id
+
+    def free_engine(self) -> None:
+        """As of `generation.OwnGeneration`."""
+        self._abort_decode()
+        self._decode = None
 
     def describe(self) -> dict[str, object]:
         return {

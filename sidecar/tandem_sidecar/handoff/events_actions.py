@@ -152,6 +152,8 @@ class Prefilling(msgspec.Struct, frozen=True, gc=False):
     earliest_retry: float = inf
     """Seconds until the first of the skipped candidates may be sent requests again."""
     path: RoutingPath = RoutingPath.PREFILL_THEN_DECODE
+    has_left: bool = False
+    """Whether the first candidate is the pod that the stream left, besides those for prefill."""
 
 
 class BothLegs(msgspec.Struct, frozen=True, gc=False):

@@ -19,6 +19,20 @@ from .passthrough import Passthrough
 from .reply import send_error
 
 
+class OwnGeneration(SingleEngineGeneration):
+    """A generation that is at the engine that was chosen first."""
+
+    def serves_stream(self, request_id: str) -> bool:
+        """Whether this pod's engine generates the stream `request_id`, which the sender keeps."""
+        is_stream = self._has_begun and self._chunks is not None and self._kept is None
+        return is_stream and self.record.request_id == request_id
+
+    def free_engine(self) -> None:
+        """The engine is to end, but the work not before its client leaves."""
+        self._abort()
+        self._call = None
+
+
 def start_generation(
     context: SidecarContext,
     client: ClientConnection,
@@ -32,7 +46,7 @@ def start_generation(
     if chosen.error is not None:
         record.errors = (ErrorPhase.ORCHESTRATION,)
     if chosen.path is not SPLIT:
-        forward = SingleEngineGeneration(
+        forward = OwnGeneration(
             context,
             client,
             generation.request,

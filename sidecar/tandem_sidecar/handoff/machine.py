@@ -70,17 +70,17 @@ _ASKS_TO_WAIT: Final = frozenset({Cause.BUSY, Cause.CIRCUIT_OPEN})
 DRAIN_EXPIRED_MESSAGE: Final = "the pod is shutting down and the request did not finish in time"
 
 
-def begin(candidates: int, policy: Policy, max_attempts: int) -> Step:
+def begin(candidates: int, policy: Policy, max_attempts: int, *, has_left: bool = False) -> Step:
     """Start a request that is to be split between engines; `candidates` counts the prefill pods.
 
+    `has_left`: the first candidate is the pod that the stream left; its attempt does not count.
     Without a candidate the request falls back to the decode engine or fails, as `policy` says.
     """
     if candidates == 0:
         error = SendError(502, "no prefill backend is left to ask")
         return _fall_back_or_fail(policy, RoutingPath.PREFILL_THEN_DECODE, error)
-    return Prefilling(policy, candidates, max_attempts), (
-        StartPrefill(0, candidates == 1 or max_attempts == 1),
-    )
+    last = candidates == 1 or (max_attempts == 1 and not has_left)
+    return Prefilling(policy, candidates, max_attempts, has_left=has_left), (StartPrefill(0, last),)
 
 
 def step(state: State, event: Event) -> Step:
@@ -131,14 +131,37 @@ def _step_prefilling(state: Prefilling, event: Event) -> Step:
             return Decoding(state.policy, state.path, kv_hold), (StartDecode(kv_hold),)
         case PrefillSent(kv_hold):
             return BothLegs(state, kv_hold), (StartDecode(kv_hold),)
+        case PrefillUnusable() | PrefillRejected() | PrefillFailed():
+            return _after_prefill_without_kv(state, event)
+        case _:
+            raise IllegalStep(f"{event} while {state}")
+
+
+def _after_prefill_without_kv(
+    state: Prefilling, event: PrefillUnusable | PrefillRejected | PrefillFailed
+) -> Step:
+    if state.has_left and state.attempt == 0 and state.candidates > 1:
+        return _after_the_pod_that_it_left(state, event)
+    match event:
         case PrefillUnusable():
             return _after_unusable_prefill(state, event)
         case PrefillRejected():
             return _after_refused_prefill(state)
         case PrefillFailed():
             return _after_failed_prefill(state, event)
-        case _:
-            raise IllegalStep(f"{event} while {state}")
+
+
+def _after_the_pod_that_it_left(
+    state: Prefilling, event: PrefillUnusable | PrefillRejected | PrefillFailed
+) -> Step:
+    """Ask the first prefill pod, whatever the reason: the other one drains, and had computed the
+    prompt, so that its failure tells nothing of them or the prompt."""
+    phase = ErrorPhase.KV_TRANSFER if isinstance(event, PrefillUnusable) else ErrorPhase.PREFILL
+    cause = event.cause if isinstance(event, PrefillFailed) else None
+    counted = () if cause is Cause.CIRCUIT_OPEN else (CountError(phase),)
+    abort = (AbortPrefill(),) if cause in {Cause.DEADLINE, Cause.SILENT} else ()
+    last = state.candidates == 2 or state.max_attempts == 1
+    return replace(state, attempt=1), (*counted, *abort, StartPrefill(1, last))
 
 
 def _after_unusable_prefill(state: Prefilling, event: PrefillUnusable) -> Step:
@@ -199,13 +222,11 @@ def _step_both_legs(state: BothLegs, event: Event) -> Step:
     match event:
         case PrefillAnswered(kv_hold):
             return _after_concurrent_prefill(state, kv_hold)
-        case PrefillUnusable():
-            return _prepend(drop, _after_unusable_prefill(prefilling, event))
+        case PrefillUnusable() | PrefillFailed():
+            return _prepend(drop, _after_prefill_without_kv(prefilling, event))
         case PrefillRejected():
             # No release: an engine that rejected the request holds no KV.
-            return _prepend((AbortDecode(),), _after_refused_prefill(prefilling))
-        case PrefillFailed():
-            return _prepend(drop, _after_failed_prefill(prefilling, event))
+            return _prepend((AbortDecode(),), _after_prefill_without_kv(prefilling, event))
         # Only remembered: nothing is sent to the client before the prefill's 2xx.
         case DecodeAdmitted() | DecodeStarted():
             started = isinstance(event, DecodeStarted)

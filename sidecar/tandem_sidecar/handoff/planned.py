@@ -162,7 +162,8 @@ class PlannedGeneration(SingleEngineGeneration):
             self._kept_call = None
 
     def _try_move(self) -> bool:
-        return self._mover.try_move(self._give_up_call)
+        # An engine that has not begun may not have read the KV itself.
+        return self._mover.try_move(self._give_up_call if self._has_begun else None)
 
     def _give_up_call(self) -> Call | None:
         call = self._call

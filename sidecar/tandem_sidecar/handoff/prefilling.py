@@ -67,6 +67,8 @@ class PrefillAttempts:
         self._loop = context.loop
         self.deadline: asyncio.TimerHandle | None = None
         """Of all attempts together; None: no attempt was made, or no further one will be."""
+        self._left_deadline: asyncio.TimerHandle | None = None
+        """Of the attempt at the pod that the stream left; None: there is none."""
 
     def start(self, index: int, *, last: bool) -> PrefillEvent | None:
         """Send the prefill to candidate `index`; return an event that this causes at once.
@@ -76,8 +78,15 @@ class PrefillAttempts:
         generation, now = self.generation, self._loop.time()
         # One timer, started with the first attempt: a retry must not extend the client's wait.
         if self.deadline is None:
-            self.deadline = self._loop.call_later(generation.prefill_timeout, self._expire)
-        candidate = generation.route.candidates[index]
+            seconds = generation.prefill_timeout
+            self.deadline = self._loop.call_later(seconds, self._expire, seconds)
+        self._cancel_left_deadline()
+        candidates = generation.route.candidates
+        candidate = candidates[index]
+        if candidate is generation.route.left and len(candidates) > 1:
+            # The others get the other half.
+            seconds = generation.prefill_timeout / 2
+            self._left_deadline = self._loop.call_later(seconds, self._expire, seconds)
         self.backend = candidate.name
         # It may be the probe of a half-open circuit: each end of the leg reports, or cancels.
         wait = self.context.breakers.admit(candidate.address, now)
@@ -96,13 +105,19 @@ class PrefillAttempts:
         if self.leg is not None:
             self.leg.abort()
 
+    def _cancel_left_deadline(self) -> None:
+        if self._left_deadline is not None:
+            self._left_deadline.cancel()
+            self._left_deadline = None
+
     def cancel_deadline(self) -> None:
+        self._cancel_left_deadline()
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
 
-    def _expire(self) -> None:
-        detail = f"{self.backend}: no prefill within {self.generation.prefill_timeout:.3g}s"
+    def _expire(self, seconds: float) -> None:
+        detail = f"{self.backend}: no prefill within {seconds:.3g}s"
         if self.leg is not None:
             self.leg.fail(Result.DEADLINE, detail)
         event = PrefillFailed(Cause.DEADLINE, detail, may_exhaust=self.generation.may_exhaust())

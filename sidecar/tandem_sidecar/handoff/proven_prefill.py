@@ -33,6 +33,7 @@ def prefill_proof(generation: GenerationRequest, candidate: Candidate, attempt_i
         generation.keys,
         now=time.time(),
         seconds=generation.prefill_timeout + CLOCK_SECONDS,
+        has_left=candidate is generation.route.left,
     )
     return [(_PROOF, proof.encode())]
 

@@ -31,7 +31,13 @@ from ..resume.rules import once_obstacle
 from ..security.route import PROOF, ProvenLeg, Route, UsedPlans, proven_leg, rank_of, route
 from .alternates import Alternates
 from .context import GenerationRequest, SidecarContext
-from .generation import apply_single_engine_rules, start_generation, start_passthrough
+from .driver import HandoffDriver
+from .generation import (
+    OwnGeneration,
+    apply_single_engine_rules,
+    start_generation,
+    start_passthrough,
+)
 from .outbound import client_request_id
 from .proven_prefill import ProvenPrefill
 from .reply import new_record, not_sent, refuse_generation, send_error
@@ -243,9 +249,25 @@ class Proxy:
     def _prefill_for_another(
         self, request: Request, client: ClientConnection, engine: HostPort, leg: ProvenLeg
     ) -> ActiveRequest:
+        if leg.has_left:
+            self._free_engine(leg.attempt_id)
         forward = ProvenPrefill(self._context, client, request, leg.attempt_id)
         forward.start(engine, str(engine), request.body, rank=leg.target.rank)
         return forward
+
+    def _free_engine(self, attempt_id: str) -> None:
+        """End the generation of the stream that left: the engine may have no room for the leg as
+        long as it runs. The router closes its request once the KV was read; until then that is
+        work, so that the engine is kept."""
+        request_id = attempt_id.rpartition("-")[0]
+        left = [
+            work
+            for work in self._context.lifecycle.work
+            if isinstance(work, HandoffDriver | OwnGeneration) and work.serves_stream(request_id)
+        ]
+        # A client's own id may repeat.
+        if len(left) == 1:
+            left[0].free_engine()
 
     def _route(
         self, request: Request, request_id: str, client: ClientConnection, engine: HostPort
@@ -263,9 +285,14 @@ class Proxy:
         if settings.sample_prefillers and not self._keys.current:
             shuffled = random.sample(chosen.candidates, len(chosen.candidates))
             chosen = replace(chosen, candidates=tuple(shuffled))
-        # With other connectors only the engines of prefill pods hand off.
-        if chosen.left is not None and settings.connector == ConnectorName.NIXL:
-            chosen = replace(chosen, candidates=(chosen.left, *chosen.candidates))
+        if chosen.left is not None:
+            # With other connectors only the engines of prefill pods hand off. A sidecar that wants
+            # a certificate gets none from this one.
+            tls, is_nixl = settings.listen_tls, settings.connector == ConnectorName.NIXL
+            asks = is_nixl and (tls is None or not tls.is_mutual)
+            first = (chosen.left,) if asks else ()
+            left = chosen.left if asks else None
+            chosen = replace(chosen, candidates=(*first, *chosen.candidates), left=left)
         if chosen.error is not None:
             log.warning("%s", chosen.error, extra={"request_id": request_id})
         return chosen

@@ -234,6 +234,8 @@ class ProvenLeg(msgspec.Struct, frozen=True, gc=False):
     """Its request id, by which the engines of both pods match the legs."""
     target: Target
     """This pod, as the proof names it."""
+    has_left: bool = False
+    """Whether it is of a stream that left this pod because it drains."""
 
 
 def proven_leg(
@@ -260,7 +262,7 @@ def proven_leg(
         raise PlanRejected("the proof of a prefill leg is for another pod")
     if not used.use(value, plan.expires, now):
         raise PlanRejected("the proof of a prefill leg was used before")
-    return ProvenLeg(identity, plan.decode)
+    return ProvenLeg(identity, plan.decode, plan.left is not None)
 
 
 def rank_of(request: Request, arrived: int, first_port: int) -> int:

@@ -392,11 +392,13 @@ TERMINAL_ENDS = {
     st.integers(0, 4),
     st.booleans(),
     st.integers(1, 3),
+    st.booleans(),
 )
 def test_every_run_ends_in_exactly_one_outcome(
-    data: st.DataObject, candidates: int, fallback: bool, max_attempts: int
+    data: st.DataObject, candidates: int, fallback: bool, max_attempts: int, has_left: bool
 ) -> None:
-    state, actions = h.begin(candidates, Policy(fallback), max_attempts)
+    policy = Policy(fallback)
+    state, actions = h.begin(candidates, policy, max_attempts, has_left=has_left)
     all_actions: list[m.Action] = list(actions)
     steps = 0
     while not isinstance(state, m.Ended):
@@ -431,6 +433,34 @@ def check_run(end: m.Ended, all_actions: list[m.Action]) -> None:
     assert sum(isinstance(a, m.ReleaseKv) for a in all_actions) <= handed
     indices = [a.candidate for a in all_actions if isinstance(a, m.StartPrefill)]
     assert indices == list(range(len(indices))), "each candidate once, in order"
+
+
+@pytest.mark.parametrize("waits_for_prefill", [True, False])
+@pytest.mark.parametrize("policy", [YES, NO])
+@pytest.mark.parametrize(
+    ("event", "before"),
+    [
+        (m.PrefillUnusable("why"), (KV,)),
+        (m.PrefillRejected("why"), (PREFILL,)),
+        (m.PrefillFailed(Cause.CIRCUIT_OPEN, "why", 9.0), ()),
+        (m.PrefillFailed(Cause.BUSY, "why", 9.0), (PREFILL,)),
+        (m.PrefillFailed(Cause.DEADLINE, "why"), (PREFILL, m.AbortPrefill())),
+        (m.PrefillFailed(Cause.SILENT, "why", 0.0, True), (PREFILL, m.AbortPrefill())),
+    ],
+)
+def test_after_the_pod_that_the_stream_left_the_first_prefill_pod_is_asked(
+    event: m.PrefillEvent, before: tuple[m.Action, ...], policy: Policy, waits_for_prefill: bool
+) -> None:
+    """With one attempt for it, as if there had been none before."""
+    first, actions = h.begin(2, policy, 1, has_left=True)
+    assert actions == (m.StartPrefill(0, False),)
+    if not waits_for_prefill:
+        first, _ = h.step(first, m.PrefillSent(P))
+    state, actions = h.step(first, event)
+    assert actions[-len(before) - 1 :] == (*before, m.StartPrefill(1, True))
+    failed = m.PrefillFailed(Cause.ERROR, "why")
+    state, actions = h.step(state, failed)
+    assert (state, actions) == h.step(m.Prefilling(policy, 1, 1), failed)
 
 
 def test_fallback_is_never_taken_when_it_is_off() -> None:

@@ -5,17 +5,27 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
+import trustme
 
 from tandem_contract import headers
-from tandem_contract.plan import Target, prove_prefill
+from tandem_contract.paths import RoutingPath
+from tandem_contract.plan import Plan, Target, prove_prefill, sign
+from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_contract.server_tls import mutual_client
+from tandem_sidecar.handoff.outbound import new_attempt_id
+from tandem_sidecar.security.credentials import ListenTls
+from tandem_sidecar.settings import Policy
 
+from ..conftest import Harness
 from ..peers import PARAMS, FakePrefill, Script, Turn, hangs, is_prefill
 from ..processes import drain
 from .scripted import PROMPT, asked, dies, events, generates, prompt_of, until_gone, without_head
-from .test_alternates import Pods, pods
+from .test_alternates import ID, Pods, pods, two_pods
 from .test_drain import Turns, legs, pauses
 
 __all__ = ["pods"]
@@ -95,12 +105,28 @@ async def has_no_hand_offs(turn: Turn) -> None:
     turn.answer(200, b'{"choices": []}')
 
 
-@pytest.mark.parametrize("fails", [refuses, dies_at_once, names_no_blocks, has_no_hand_offs])
+async def rejects(turn: Turn) -> None:
+    turn.answer(422, b"no such parameter")
+
+
+FAILS = [refuses, dies_at_once, names_no_blocks, has_no_hand_offs, rejects, hangs]
+
+
+@pytest.fixture
+async def strict_pods(harness: Harness, tmp_path: Path) -> AsyncIterator[Pods]:
+    """One attempt for each prefill, and no fallback."""
+    changes: dict[str, Any] = {"retries": 0, "policy": Policy(False), "prefill_timeout": 4.0}
+    async with two_pods(harness, tmp_path, resume=True, **changes) as running:
+        yield running
+
+
+@pytest.mark.parametrize("fails", FAILS)
 @pytest.mark.parametrize("kind", [COMPLETIONS, CHAT])
 async def test_a_hand_off_that_fails_loses_nothing(
-    pods: Pods, kind: RequestKind, fails: Script
+    strict_pods: Pods, kind: RequestKind, fails: Script
 ) -> None:
-    """The next prefill pod computes it, or where the answer tells of no KV, the other engine."""
+    """The prefill pod computes it, whatever the reason, and in time."""
+    pods = strict_pods
     prefill = await pods.first.prefill()
     whole = await whole_of(pods, kind, prefill)
 
@@ -114,8 +140,7 @@ async def test_a_hand_off_that_fails_loses_nothing(
     # Twice where the connection was one of the pool, and may have been stale.
     assert legs(pods.first.decode)
     assert len(pods.second.decode.requests) == 1
-    is_next = fails in (refuses, dies_at_once)
-    assert len(prefill.requests) == (2 if is_next else 1)
+    assert len(prefill.requests) == 2
 
 
 async def test_a_drain_keeps_the_engine_until_the_kv_was_read(pods: Pods) -> None:
@@ -201,3 +226,129 @@ async def test_once_the_drains_limit_has_passed_no_leg_is_taken(pods: Pods) -> N
     async with pods.first.http.post(url, json=body, headers=names) as response:
         assert response.status == 503
     assert not pods.first.decode.requests
+
+
+async def ask_leg(pods: Pods, *, has_left: bool) -> int:
+    """Ask the first pod for the leg that reads the KV of the stream `ID`; the status."""
+    target, attempt = Target("decode-0", str(pods.first.sidecar.listen)), new_attempt_id(ID)
+    keys, now = pods.keys.current, time.time()
+    proof = prove_prefill(target, attempt, keys, now=now, seconds=60, has_left=has_left)
+    body = asked(stream=False, stream_options=None)
+    body["kv_transfer_params"] = {"do_remote_decode": True}
+    names = {headers.PREFILL_PROOF: proof, headers.REQUEST_ID: attempt}
+    url = pods.first.url(PATHS[COMPLETIONS])
+    async with pods.first.http.post(url, json=body, headers=names) as response:
+        await response.read()
+        return response.status
+
+
+@asynccontextmanager
+async def kept_by_a_router(pods: Pods, *prefills: FakePrefill) -> AsyncIterator[None]:
+    """A stream of the first pod's engine that only a router can move."""
+    now = time.time()
+    plan = Plan(
+        RoutingPath.PREFILL_THEN_DECODE if prefills else RoutingPath.UNIFIED,
+        "unit",
+        Target("decode-0", str(pods.first.sidecar.listen)),
+        tuple(Target("prefill-0", str(each.address)) for each in prefills),
+        request_id=ID,
+        expires=now + 60,
+        alternates=(),
+    )
+    names = {headers.PLAN: sign(plan, pods.keys.current, now=now), headers.REQUEST_ID: ID}
+    url = pods.first.url(PATHS[COMPLETIONS])
+    async with pods.first.http.post(url, json=asked(), headers=names) as response:
+        await response.content.readuntil(b"\n\n")
+        yield
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_an_engine_without_room_takes_the_leg_of_its_own_stream(
+    pods: Pods, split: bool
+) -> None:
+    """The stream ends there first; until its router leaves, the drain still waits for it."""
+    prefills = [await pods.first.prefill()] if split else []
+    turns = list[Turn]()
+
+    async def has_room_for_one(turn: Turn) -> None:
+        turns.append(turn)
+        if is_prefill(turn.request):
+            await asyncio.wait_for(turns[0].gone.wait(), 10)
+        await pauses(AFTER)(turn)
+
+    pods.first.decode.generate = has_room_for_one
+    lifecycle = pods.first.sidecar.lifecycle
+    async with kept_by_a_router(pods, *prefills):
+        assert await ask_leg(pods, has_left=True) == 200
+        [work] = lifecycle.work
+        assert work.describe()["request_id"] == ID
+        idle = asyncio.create_task(lifecycle.engines_idle())
+        assert await ask_leg(pods, has_left=True) == 200
+        assert not idle.done()
+    await asyncio.wait_for(idle, 10)
+
+
+async def test_a_freed_engine_keeps_no_drain_past_its_limit(pods: Pods) -> None:
+    prefill, lifecycle = await pods.first.prefill(), pods.first.sidecar.lifecycle
+    pods.first.decode.generate = pauses(AFTER)
+    for prefills in ([], [prefill]):
+        async with kept_by_a_router(pods, *prefills):
+            assert await ask_leg(pods, has_left=True) == 200
+            [work] = lifecycle.work
+            work.drain_expired()
+            assert not lifecycle.work
+
+
+async def test_no_other_leg_ends_a_stream(pods: Pods) -> None:
+    """Clients choose their ids: another's may be the same."""
+    turns = list[Turn]()
+
+    async def first(turn: Turn) -> None:
+        turns.append(turn)
+        await pauses(AFTER)(turn)
+
+    pods.first.decode.generate = first
+    async with kept_by_a_router(pods):
+        assert await ask_leg(pods, has_left=False) == 200
+        assert not turns[0].gone.is_set()
+        async with kept_by_a_router(pods):
+            assert await ask_leg(pods, has_left=True) == 200
+            assert not turns[0].gone.is_set()
+            assert not turns[2].gone.is_set()
+
+
+async def test_behind_mutual_tls_the_pod_that_drains_is_not_asked(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Its sidecar would want a certificate, which sidecars have not."""
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "k").write_text("0123456789abcdef")
+    authority = trustme.CA()
+    issued = authority.issue_cert("chat.default.svc")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.crt"))
+    issued.private_key_pem.write_to_path(str(tmp_path / "tls.key"))
+    for part in issued.cert_chain_pems:
+        part.write_to_path(str(tmp_path / "tls.crt"), append=True)
+    keys, left = PlanKeys(tmp_path / "keys"), await harness.prefill()
+    prefill = await harness.prefill()
+    await harness.start(keys=keys, listen_tls=ListenTls(tmp_path, is_mutual=True))
+    now = time.time()
+    plan = Plan(
+        RoutingPath.PREFILL_THEN_DECODE,
+        "unit",
+        Target("decode-0", str(harness.sidecar.listen)),
+        (Target("prefill-0", str(prefill.address)),),
+        request_id=ID,
+        expires=now + 60,
+        alternates=(),
+        left=Target("decode-1", str(left.address), asks_for_proof=True),
+    )
+    names = {headers.PLAN: sign(plan, keys.current, now=now), headers.REQUEST_ID: ID}
+    harness.decode.generate = generates()
+    url = harness.url(PATHS[COMPLETIONS]).replace("http:", "https:")
+    tls = mutual_client(tmp_path)
+    async with harness.http.post(url, json=asked(), headers=names, ssl=tls) as response:
+        assert response.status == 200
+        await response.read()
+    assert not left.requests
+    assert len(prefill.requests) == 1

@@ -103,8 +103,13 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 @pytest.fixture
 def own_logging() -> Iterator[None]:
-    """For tests that configure the sidecar's log: as before, afterwards."""
+    """For tests that configure the sidecar's log: as before, afterwards. A handler of a test before
+    them, which would be used again, writes to what was stderr then."""
     root, ours = logging.getLogger(), logging.getLogger("tandem_sidecar")
+    # pytest's own are of other types.
+    for handler in list(root.handlers):
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
     handlers, levels = list(root.handlers), (root.level, ours.level)
     yield
     for handler in set(root.handlers) - set(handlers):

@@ -117,7 +117,7 @@ class PodFigures(NamedTuple):
     per_token: float = PREFILL_PRIOR.per_token
     per_pair: float = PREFILL_PRIOR.per_pair
     stall: float = 0.0
-    """Harm per second of prefill to the answers that run here."""
+    """Harm per second of prefill to the answers of this pod, begun or not."""
     itl_harm: float = 0.0
     """Seconds per output token: DECODE_WEIGHT × slope × decodes."""
     free_tokens: float = inf
@@ -159,7 +159,8 @@ class RequestFigures:
         self.handoff = handoff
         """Seconds of a hand-off without its transfer."""
         self.is_any_transfer_short = is_any_transfer_short
-        """Whether no transfer takes too long for a split: no pod may serve the request alone."""
+        """Whether no transfer takes too long for a split: not every pod may serve the request
+        alone."""
 
 
 class CostTerms(NamedTuple):

@@ -313,8 +313,8 @@ class CostScheduler:
 def _alone(
     layout: CandidateLayout, candidates: Candidates, prompt: int, settings: CostSettings
 ) -> Sequence[int] | None:
-    """The pods that may serve a request of `prompt` tokens alone, as long as there is a pair that
-    can share it; None: all that may decode."""
+    """The pods that may serve a request of `prompt` tokens alone while there are pairs; None: all
+    that may decode."""
     if settings.split == "always":
         # Without a prefill pod, unified pods split among each other only what is faster that way.
         is_unified = layout.prefills and all(row in layout.unified for row in layout.prefills)

@@ -190,13 +190,13 @@ class Epp:
 
 @asynccontextmanager
 async def process(
-    *command: str | Path, **environment: str
+    *command: str | Path, stderr: int = asyncio.subprocess.DEVNULL, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that is stopped with SIGTERM at the end."""
     started = await asyncio.create_subprocess_exec(
         *map(str, command),
         env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=stderr,
         stdout=asyncio.subprocess.DEVNULL,
     )
     try:

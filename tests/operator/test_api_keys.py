@@ -1,5 +1,6 @@
 """API keys of clients: real Envoy with the file that `routing.api_keys` keeps up to date."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -183,5 +184,23 @@ async def test_the_program_ends_on_sigterm(tmp_path: Path) -> None:
 
         await until(written)
         assert file.stat().st_mode & 0o077 == 0
+        started.send_signal(signal.SIGTERM)
+        assert await started.wait() == 0
+
+
+async def test_keys_that_cannot_be_read_are_reported_once(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "a").symlink_to("a")  # unreadable, for root, too
+    file = tmp_path / "keys.json"
+    async with process(*PROGRAM, secret, file, stderr=asyncio.subprocess.PIPE) as started:
+        assert started.stderr is not None
+        line = await started.stderr.readline()
+        assert b"API keys not read" in line
+        assert str(secret / "a").encode() in line
+        (secret / "a").unlink()
+        (secret / "b").write_text("key-b")
+        # The next line says how many keys there are now: neither the problem again nor a traceback.
+        assert b"1 clients have an API key" in await started.stderr.readline()
         started.send_signal(signal.SIGTERM)
         assert await started.wait() == 0

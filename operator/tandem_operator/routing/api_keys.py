@@ -73,17 +73,30 @@ def update(directory: Path, file: Path, current: Json | None) -> Json:
     return config
 
 
+def follow(directory: Path, file: Path, stopping: threading.Event) -> None:
+    """Keep `file` up to date until `stopping`. Keys that cannot be read are reported once, and the
+    previous ones stay in use; without previous ones Envoy refuses all clients."""
+    config: Json | None = None
+    reported = ""
+    while True:
+        try:
+            config = update(directory, file, config)
+            reported = ""
+        except OSError as err:
+            if str(err) != reported:
+                reported = str(err)
+                _log.error("API keys not read, the previous keys stay in use: %s", err)
+        if stopping.wait(_PERIOD):
+            return
+
+
 def main(directory: str, file: str) -> None:
     """Keep the file up to date until SIGTERM."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    config: Json | None = None
-    while True:
-        config = update(Path(directory), Path(file), config)
-        if stopping.wait(_PERIOD):
-            return
+    follow(Path(directory), Path(file), stopping)
 
 
 if __name__ == "__main__":

@@ -235,6 +235,8 @@ def _request_lines(trace: DecisionTrace) -> Iterator[str]:
 def _decision_events(decision: EppRecord) -> Iterator[Event]:
     trace = decision.trace
     duration = f"{decision.epp} took {seconds(trace.decision_seconds)}"
+    if trace.held:
+        duration += f", after {seconds(trace.held)} of waiting for room"
     if trace.path is None:
         yield 0.0, f"refused    {trace.reason}, status {trace.status}; {duration}"
         return

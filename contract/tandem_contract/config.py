@@ -1,8 +1,8 @@
 """The router's configuration file: `disaggregated_serving`, `health_checks`, `kv_cache_index`,
-`cache_salt`, `resume` and `backends`.
+`cache_salt`, `resume`, `flow_control` and `backends`.
 
 `load_router_config` reads one YAML file. Fields of an `EndpointPickerConfig` may stand beside these
-six; they belong to the EPP and are passed on in `extra`.
+seven; they belong to the EPP and are passed on in `extra`.
 
 Errors: `documents.DocumentError`, with file, line and field.
 """
@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -32,6 +32,7 @@ _KNOWN: Final = (
     "kv_cache_index",
     "cache_salt",
     "resume",
+    "flow_control",
     "backends",
 )
 
@@ -49,6 +50,8 @@ _DURATIONS: Final[Mapping[tuple[str, str], str | None]] = {
     ("health_checks", "interval"): "0 is no interval: write a time of at least 100ms",
     ("health_checks", "timeout"): _NO_CHECK,
     ("resume", "max_regeneration"): None,
+    ("flow_control", "ttl"): "lets no request wait: to switch it off, write enabled: false",
+    ("flow_control", "no_endpoint_ttl"): None,
 }
 """Section and name of each duration, and what is wrong with one of 0; None: nothing."""
 MIN_CHECK_INTERVAL: Final = 0.1
@@ -179,6 +182,57 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ResumeLimits(self.max_regeneration, self.max_moves)
 
 
+class FlowBand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What holds for the requests of one priority; None: what holds for all."""
+
+    priority: int
+    ttl: float | None = None
+    """Seconds."""
+    max_requests: int | None = None
+
+
+class FlowLimits(NamedTuple):
+    """How many requests of a priority may wait, and how long."""
+
+    ttl: float
+    max_requests: int
+
+
+class FlowControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether requests wait in the EPP while no pod has room; durations are in seconds after
+    loading."""
+
+    enabled: bool = False
+    """Hold requests and let the important go first; else all wait in the engines' queues."""
+    ttl: float = 60.0
+    """Seconds that a request waits at most; then it is answered with 429. Too long: clients have
+    given up."""
+    no_endpoint_ttl: float = 0.0
+    """Seconds that a request waits for the first pod of its model; 0: it gets 503 at once."""
+    max_requests: int = 5000
+    """Requests of each priority that may wait; the next one gets 429."""
+    max_bytes: int = 1 << 30
+    """Bytes of all bodies that may wait; at most half of what the process may hold in all."""
+    fairness: Literal["requests", "tokens"] = "requests"
+    """What tenants of one priority get equally much of."""
+    order: Literal["arrival", "deadline"] = "arrival"
+    """Of a tenant's requests: those that came first go first, or those whose time ends first."""
+    displace: bool = False
+    """Whether a request for which there are too many bytes takes the place of one of a lower
+    priority."""
+    bands: tuple[FlowBand, ...] = ()
+    """Priorities that are treated differently."""
+
+    def band(self, priority: int) -> FlowLimits:
+        """What holds for requests of `priority`."""
+        for band in self.bands:
+            if band.priority == priority:
+                ttl = self.ttl if band.ttl is None else band.ttl
+                most = self.max_requests if band.max_requests is None else band.max_requests
+                return FlowLimits(ttl, most)
+        return FlowLimits(self.ttl, self.max_requests)
+
+
 class BackendCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an engine asks of its clients. `repr` does not show it."""
 
@@ -234,6 +288,7 @@ class RouterConfig(msgspec.Struct, frozen=True):
     kv_cache_index: KvCacheIndex = msgspec.field(default_factory=KvCacheIndex)
     cache_salt: CacheSalt = msgspec.field(default_factory=CacheSalt)
     resume: Resume = msgspec.field(default_factory=Resume)
+    flow_control: FlowControl = msgspec.field(default_factory=FlowControl)
     backends: tuple[Backend, ...] = ()
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
     """The other top-level fields: the EPP's scheduling configuration."""
@@ -288,6 +343,7 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
     if config.resume.max_moves < 1:
         message = f"{config.resume.max_moves} is below 1: to move no stream, write enabled: never"
         raise document.error("resume.max_moves", message)
+    _check_flow(document, config.flow_control)
     _check_backends(document, config)
     _check_split(document, config.disaggregated_serving)
     _check_api_paths(document, config.disaggregated_serving.api_paths)
@@ -298,21 +354,51 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
 
 def _resolve_durations(document: Document, data: dict[str, Any]) -> None:
     """Replace the text of every duration by its seconds."""
-    for section, name in _DURATIONS:
+    for (section, name), mistake in _DURATIONS.items():
         fields = data.get(section)
-        if not isinstance(fields, dict) or name not in fields:
-            continue
-        path = f"{section}.{name}"
-        # A bare number in YAML is refused: its unit would be a guess.
-        if not isinstance(fields[name], str):
-            raise document.error(path, f'{fields[name]!r} has no unit: write "30s" or "250ms"')
-        try:
-            seconds = parse_duration(fields[name])
-        except ValueError as err:
-            raise document.error(path, str(err)) from err
-        if seconds == 0 and (mistake := _DURATIONS[section, name]):
-            raise document.error(path, mistake)
-        data[section] = {**fields, name: seconds}
+        if isinstance(fields, dict) and name in fields:
+            seconds = _seconds(document, f"{section}.{name}", fields[name], mistake)
+            data[section] = {**fields, name: seconds}
+    flow = data.get("flow_control")
+    bands = flow.get("bands") if isinstance(flow, dict) else None
+    if isinstance(bands, list):
+        resolved = [_resolved_band(document, i, band) for i, band in enumerate(bands)]
+        data["flow_control"] = {**data["flow_control"], "bands": resolved}
+
+
+def _resolved_band(document: Document, number: int, band: object) -> object:
+    if not isinstance(band, dict) or "ttl" not in band:
+        return band
+    path, mistake = f"flow_control.bands[{number}].ttl", _DURATIONS["flow_control", "ttl"]
+    return {**band, "ttl": _seconds(document, path, band["ttl"], mistake)}
+
+
+def _seconds(document: Document, path: str, text: object, mistake: str | None) -> float:
+    """The seconds in the duration `text` at `path`; `mistake` as in `_DURATIONS`."""
+    # A bare number in YAML is refused: its unit would be a guess.
+    if not isinstance(text, str):
+        raise document.error(path, f'{text!r} has no unit: write "30s" or "250ms"')
+    try:
+        seconds = parse_duration(text)
+    except ValueError as err:
+        raise document.error(path, str(err)) from err
+    if seconds == 0 and mistake:
+        raise document.error(path, mistake)
+    return seconds
+
+
+def _check_flow(document: Document, flow: FlowControl) -> None:
+    limits = {"max_requests": flow.max_requests, "max_bytes": flow.max_bytes}
+    for i, band in enumerate(flow.bands):
+        if band.priority in {other.priority for other in flow.bands[:i]}:
+            message = f"{band.priority} is in the list already: write one entry for each priority"
+            raise document.error(f"flow_control.bands[{i}].priority", message)
+        if band.max_requests is not None:
+            limits[f"bands[{i}].max_requests"] = band.max_requests
+    for name, limit in limits.items():
+        if limit < 1:
+            message = f"{limit} is below 1: to let no request wait, write enabled: false"
+            raise document.error(f"flow_control.{name}", message)
 
 
 def _check_split(document: Document, serving: DisaggregatedServing) -> None:

@@ -109,6 +109,16 @@ OBJECTIVE_OLDER: Final = "x-gateway-inference-objective"
 OBJECTIVES: Final = (OBJECTIVE, OBJECTIVE_OLDER)
 """Both names, the one that counts first."""
 
+FAIRNESS: Final = "x-llm-d-inference-fairness-id"
+"""Client or gateway → EPP: the tenant, with whom flow control shares fairly."""
+
+FAIRNESS_OLDER: Final = "x-gateway-inference-fairness-id"
+"""Its older name."""
+
+QUEUE_TTL: Final = "x-llm-d-inference-ttl"
+"""Client or gateway → EPP: how long the request may wait in flow control at most, as Go writes
+durations; it only makes the time shorter that the configuration gives."""
+
 TEST_SELECTION: Final = "test-epp-endpoint-selection"
 """Client → EPP, in conformance tests of gateways: the endpoints that it may choose, `IP` or
 `IP:port`, with commas. All without the header."""

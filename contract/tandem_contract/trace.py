@@ -145,7 +145,9 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     decided: float
     """Unix seconds."""
     decision_seconds: float
-    """From the complete body to the decision."""
+    """From the complete body to the decision, without `held`."""
+    held: float = 0.0
+    """Seconds that it waited before in flow control, because no pod had room."""
     model: str = ""
     """Model that serves the request; empty when it names none."""
     asked: str = ""

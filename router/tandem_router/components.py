@@ -162,6 +162,7 @@ class Components:
         )
         check_head = None if self._api_keys is None else self._handler.check_head
         self.server = path.serve(self._handler, tls, check_head)
+        decisions.flow.limit_bytes(self.server.clients.held.limit // 2)
         self.lifecycle, self.overlaps = path.lifecycle, path.context.overlaps
         shared_keys = SharedKeys(keys, self.channel) if keys is not None else None
         self.credentials = self._backends.credentials, tls, shared_keys

@@ -149,4 +149,5 @@ async def _until_drained(signals: StopSignals, components: Components, delay: fl
         await wait_for_first(asyncio.sleep(delay), signals.exit_now.wait())
         components.server.close_idle()
     components.lifecycle.drain()
+    await components.decisions.flow.close()
     await wait_for_first(components.lifecycle.idle(), signals.exit_now.wait())

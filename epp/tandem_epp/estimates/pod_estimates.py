@@ -28,6 +28,7 @@ from tandem_planner.transfer import TransferFit, Transfers, assumed_kv_bytes
 from .busy_period import BusyPeriod
 from .engine_counters import CounterWindow
 from .engine_figures import EngineCounters, Gauges
+from .engine_slots import EngineSlots
 from .exposed_share import ExposedShare
 from .fabric_fits import FabricFits, PlacedTransfers
 from .own_requests import OwnRequests
@@ -127,7 +128,7 @@ class PodEstimates:
         being prefilled."""
         self._stalled = 0.0
         """`stall_share` of both, added up."""
-        self.answers = AnswerLengths()
+        self.answers, self.slots = AnswerLengths(), EngineSlots()
         self.own = OwnRequests()
         self.observed_at: float | None = None
         """When an answer last told how long its prefill took: counters are not used then."""
@@ -171,6 +172,18 @@ class PodEstimates:
         return self._figures
 
     @property
+    def active(self) -> float:
+        """Requests that the engine has, as far as is known: those that run and those that wait."""
+        return self._known + self._unknown_running + self._unknown_waiting
+
+    @property
+    def _known(self) -> int:
+        """Those of this EPP and its replicas."""
+        # A prefill leaves the queue when it should have ended; its request may still await the
+        # answer that tells.
+        return self.decodes + max(len(self.queue), self.awaiting_prefill)
+
+    @property
     def best_decode(self) -> DecodeCost:
         """What to expect of a decode step."""
         return self.shared_decode or self.decode.cost
@@ -212,9 +225,8 @@ class PodEstimates:
     ) -> None:
         """Take in a scrape; `capacity_tokens`: the size of the KV cache, None: not reported."""
         waiting = max(0.0, load.waiting - load.deferred)
-        # A prefill leaves the queue when it should have ended; its request may still await the
-        # answer that tells.
-        known = self.decodes + max(len(self.queue), self.awaiting_prefill)
+        known = self._known
+        self.slots.on_scrape(load.running, waiting, len(self.queue), known)
         unknown = max(0.0, waiting + load.running - known)
         self._unknown_waiting = min(unknown, max(0.0, waiting - len(self.queue)))
         self._unknown_running = unknown - self._unknown_waiting
@@ -234,6 +246,7 @@ class PodEstimates:
         self.fabrics.restart()
         self._counters.restart()
         self.own.restart()
+        self.slots.restart()
         self.observed_at = None
         self.exposed = ExposedShare()
         self._free_tokens, self._placed_tokens = inf, 0.0

@@ -76,6 +76,7 @@ class Decision:
         "decode",
         "ended",
         "explanation",
+        "held",
         "join",
         "loaded_tokens",
         "measured_ttft",
@@ -111,6 +112,8 @@ class Decision:
         """Unix seconds."""
         self.seconds = 0.0
         """Duration of the decision, from the complete body on."""
+        self.held = 0.0
+        """Seconds that it waited before, in flow control."""
         self.path = path
         """None when the EPP answered the request itself."""
         self.reason = reason
@@ -188,6 +191,7 @@ class Decision:
             request_id=self.request_id,
             decided=self.decided_at,
             decision_seconds=self.seconds,
+            held=self.held,
             model=self.model or "",
             asked=self.asked or "",
             priority=self.priority,

@@ -178,6 +178,7 @@ class EndpointPicker:
         # Added before the pick, so that a refused request can be traced too.
         decision = self._history.add(_new_decision(request_id, now, preparation_of(request)))
         decision.priority = self.objectives.priority(request.headers)
+        decision.held = preparation_of(request).held
         try:
             placement = self._place_despite_faults(request, body, decision)
         except NotPlaced as refusal:
@@ -189,6 +190,17 @@ class EndpointPicker:
         if (traceparent := self._complete(request, decision)) is not None:
             placement.mutation = placement.mutation.with_header(wire.TRACEPARENT, traceparent)
         return placement
+
+    def would_split(self, request: HttpRequest, parsed: InferenceRequest, now: float) -> bool:
+        """Whether the choice would split the request now (Unix seconds): a prefill pod must then
+        have room."""
+        context = ChoiceContext(parsed, self._fleet.prefixes, None, request.headers, now)
+        model = parsed.model if self._fleet.has_mixed_models else None
+        try:
+            return bool(self._scheduler.schedule(context, model, request.subset, now).prefill)
+        except (NoBackend, SplitImpossible):
+            # The pick will say so.
+            return False
 
     def body_too_large(self, request: HttpRequest | None, limit: int) -> NotPlaced:
         """The reply to a body of more than `limit` bytes."""
@@ -224,6 +236,8 @@ class EndpointPicker:
         self, request: HttpRequest, body: bytes | None, decision: Decision
     ) -> Placement:
         """Place a request; where a bug prevents that, on any pod. Raises NotPlaced."""
+        if (refusal := preparation_of(request).refusal) is not None:
+            raise refusal
         for place in (self._place, self._place_anywhere):
             try:
                 return place(request, body, decision)
@@ -274,6 +288,8 @@ class EndpointPicker:
             check_length(parsed, self._fleet, prepared.sizes)
             context = ChoiceContext(parsed, self._fleet.prefixes, precise, request.headers, now)
             subset = subset_storing_response(request, parsed, self._fleet.ready_pods(model))
+            # What must go to certain pods goes there, also if they are full.
+            subset = prepared.subset if subset is None else subset
             result = self._scheduler.schedule(context, model, subset, now)
         except BadBody as err:
             raise self._error(request, 400, "bad_request", str(err), param=err.param) from err

@@ -5,7 +5,7 @@ from typing import Final
 
 from tandem_contract.prompt_length import ANY_VOCABULARY, TokenSizes
 
-from ..exchange import HttpRequest
+from ..exchange import HttpRequest, NotPlaced
 from ..prefix.kv_events.collector import PreciseMatch
 from ..request.bodies import kind_of, named_model, parse_body
 from ..request.body_fields import BadBody
@@ -33,6 +33,12 @@ class Preparation:
     """When the body was complete, by `perf_counter`; None: it is not prepared."""
     sizes: TokenSizes = ANY_VOCABULARY
     """What no token of the model exceeds."""
+    held: float = 0.0
+    """Seconds that it waited in flow control."""
+    subset: frozenset[str] | None = None
+    """Addresses of the pods that have room for it; None: any may get it."""
+    refusal: NotPlaced | None = None
+    """Its answer, where flow control refused it; None: it is placed."""
 
     def precise_of(self, parsed: InferenceRequest | None) -> PreciseMatch | None:
         """`precise`, which also tells the true length of the prompt in `parsed`."""

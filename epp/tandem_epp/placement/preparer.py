@@ -1,11 +1,12 @@
 """Finds out about a body what takes time or must wait, before the pick: `Preparation`.
 
-A large body is read by another process, a model that another one serves is replaced, and the
-precise index is asked. Most requests need none of this.
+A large body is read by another process, a model that another one serves is replaced, the precise
+index is asked, and a request waits while no pod has room. Most requests need none of this.
 """
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
 from time import perf_counter
 
 from tandem_contract.prompt_length import ANY_VOCABULARY
@@ -13,6 +14,7 @@ from tandem_contract.request_kinds import RequestKind
 
 from ..backends.precise import PrecisePrefixes
 from ..exchange import HttpRequest
+from ..flow.control import FlowControl
 from ..metrics.faults import Faults
 from ..prefix.kv_events.collector import PreciseMatch
 from ..request.bodies import CONTENT_TYPE, is_form, kind_of, named_model
@@ -20,7 +22,7 @@ from ..request.body_fields import BadBody
 from ..request.body_worker import Reading
 from ..request.large_bodies import LARGE, LargeBodies
 from ..request.model_rewrites import ModelRewrites, Rewrite
-from .preparation import Preparation
+from .preparation import Preparation, parse
 
 
 class Preparer:
@@ -31,10 +33,11 @@ class Preparer:
         precise: PrecisePrefixes,
         rewrites: ModelRewrites,
         faults: Faults,
+        flow: FlowControl,
         salted: Callable[[HttpRequest, bytes], bytes] = lambda _, body: body,
     ) -> None:
         """`salted`: the body with the salt of its tenant."""
-        self._salted = salted
+        self._salted, self._flow = salted, flow
         self._precise, self._rewrites, self._faults = precise, rewrites, faults
         self._large_bodies = LargeBodies()
 
@@ -42,9 +45,23 @@ class Preparer:
         self, request: HttpRequest, body: bytes
     ) -> AbstractAsyncContextManager[object] | None:
         """What is known of a request's prompt before the pick. None: the pick waits for nothing."""
-        if not self._precise.is_on and len(body) < LARGE:
+        is_prepared = self._precise.is_on or len(body) >= LARGE
+        if not is_prepared and not self._may_wait(request, body):
             return None
         return self._prepare(request, self._salted(request, body))
+
+    def _may_wait(self, request: HttpRequest, body: bytes) -> bool:
+        """Whether flow control may hold the request."""
+        if not self._flow.is_on or kind_of(request) is None:
+            return False
+        if self._rewrites.may_apply(request):
+            # Its model is known only then.
+            return True
+        try:
+            model = named_model(request, body) if self._flow.needs_model else None
+        except BadBody:
+            return False
+        return self._flow.must_wait(model, len(body))
 
     async def close(self) -> None:
         """End the process that reads large bodies."""
@@ -69,7 +86,25 @@ class Preparer:
             precise = await self._match_precisely(request, body)
         # Only of a large body is the text known.
         sizes = ANY_VOCABULARY if parsed is None else self._precise.sizes(parsed.model)
-        yield Preparation(reading, parsed, precise, rewrite, began, sizes)
+        prepared = Preparation(reading, parsed, precise, rewrite, began, sizes)
+        if not self._flow.is_on:
+            yield prepared
+            return
+        if parsed is None and reading is None:
+            # A bad body waits for nothing: the pick refuses it.
+            with suppress(BadBody):
+                parsed = parse(request, body)
+        async with self._flow.turn(request, parsed, len(body)) as turn:
+            # What the decision takes does not include the wait.
+            began += turn.seconds
+            yield replace(
+                prepared,
+                parsed=parsed,
+                began=began,
+                held=turn.seconds,
+                subset=turn.subset,
+                refusal=turn.refusal,
+            )
 
     def _rewrite(
         self, request: HttpRequest, reading: Reading | None, body: bytes

@@ -26,6 +26,11 @@ _DROPPED: Final = {
     "model_gone": "rejected-no-endpoints",
     "memory_full": "rejected-saturated",
     "fault": "rejected-internal",
+    "flow_full": "rejected-saturated",
+    "flow_shed": "rejected-saturated",
+    "flow_displaced": "evicted-priority",
+    "flow_expired": "rejected-ttl-expired",
+    "flow_stopping": "rejected-shutting-down",
 }
 """Reason → value of REQUEST_DROPPED_REASON. The other reasons are the client's fault, for which
 llm-d-router sends none."""
@@ -48,13 +53,15 @@ class Refusals:
         message: str,
         *,
         param: str | None = None,
+        retry_after: int = 1,
     ) -> NotPlaced:
-        """An error response in the form of the request's API, counted."""
+        """An error response in the form of the request's API, counted. `retry_after`: seconds, for
+        errors that are worth another try."""
         self._metrics.decisions.child("refused", reason).inc()
         _log.debug("refused a request: %d %s", status, reason)
         headers = [("content-type", "application/json")]
-        if status == 503:
-            headers.append((wire.RETRY_AFTER, "1"))
+        if status in (429, 503):
+            headers.append((wire.RETRY_AFTER, str(retry_after)))
         if status == body_coding.REFUSED_STATUS:
             headers.append(body_coding.ACCEPTED)
         if (dropped := _DROPPED.get(reason)) is not None:

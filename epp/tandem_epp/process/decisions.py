@@ -24,12 +24,15 @@ from ..backends.scrape_settings import ScrapeSettings
 from ..backends.warmup import WarmUps
 from ..backends.warmup_requests import SidecarHandOffs
 from ..choice.routing import Routing
+from ..flow.control import FlowControl
+from ..flow.metrics import FlowMetrics
 from ..llmd.metrics.pool import pool_of
 from ..llmd.metrics.requests import add_llmd_metrics
 from ..metrics.counters import Metrics
 from ..placement.history import History
 from ..placement.picker import EndpointPicker
 from ..placement.preparer import Preparer
+from ..placement.refusals import Refusals
 from ..prefix.kv_events.settings import EventSettings
 from ..replicas.peers.channel import PeerChannel, PeerSettings
 from ..replicas.peers.metrics import PeerMetrics
@@ -56,6 +59,14 @@ class Decisions:
         self.picker = EndpointPicker(
             self.fleet, self._routing(), self.metrics, self.history, Random()
         )
+        self.flow = FlowControl(
+            self.fleet,
+            FlowMetrics(self.metrics.registry),
+            refuse=Refusals(self.metrics).error,
+            needs_prefill=self.picker.would_split,
+            priority=lambda request: self.picker.objectives.priority(request.headers),
+            random=Random(),
+        )
         self.picker.follows_hints = settings.subset_hints
         self.picker.plan_keys = plan_keys
         self.picker.salts.header = configuration.router.cache_salt.from_header
@@ -77,7 +88,13 @@ class Decisions:
 
     def preparer(self) -> Preparer:
         """What prepares requests for the picker."""
-        return Preparer(self.precise, self.picker.rewrites, self.metrics.faults, self.picker.salted)
+        return Preparer(
+            self.precise,
+            self.picker.rewrites,
+            self.metrics.faults,
+            self.flow,
+            self.picker.salted,
+        )
 
     def start_tracing(self, stack: AsyncExitStack, service_name: str = "tandem-epp") -> None:
         """Export a span for each decision, if the settings or the environment name a collector.
@@ -112,6 +129,8 @@ class Decisions:
         self.fleet.prefixes.limit_bytes = index.limit_bytes
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self.picker.routing = self._routing()
+        flow = self.configuration.router.flow_control
+        self.flow.settings = flow if flow.enabled else None
         self.picker.salts.header = self.configuration.router.cache_salt.from_header
         events = routing.scheduling.events
         if offloading.enabled and events is None:

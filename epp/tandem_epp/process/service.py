@@ -46,6 +46,7 @@ class Service:
             settings.held_bytes or default_held_bytes(largest_body=settings.max_body)
         )
         self._metrics.registry.register(HeldCollector(self._held))
+        self._decisions.flow.limit_bytes(self._held.limit // 2)
         peers = PeerSettings(peers=settings.peers, listen=settings.peer_listen)
         sharing = share(self._decisions, peers, plan_keys)
         self._shared, self._channel = sharing.fleet, sharing.channel
@@ -76,6 +77,8 @@ class Service:
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
             stack.push_async_callback(server.stop, GRACE)
+            # Before: those that wait would be cut with their streams.
+            stack.push_async_callback(self._decisions.flow.close)
             stack.callback(self._shared.leave)
             self._decisions.close_with(stack)
             await self._run_watches()

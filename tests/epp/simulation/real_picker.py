@@ -120,12 +120,15 @@ class RealPicker(OneProcess):
             self.fleet, routing, Metrics(self.fleet), History(1), Random(seed)
         )
         self._placements: dict[int, Placement] = {}
+        self.subset: frozenset[str] | None = None
+        """Addresses of the pods that the next request may go to, as flow control has it; None:
+        any."""
 
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """What the picker decides for the request's body."""
         headers = {wire.REQUEST_ID: f"r{work.index}"}
         subset = None if work.only is None else frozenset({_address(work.only)})
-        known = Preparation(precise=self._precise(work))
+        known = Preparation(precise=self._precise(work), subset=self.subset)
         request = HttpRequest("POST", "/v1/completions", headers, subset, known)
         self._exact.blocks = work.blocks
         data = body(work, says_max_tokens=self._settings.says_max_tokens)

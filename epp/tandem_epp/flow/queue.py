@@ -1,0 +1,231 @@
+"""The requests of one model that wait, and which of them goes next. Pure: no clock, no task.
+
+Bands of a higher priority go first, strictly. Within a band tenants get equal shares, and within a
+tenant the request that came first goes first, or the one whose time ends first.
+
+The shares are those of start-time fair queueing (Goyal, Vin, Cheng, *Start-time Fair Queuing*,
+SIGCOMM 1996): each request begins at the virtual time at which its tenant's last one ended, or now
+if that is later, and lasts its cost; the earliest beginning goes next. A tenant thus gets at most
+one request of the largest cost more than another one while both wait, and none has to be known
+beforehand. With a cost of 1 for each request tenants take turns.
+"""
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import Final, Generic, TypeVar
+
+_FEW: Final = 64
+"""Left-overs in a list that are not worth a look."""
+
+
+class Waiting:
+    """A request that waits."""
+
+    __slots__ = ("arrived", "cost", "deadline", "is_gone", "order", "priority", "size", "tenant")
+
+    def __init__(
+        self,
+        priority: int,
+        tenant: str,
+        arrived: float,
+        deadline: float,
+        *,
+        size: int = 0,
+        cost: float = 1.0,
+    ) -> None:
+        """`arrived` and `deadline` are of one clock, in seconds; `size` is in bytes, and `cost` in
+        requests or tokens, above 0."""
+        self.priority, self.tenant = priority, tenant
+        self.arrived, self.deadline = arrived, deadline
+        self.size, self.cost = size, cost
+        self.order = 0.0
+        """The lowest of its tenant goes first. Set by the queue."""
+        self.is_gone = False
+        """Whether it has left the queue."""
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class _Tenant(Generic[W]):
+    """The requests of one tenant in one band."""
+
+    __slots__ = ("count", "heap", "start")
+
+    def __init__(self, start: float) -> None:
+        self.start = start
+        """The virtual time at which its next request begins."""
+        self.heap: list[tuple[float, int, W]] = []
+        """Also those that are gone, until they come first."""
+        self.count = 0
+        """Those that are not."""
+
+
+class _Band(Generic[W]):
+    """The tenants of one priority."""
+
+    def __init__(self, numbers: Iterator[int]) -> None:
+        self.count = 0
+        self._numbers = numbers
+        self._now = 0.0
+        """The virtual time: the beginning of the latest request that went."""
+        self._tenants: dict[str, _Tenant[W]] = {}
+        """Those with requests."""
+        self._order: list[tuple[float, int, _Tenant[W]]] = []
+        """By `start`; also tenants that have no requests any more."""
+        self._debts: dict[str, float] = {}
+        """Tenant without requests → the virtual time at which its last one ends. Whoever owes
+        nothing may be left out."""
+
+    def add(self, item: W) -> None:
+        tenant = self._tenants.get(item.tenant)
+        if tenant is None:
+            start = max(self._now, self._debts.pop(item.tenant, 0.0))
+            tenant = self._tenants[item.tenant] = _Tenant(start)
+            heappush(self._order, (start, next(self._numbers), tenant))
+        heappush(tenant.heap, (item.order, next(self._numbers), item))
+        tenant.count += 1
+        self.count += 1
+
+    def first(self) -> W:
+        """The request that goes next. The band has one."""
+        return self._first_tenant().heap[0][2]
+
+    def take_first(self) -> W:
+        """Remove the request that goes next; its tenant has had it."""
+        tenant = self._first_tenant()
+        item = heappop(tenant.heap)[2]
+        heappop(self._order)
+        self._now = tenant.start
+        tenant.start += item.cost
+        if tenant.count > 1:
+            heappush(self._order, (tenant.start, next(self._numbers), tenant))
+        self._drop(item, tenant)
+        return item
+
+    def remove(self, item: W) -> None:
+        """It leaves without having gone."""
+        self._drop(item, self._tenants[item.tenant])
+
+    def _drop(self, item: W, tenant: _Tenant[W]) -> None:
+        item.is_gone = True
+        tenant.count -= 1
+        self.count -= 1
+        if not tenant.count:
+            del self._tenants[item.tenant]
+            self._debts[item.tenant] = tenant.start
+        if not self.count:
+            self._now, self._debts, self._order = 0.0, {}, []
+        self._forget(tenant)
+
+    def _forget(self, tenant: _Tenant[W]) -> None:
+        """Bound what is kept beside the requests that wait."""
+        if len(tenant.heap) > _FEW + 2 * tenant.count:
+            tenant.heap = [entry for entry in tenant.heap if not entry[2].is_gone]
+            heapify(tenant.heap)
+        if len(self._order) > _FEW + 2 * len(self._tenants):
+            self._order = [entry for entry in self._order if entry[2].count]
+            heapify(self._order)
+        if len(self._debts) > _FEW + 2 * len(self._tenants):
+            self._debts = {name: end for name, end in self._debts.items() if end > self._now}
+
+    def _first_tenant(self) -> _Tenant[W]:
+        while not self._order[0][2].count:
+            heappop(self._order)
+        tenant = self._order[0][2]
+        while tenant.heap[0][2].is_gone:
+            heappop(tenant.heap)
+        return tenant
+
+
+class FlowQueue(Generic[W]):
+    """The bands of one model."""
+
+    def __init__(self) -> None:
+        self.is_by_deadline = False
+        """Whether a tenant's requests go in the order in which their time ends; False: in which
+        they came. Of what waits already, the order stays."""
+        self._bands: dict[int, _Band[W]] = {}
+        """By priority; only those with requests."""
+        self._numbers = count()
+        self._deadlines: list[tuple[float, int, W]] = []
+        """Also those that are gone, until they come first."""
+        self._arrivals: dict[int, list[W]] = {}
+        """By priority, as they came; also those that are gone."""
+
+    def __len__(self) -> int:
+        return sum(band.count for band in self._bands.values())
+
+    def add(self, item: W) -> None:
+        """`item` waits from now on."""
+        item.order = item.deadline if self.is_by_deadline else item.arrived
+        if (band := self._bands.get(item.priority)) is None:
+            band = self._bands[item.priority] = _Band(self._numbers)
+        band.add(item)
+        self._arrivals.setdefault(item.priority, []).append(item)
+        heappush(self._deadlines, (item.deadline, next(self._numbers), item))
+        self._forget_gone()
+
+    def first(self) -> W | None:
+        """The request that goes next; None: none waits."""
+        return self._bands[max(self._bands)].first() if self._bands else None
+
+    def take_first(self) -> W:
+        """Let the request go that is next."""
+        item = self._bands[max(self._bands)].take_first()
+        self._close(item.priority)
+        return item
+
+    def remove(self, item: W) -> None:
+        """`item` waits no longer, and has not gone. Without effect if it is gone already."""
+        if not item.is_gone:
+            self._bands[item.priority].remove(item)
+            self._close(item.priority)
+
+    def ahead(self, priority: int) -> int:
+        """Requests that go before one of `priority` that comes now, at most."""
+        return sum(band.count for own, band in self._bands.items() if own >= priority)
+
+    def lowest(self, below: int) -> W | None:
+        """The newest request of the lowest priority, if that is below `below`."""
+        lowest = min(self._bands, default=below)
+        if lowest >= below:
+            return None
+        arrivals = self._arrivals[lowest]
+        while arrivals[-1].is_gone:
+            arrivals.pop()
+        return arrivals[-1]
+
+    def expired(self, now: float) -> list[W]:
+        """Remove and return those whose time ends until `now`."""
+        ended = []
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].is_gone):
+            item = heappop(self._deadlines)[2]
+            if not item.is_gone:
+                self.remove(item)
+                ended.append(item)
+        return ended
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next time ends, or earlier; None: none waits."""
+        return self._deadlines[0][0] if self._bands else None
+
+    def all(self) -> list[W]:
+        """All that wait."""
+        return [item for _, _, item in self._deadlines if not item.is_gone]
+
+    def _close(self, priority: int) -> None:
+        if not self._bands[priority].count:
+            del self._bands[priority], self._arrivals[priority]
+
+    def _forget_gone(self) -> None:
+        """Those that are gone are at most as many as those that wait, and `_FEW`."""
+        if len(self._deadlines) > _FEW + 2 * len(self):
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_gone]
+            heapify(self._deadlines)
+        for priority, band in self._bands.items():
+            if len(self._arrivals[priority]) > _FEW + 2 * band.count:
+                waiting = [item for item in self._arrivals[priority] if not item.is_gone]
+                self._arrivals[priority] = waiting

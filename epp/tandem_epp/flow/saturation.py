@@ -1,0 +1,110 @@
+"""Whether the pods of a model have room for one more request now. Pure.
+
+A pod has room while a request that it gets would hardly wait there: the prompts before it take
+`PATIENCE`, or a step, at most; prompt and answer fit into the free KV; and the engine computes
+fewer requests than it is known to compute at once. There is no threshold to set: what is compared
+are predicted seconds, and what this EPP and its replicas placed counts at once.
+
+Both phases count apart. Pods that decode need KV and a place among those that run; those that
+compute prompts need a short queue. A request that is not split needs both of one pod.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from tandem_contract.paths import Role
+from tandem_planner.cost import PodFigures, wait_seconds
+
+from ..backends.fleet import Fleet
+from ..backends.pace import BUSY_INTERVAL
+from ..backends.pods import Pod
+
+PATIENCE: Final = 2.0 * BUSY_INTERVAL
+"""Seconds of prompts ahead with which a pod still has room: until the next scrape but one. Shorter:
+an engine may have nothing to compute until the EPP notices. Longer: requests wait in its queue,
+where none can be put before another."""
+STALE_SECONDS: Final = 2.0
+"""Seconds after a scrape for which the free KV that it told counts. Longer: with a metrics page
+that does not answer any more, nothing would be sent once that KV is used up."""
+PROBE_SECONDS: Final = 1.0
+"""Seconds between two requests to a pod of which nothing is known that is new."""
+
+
+class Saturation:
+    """The room of a fleet's pods."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._probed: dict[Pod, float] = {}
+        """Pod without fresh figures → when it last had room for want of them."""
+
+    def has_pods(self, model: str | None) -> bool:
+        """Whether a pod is ready that may decode for `model`."""
+        return any(pod.backend.role.serves(Role.DECODE) for pod in self._fleet.ready_pods(model))
+
+    def has_prefill_pods(self, model: str | None) -> bool:
+        """Whether a pod is ready that only prefills for `model`."""
+        return any(pod.backend.role is Role.PREFILL for pod in self._fleet.ready_pods(model))
+
+    def has_room(self, model: str | None, tokens: float, now: float) -> bool:
+        """Whether any request for `model` whose prompt and answer have `tokens` tokens would hardly
+        wait, split or not; also if no pod is ready, which the choice tells."""
+        pods, figures = self._fleet.ready_pods(model), self._fleet.figures
+        table, rows = figures.at(now).pods, figures.rows
+        is_prefill = {pod for pod in pods if pod.backend.role is Role.PREFILL}
+        # The first that fits decides, mostly the first at all.
+        free = (
+            pod
+            for pod in pods
+            if pod not in is_prefill and self._can_decode(pod, table[rows[pod]], tokens, now)
+        )
+        if is_prefill:
+            computing = (pod for pod in is_prefill if _can_compute(pod, table[rows[pod]], now))
+            return next(computing, None) is not None and next(free, None) is not None
+        return any(_can_compute(pod, table[rows[pod]], now) for pod in free) or not pods
+
+    def pods_with_room(
+        self, model: str | None, tokens: float, now: float, *, is_split: bool
+    ) -> list[Pod]:
+        """The pods that such a request may go to now; none: it waits. `is_split`: where pods are
+        ready that only prefill, whether one of them is to compute the prompt."""
+        pods, figures = self._fleet.ready_pods(model), self._fleet.figures
+        table, rows = figures.at(now).pods, figures.rows
+        prefills = [pod for pod in pods if pod.backend.role is Role.PREFILL]
+        decodes = [pod for pod in pods if pod.backend.role is not Role.PREFILL]
+        free = [pod for pod in decodes if self._can_decode(pod, table[rows[pod]], tokens, now)]
+        if not prefills:
+            free = [pod for pod in free if _can_compute(pod, table[rows[pod]], now)]
+            return free or self._probe(decodes, now)
+        computing = [pod for pod in prefills if _can_compute(pod, table[rows[pod]], now)]
+        free = free or self._probe(decodes, now)
+        if free and not computing:
+            computing = self._probe(prefills, now)
+        return [*free, *computing] if free and (computing or not is_split) else []
+
+    def _can_decode(self, pod: Pod, figures: PodFigures, tokens: float, now: float) -> bool:
+        if not _has_slot(pod):
+            return False
+        is_fresh = now - pod.scraped_at < STALE_SECONDS
+        return not is_fresh or not pod.in_flight or tokens <= figures.free_tokens
+
+    def _probe(self, pods: Iterable[Pod], now: float) -> list[Pod]:
+        """One of `pods`, which have no room, that gets a request all the same, because what is
+        known of it is old; none: there is none."""
+        for pod in pods:
+            is_stale = now - pod.scraped_at >= STALE_SECONDS
+            if is_stale and now - self._probed.get(pod, 0.0) >= PROBE_SECONDS:
+                self._probed = {
+                    other: at for other, at in self._probed.items() if now - at < PROBE_SECONDS
+                }
+                self._probed[pod] = now
+                return [pod]
+        return []
+
+
+def _has_slot(pod: Pod) -> bool:
+    return pod.estimates.active < pod.estimates.slots.limit
+
+
+def _can_compute(pod: Pod, figures: PodFigures, now: float) -> bool:
+    return _has_slot(pod) and wait_seconds(figures, now) <= max(PATIENCE, figures.step)

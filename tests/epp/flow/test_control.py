@@ -1,0 +1,330 @@
+"""Requests that wait for room, from their body to their placement or their refusal."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+from random import Random
+from time import time
+
+import pytest
+from msgspec.structs import replace
+
+from tandem_contract import headers as wire
+from tandem_contract.config import Backend, FlowBand
+from tandem_contract.config import FlowControl as FlowSettings
+from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.backends.precise import PrecisePrefixes
+from tandem_epp.exchange import HttpRequest, NotPlaced
+from tandem_epp.flow.control import FlowControl
+from tandem_epp.flow.metrics import FlowMetrics
+from tandem_epp.placement.placement import Placement
+from tandem_epp.placement.preparer import Preparer
+from tandem_epp.placement.refusals import Refusals
+
+from ..placement.test_picker import LONG, PickerSetup
+
+ON = FlowSettings(enabled=True)
+UNIFIED = {"u": "unified"}
+SPLIT = {"d": "decode", "p": "prefill"}
+
+
+class FlowSetup(PickerSetup):
+    """A picker with flow control, whose pods compute one request at a time."""
+
+    def __init__(self, settings: FlowSettings = ON, **roles: str) -> None:
+        super().__init__(**roles or UNIFIED)
+        self.flow = FlowControl(
+            self.fleet,
+            FlowMetrics(self.metrics.registry),
+            refuse=Refusals(self.metrics).error,
+            needs_prefill=self.picker.would_split,
+            priority=lambda request: int(request.headers.get("priority", "0")),
+            random=Random(1),
+        )
+        self.flow.settings = settings
+        precise = PrecisePrefixes(self.fleet, lambda *_: None)
+        rewrites, faults = self.picker.rewrites, self.metrics.faults
+        self.preparer = Preparer(precise, rewrites, faults, self.flow)
+        for pod in self.fleet:
+            pod.estimates.slots.limit = 1
+            # Their figures never become old.
+            pod.scraped_at = inf
+
+    async def send(self, prompt: str = LONG, model: str = "m", **headers: str) -> Placement:
+        """Place a request as a server does. Raises NotPlaced."""
+        body = json.dumps({"model": model, "prompt": prompt}).encode()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = HttpRequest("POST", "/v1/completions", named)
+        context = self.preparer.prepare(request, body)
+        if context is None:
+            return self.picker.place(request, body, time())
+        async with context as preparation:
+            prepared = replace(request, preparation=preparation)
+            return self.picker.place(prepared, body, time())
+
+    async def start(self, prompt: str = LONG, **headers: str) -> asyncio.Task[Placement]:
+        """Send a request that waits."""
+        task = asyncio.create_task(self.send(prompt, **headers))
+        # A task runs until it waits for its turn.
+        await asyncio.sleep(0)
+        return task
+
+    @property
+    def held(self) -> int:
+        """Requests that wait."""
+        return self.flow.waiting
+
+    @property
+    def held_bytes(self) -> float | None:
+        return self.metrics.registry.get_sample_value("tandem_epp_flow_held_bytes")
+
+    def ended(self, result: str, priority: int = 0) -> float | None:
+        labels = {"priority": str(priority), "result": result}
+        return self.metrics.registry.get_sample_value("tandem_epp_flow_ended_total", labels)
+
+
+@contextmanager
+def refused(status: int, reason: str, dropped: str) -> Iterator[None]:
+    with pytest.raises(NotPlaced) as refusal:
+        yield
+    assert (refusal.value.reply.status, refusal.value.reason) == (status, reason)
+    headers = dict(refusal.value.reply.headers)
+    assert headers[wire.REQUEST_DROPPED_REASON] == dropped
+    assert int(headers[wire.RETRY_AFTER]) >= 1
+
+
+async def test_a_request_waits_for_nothing_while_a_pod_has_room() -> None:
+    setup = FlowSetup(u="unified", v="unified")
+    body = json.dumps({"model": "m", "prompt": LONG}).encode()
+    request = HttpRequest("POST", "/v1/completions", {})
+    await setup.send()
+    assert setup.preparer.prepare(request, body) is None
+    await setup.send()
+    assert setup.preparer.prepare(request, body) is not None
+
+
+async def test_it_goes_as_soon_as_there_is_room() -> None:
+    setup = FlowSetup()
+    first = await setup.send()
+    waiting = await setup.start()
+    assert setup.held == 1
+    assert setup.held_bytes == len(json.dumps({"model": "m", "prompt": LONG}))
+    first.end(time())
+    placed = await waiting
+    assert placed.decision.held > 0
+    assert placed.decision.trace().held == placed.decision.held
+    assert (setup.held, setup.held_bytes) == (0, 0)
+    assert setup.ended("went") == 1
+
+
+async def test_the_important_go_first_and_tenants_take_turns() -> None:
+    setup = FlowSetup()
+    placed = await setup.send()
+    order: list[str] = []
+
+    async def send(name: str, **headers: str) -> None:
+        nonlocal placed
+        placed = await setup.send(**headers)
+        order.append(name)
+
+    tasks = []
+    for name, headers in (
+        ("a1", {"x_llm_d_inference_fairness_id": "a"}),
+        ("a2", {"x_llm_d_inference_fairness_id": "a"}),
+        ("b1", {"x_gateway_inference_fairness_id": "b"}),
+        ("important", {"priority": "1"}),
+        ("late", {"priority": "-1"}),
+    ):
+        tasks.append(asyncio.create_task(send(name, **headers)))
+        await asyncio.sleep(0)
+    for number in range(5):
+        placed.end(time())
+        while len(order) == number:
+            await asyncio.sleep(0.001)
+    await asyncio.gather(*tasks)
+    assert order == ["important", "a1", "b1", "a2", "late"]
+
+
+async def test_one_goes_at_a_time_and_counts_before_the_next() -> None:
+    setup = FlowSetup(u="unified", v="unified")
+    running = [await setup.send(), await setup.send()]
+    waiting = [await setup.start() for _ in range(4)]
+    for placed in running:
+        placed.end(time())
+    done, left = await asyncio.wait(waiting, timeout=0.2)
+    assert (len(done), len(left)) == (2, 2)
+    assert sorted(pod.in_flight for pod in setup.fleet) == [1, 1]
+    for task in left:
+        task.cancel()
+    await asyncio.wait(left)
+
+
+async def test_whoever_waited_too_long_is_refused() -> None:
+    bands = (FlowBand(priority=1, ttl=0.01),)
+    setup = FlowSetup(FlowSettings(enabled=True, bands=bands))
+    await setup.send()
+    with refused(429, "flow_expired", "rejected-ttl-expired"):
+        await setup.send(priority="1")
+    with refused(429, "flow_expired", "rejected-ttl-expired"):
+        await setup.send(x_llm_d_inference_ttl="10ms")
+    assert setup.ended("flow_expired", 1) == setup.ended("flow_expired") == 1
+    assert setup.history.latest(1)[0].reason == "flow_expired"
+    assert (setup.held, setup.held_bytes) == (0, 0)
+
+
+async def test_a_full_band_refuses_the_newest() -> None:
+    setup = FlowSetup(FlowSettings(enabled=True, max_requests=1))
+    running = await setup.send()
+    waiting = await setup.start()
+    with refused(429, "flow_full", "rejected-saturated"):
+        await setup.send()
+    important = await setup.start(priority="1")
+    running.end(time())
+    (await important).end(time())
+    await waiting
+
+
+@pytest.mark.parametrize("displace", [False, True])
+async def test_a_higher_priority_takes_the_place_of_a_lower_one(displace: bool) -> None:
+    size = len(json.dumps({"model": "m", "prompt": LONG}))
+    settings = FlowSettings(enabled=True, max_bytes=2 * size, displace=displace)
+    setup = FlowSetup(settings)
+    await setup.send()
+    old, new = await setup.start(), await setup.start()
+    if not displace:
+        with refused(429, "flow_full", "rejected-saturated"):
+            await setup.send(priority="1")
+    else:
+        important = await setup.start(priority="1")
+        with refused(429, "flow_displaced", "evicted-priority"):
+            await new
+        with refused(429, "flow_full", "rejected-saturated"):
+            await setup.send()
+        important.cancel()
+    for task in (old, new):
+        task.cancel()
+
+
+async def test_a_client_that_leaves_is_forgotten_at_once() -> None:
+    setup = FlowSetup()
+    running = await setup.send()
+    leaving, staying = await setup.start(), await setup.start()
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    assert setup.held == 1
+    assert setup.ended("left") == 1
+    running.end(time())
+    (await staying).end(time())
+    assert [pod.in_flight for pod in setup.fleet] == [0]
+
+
+async def test_a_client_that_leaves_when_it_may_go_keeps_no_other_waiting() -> None:
+    setup = FlowSetup()
+    running = await setup.send()
+    leaving, staying = await setup.start(), await setup.start()
+    running.end(time())
+    while setup.held == 2:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    (await staying).end(time())
+    assert [pod.in_flight for pod in setup.fleet] == [0]
+
+
+async def test_all_that_wait_are_answered_when_the_process_ends() -> None:
+    setup = FlowSetup()
+    await setup.send()
+    waiting = [await setup.start(priority=str(number)) for number in range(3)]
+    await setup.flow.close()
+    for task in waiting:
+        with refused(503, "flow_stopping", "rejected-shutting-down"):
+            await task
+    with refused(503, "flow_stopping", "rejected-shutting-down"):
+        await setup.send()
+
+
+async def test_all_go_when_it_is_switched_off() -> None:
+    setup = FlowSetup()
+    await setup.send()
+    waiting = [await setup.start() for _ in range(3)]
+    setup.flow.settings = None
+    await asyncio.gather(*waiting)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+async def test_a_request_may_wait_for_the_first_pod(seconds: float) -> None:
+    setup = FlowSetup(FlowSettings(enabled=True, no_endpoint_ttl=seconds))
+    backend = setup["u"].backend
+    setup.fleet.apply(())
+    if not seconds:
+        with refused(503, "no_backend", "rejected-no-endpoints"):
+            await setup.send()
+        return
+    waiting = await setup.start()
+    with refused(503, "no_backend", "rejected-no-endpoints"):
+        await setup.send(x_llm_d_inference_ttl="10ms")
+    setup.fleet.apply([DiscoveredBackend(backend)])
+    await waiting
+
+
+async def test_each_model_waits_for_its_own_pods() -> None:
+    setup = FlowSetup()
+    backends = [setup["u"].backend]
+    backends.append(Backend(name="v", url="http://10.0.0.9:8000", models=("other",)))
+    setup.fleet.apply(map(DiscoveredBackend, backends))
+    await setup.send()
+    waiting = await setup.start()
+    await setup.send(model="other")
+    assert setup.held == 1
+    with refused_as_unknown():
+        await setup.send(model="unknown")
+    waiting.cancel()
+
+
+@contextmanager
+def refused_as_unknown() -> Iterator[None]:
+    with pytest.raises(NotPlaced) as refusal:
+        yield
+    assert refusal.value.reply.status == 404
+
+
+async def test_what_needs_no_prefill_pod_waits_for_none() -> None:
+    setup = FlowSetup(**SPLIT)
+    routing = setup.picker.routing
+    cost = dataclasses.replace(routing.scheduling.cost, max_prefill_on_decode=64)
+    scheduling = dataclasses.replace(routing.scheduling, cost=cost)
+    setup.picker.routing = dataclasses.replace(routing, scheduling=scheduling)
+    setup["d"].estimates.slots.limit = 9
+    first = await setup.send()
+    assert first.decision.prefill
+    split = await setup.start("other " * 400)
+    short = await setup.send("hello")
+    assert not short.decision.prefill
+    assert not split.done()
+    split.cancel()
+
+
+async def test_dead_metrics_pages_stop_nothing() -> None:
+    setup = FlowSetup()
+    setup["u"].scraped_at = 0.0
+    await setup.send()
+    await setup.start()
+    # One goes each second, whatever the last figures said.
+    placed = await setup.send()
+    assert placed.decision.decode[0].name == "u"
+
+
+async def test_what_is_no_generation_waits_for_nothing() -> None:
+    setup = FlowSetup()
+    await setup.send()
+    request = HttpRequest("POST", "/v1/load_lora_adapter", {})
+    assert setup.preparer.prepare(request, b"{}") is None
+    bad = HttpRequest("POST", "/v1/completions", {})
+    context = setup.preparer.prepare(bad, b"no JSON")
+    assert context is not None
+    async with context as preparation:
+        with pytest.raises(NotPlaced) as refusal:
+            setup.picker.place(replace(bad, preparation=preparation), b"no JSON", time())
+    assert refusal.value.reply.status == 400

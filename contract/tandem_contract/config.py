@@ -54,6 +54,9 @@ _DURATIONS: Final[Mapping[tuple[str, str], str | None]] = {
     ("flow_control", "no_endpoint_ttl"): None,
 }
 """Section and name of each duration, and what is wrong with one of 0; None: nothing."""
+MAX_TTL: Final = 3540.0
+"""Seconds that a request may wait in flow control at most: Envoy waits an hour for the EPP at
+most."""
 MIN_CHECK_INTERVAL: Final = 0.1
 """Seconds: the shortest interval between two checks of a backend. The EPP reads the metrics of a
 busy backend as often."""
@@ -223,6 +226,12 @@ class FlowControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bands: tuple[FlowBand, ...] = ()
     """Priorities that are treated differently."""
 
+    @property
+    def longest_ttl(self) -> float:
+        """Seconds that any request may wait."""
+        ttls = (band.ttl for band in self.bands if band.ttl is not None)
+        return max(self.ttl, self.no_endpoint_ttl, *ttls)
+
     def band(self, priority: int) -> FlowLimits:
         """What holds for requests of `priority`."""
         for band in self.bands:
@@ -388,6 +397,12 @@ def _seconds(document: Document, path: str, text: object, mistake: str | None) -
 
 
 def _check_flow(document: Document, flow: FlowControl) -> None:
+    times = {"ttl": flow.ttl, "no_endpoint_ttl": flow.no_endpoint_ttl}
+    times |= {f"bands[{i}].ttl": band.ttl or 0.0 for i, band in enumerate(flow.bands)}
+    for name, seconds in times.items():
+        if seconds > MAX_TTL:
+            message = f"{format_duration(seconds)} is too long: write at most 59m"
+            raise document.error(f"flow_control.{name}", message)
     limits = {"max_requests": flow.max_requests, "max_bytes": flow.max_bytes}
     for i, band in enumerate(flow.bands):
         if band.priority in {other.priority for other in flow.bands[:i]}:

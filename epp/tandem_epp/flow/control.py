@@ -122,6 +122,10 @@ class FlowControl:
         """Whether any request waits."""
         return self._flows.settings is not None
 
+    def longest_wait(self) -> float:
+        """Seconds that any request may wait; 0: none waits."""
+        return self.settings.longest_ttl if self.settings is not None else 0.0
+
     @property
     def waiting(self) -> int:
         """Requests that wait."""

@@ -74,6 +74,7 @@ class Service:
             stack.push_async_callback(self.preparer.close)
             server = self._servers.ext_proc(self._picker, self._shared.on_broken)
             server.prepare = self.preparer.prepare
+            server.longest_wait = self._decisions.flow.longest_wait
             await server.start()
             # Closed in reverse: first scraper and warm-ups, then the streams that are still open.
             stack.push_async_callback(server.stop, GRACE)

@@ -34,6 +34,9 @@ def write_answer(answer: messages.Answer) -> pb.ProcessingResponse:
     if isinstance(answer, Reply):
         _write_immediate(message.immediate_response, answer)
         return message
+    if isinstance(answer, messages.MoreTime):
+        message.override_message_timeout.FromMilliseconds(round(1000 * answer.seconds))
+        return message
     part = getattr(message, answer.part.name.lower())
     if isinstance(answer, messages.Continue):
         # An empty message must still be present: it is what says "continue".

@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tandem_epp/server/ext_proc/ext_proc.proto\x12\x0ftandem.ext_proc\x1a\x1cgoogle/protobuf/struct.proto\"\xf9\x04\n\x11ProcessingRequest\x12\x37\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x1c.tandem.ext_proc.HttpHeadersH\x00\x12\x38\n\x10response_headers\x18\x03 \x01(\x0b\x32\x1c.tandem.ext_proc.HttpHeadersH\x00\x12\x31\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x19.tandem.ext_proc.HttpBodyH\x00\x12\x32\n\rresponse_body\x18\x05 \x01(\x0b\x32\x19.tandem.ext_proc.HttpBodyH\x00\x12\x39\n\x10request_trailers\x18\x06 \x01(\x0b\x32\x1d.tandem.ext_proc.HttpTrailersH\x00\x12:\n\x11response_trailers\x18\x07 \x01(\x0b\x32\x1d.tandem.ext_proc.HttpTrailersH\x00\x12\x33\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x19.tandem.ext_proc.Metadata\x12\x46\n\nattributes\x18\t \x03(\x0b\x32\x32.tandem.ext_proc.ProcessingRequest.AttributesEntry\x12?\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32&.tandem.ext_proc.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\xb6\x04\n\x12ProcessingResponse\x12;\n\x0frequest_headers\x18\x01 \x01(\x0b\x32 .tandem.ext_proc.HeadersResponseH\x00\x12<\n\x10response_headers\x18\x02 \x01(\x0b\x32 .tandem.ext_proc.HeadersResponseH\x00\x12\x35\n\x0crequest_body\x18\x03 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyResponseH\x00\x12\x36\n\rresponse_body\x18\x04 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyResponseH\x00\x12=\n\x10request_trailers\x18\x05 \x01(\x0b\x32!.tandem.ext_proc.TrailersResponseH\x00\x12>\n\x11response_trailers\x18\x06 \x01(\x0b\x32!.tandem.ext_proc.TrailersResponseH\x00\x12@\n\x12immediate_response\x18\x07 \x01(\x0b\x32\".tandem.ext_proc.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x36\n\rmode_override\x18\t \x01(\x0b\x32\x1f.tandem.ext_proc.ProcessingModeB\n\n\x08response\"\xbf\x01\n\x0eProcessingMode\x12\x1b\n\x13request_header_mode\x18\x01 \x01(\x05\x12\x1c\n\x14response_header_mode\x18\x02 \x01(\x05\x12\x19\n\x11request_body_mode\x18\x03 \x01(\x05\x12\x1a\n\x12response_body_mode\x18\x04 \x01(\x05\x12\x1c\n\x14request_trailer_mode\x18\x05 \x01(\x05\x12\x1d\n\x15response_trailer_mode\x18\x06 \x01(\x05\"N\n\x15ProtocolConfiguration\x12\x19\n\x11request_body_mode\x18\x01 \x01(\x05\x12\x1a\n\x12response_body_mode\x18\x02 \x01(\x05\"\xa2\x01\n\x08Metadata\x12\x46\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32-.tandem.ext_proc.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"Q\n\x0bHttpHeaders\x12+\n\x07headers\x18\x01 \x01(\x0b\x32\x1a.tandem.ext_proc.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x0e\n\x0cHttpTrailers\"D\n\x0fHeadersResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.tandem.ext_proc.CommonResponse\"A\n\x0c\x42odyResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.tandem.ext_proc.CommonResponse\"\x12\n\x10TrailersResponse\"\x9b\x01\n\x0e\x43ommonResponse\x12\x38\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32\x1f.tandem.ext_proc.HeaderMutation\x12\x34\n\rbody_mutation\x18\x03 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"n\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x42\n\x11streamed_response\x18\x03 \x01(\x0b\x32%.tandem.ext_proc.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x80\x01\n\x11ImmediateResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.tandem.ext_proc.HttpStatus\x12\x30\n\x07headers\x18\x02 \x01(\x0b\x32\x1f.tandem.ext_proc.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\"a\n\x0eHeaderMutation\x12\x37\n\x0bset_headers\x18\x01 \x03(\x0b\x32\".tandem.ext_proc.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\":\n\tHeaderMap\x12-\n\x07headers\x18\x01 \x03(\x0b\x32\x1c.tandem.ext_proc.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"X\n\x11HeaderValueOption\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.tandem.ext_proc.HeaderValue\x12\x15\n\rappend_action\x18\x03 \x01(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)tandem_epp/server/ext_proc/ext_proc.proto\x12\x0ftandem.ext_proc\x1a\x1egoogle/protobuf/duration.proto\x1a\x1cgoogle/protobuf/struct.proto\"\xf9\x04\n\x11ProcessingRequest\x12\x37\n\x0frequest_headers\x18\x02 \x01(\x0b\x32\x1c.tandem.ext_proc.HttpHeadersH\x00\x12\x38\n\x10response_headers\x18\x03 \x01(\x0b\x32\x1c.tandem.ext_proc.HttpHeadersH\x00\x12\x31\n\x0crequest_body\x18\x04 \x01(\x0b\x32\x19.tandem.ext_proc.HttpBodyH\x00\x12\x32\n\rresponse_body\x18\x05 \x01(\x0b\x32\x19.tandem.ext_proc.HttpBodyH\x00\x12\x39\n\x10request_trailers\x18\x06 \x01(\x0b\x32\x1d.tandem.ext_proc.HttpTrailersH\x00\x12:\n\x11response_trailers\x18\x07 \x01(\x0b\x32\x1d.tandem.ext_proc.HttpTrailersH\x00\x12\x33\n\x10metadata_context\x18\x08 \x01(\x0b\x32\x19.tandem.ext_proc.Metadata\x12\x46\n\nattributes\x18\t \x03(\x0b\x32\x32.tandem.ext_proc.ProcessingRequest.AttributesEntry\x12?\n\x0fprotocol_config\x18\x0b \x01(\x0b\x32&.tandem.ext_proc.ProtocolConfiguration\x1aJ\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\x42\t\n\x07request\"\xf3\x04\n\x12ProcessingResponse\x12;\n\x0frequest_headers\x18\x01 \x01(\x0b\x32 .tandem.ext_proc.HeadersResponseH\x00\x12<\n\x10response_headers\x18\x02 \x01(\x0b\x32 .tandem.ext_proc.HeadersResponseH\x00\x12\x35\n\x0crequest_body\x18\x03 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyResponseH\x00\x12\x36\n\rresponse_body\x18\x04 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyResponseH\x00\x12=\n\x10request_trailers\x18\x05 \x01(\x0b\x32!.tandem.ext_proc.TrailersResponseH\x00\x12>\n\x11response_trailers\x18\x06 \x01(\x0b\x32!.tandem.ext_proc.TrailersResponseH\x00\x12@\n\x12immediate_response\x18\x07 \x01(\x0b\x32\".tandem.ext_proc.ImmediateResponseH\x00\x12\x31\n\x10\x64ynamic_metadata\x18\x08 \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x36\n\rmode_override\x18\t \x01(\x0b\x32\x1f.tandem.ext_proc.ProcessingMode\x12;\n\x18override_message_timeout\x18\n \x01(\x0b\x32\x19.google.protobuf.DurationB\n\n\x08response\"\xbf\x01\n\x0eProcessingMode\x12\x1b\n\x13request_header_mode\x18\x01 \x01(\x05\x12\x1c\n\x14response_header_mode\x18\x02 \x01(\x05\x12\x19\n\x11request_body_mode\x18\x03 \x01(\x05\x12\x1a\n\x12response_body_mode\x18\x04 \x01(\x05\x12\x1c\n\x14request_trailer_mode\x18\x05 \x01(\x05\x12\x1d\n\x15response_trailer_mode\x18\x06 \x01(\x05\"N\n\x15ProtocolConfiguration\x12\x19\n\x11request_body_mode\x18\x01 \x01(\x05\x12\x1a\n\x12response_body_mode\x18\x02 \x01(\x05\"\xa2\x01\n\x08Metadata\x12\x46\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32-.tandem.ext_proc.Metadata.FilterMetadataEntry\x1aN\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.google.protobuf.Struct:\x02\x38\x01\"Q\n\x0bHttpHeaders\x12+\n\x07headers\x18\x01 \x01(\x0b\x32\x1a.tandem.ext_proc.HeaderMap\x12\x15\n\rend_of_stream\x18\x03 \x01(\x08\"/\n\x08HttpBody\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x0e\n\x0cHttpTrailers\"D\n\x0fHeadersResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.tandem.ext_proc.CommonResponse\"A\n\x0c\x42odyResponse\x12\x31\n\x08response\x18\x01 \x01(\x0b\x32\x1f.tandem.ext_proc.CommonResponse\"\x12\n\x10TrailersResponse\"\x9b\x01\n\x0e\x43ommonResponse\x12\x38\n\x0fheader_mutation\x18\x02 \x01(\x0b\x32\x1f.tandem.ext_proc.HeaderMutation\x12\x34\n\rbody_mutation\x18\x03 \x01(\x0b\x32\x1d.tandem.ext_proc.BodyMutation\x12\x19\n\x11\x63lear_route_cache\x18\x05 \x01(\x08\"n\n\x0c\x42odyMutation\x12\x0e\n\x04\x62ody\x18\x01 \x01(\x0cH\x00\x12\x42\n\x11streamed_response\x18\x03 \x01(\x0b\x32%.tandem.ext_proc.StreamedBodyResponseH\x00\x42\n\n\x08mutation\";\n\x14StreamedBodyResponse\x12\x0c\n\x04\x62ody\x18\x01 \x01(\x0c\x12\x15\n\rend_of_stream\x18\x02 \x01(\x08\"\x80\x01\n\x11ImmediateResponse\x12+\n\x06status\x18\x01 \x01(\x0b\x32\x1b.tandem.ext_proc.HttpStatus\x12\x30\n\x07headers\x18\x02 \x01(\x0b\x32\x1f.tandem.ext_proc.HeaderMutation\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"\x1a\n\nHttpStatus\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\"a\n\x0eHeaderMutation\x12\x37\n\x0bset_headers\x18\x01 \x03(\x0b\x32\".tandem.ext_proc.HeaderValueOption\x12\x16\n\x0eremove_headers\x18\x02 \x03(\t\":\n\tHeaderMap\x12-\n\x07headers\x18\x01 \x03(\x0b\x32\x1c.tandem.ext_proc.HeaderValue\"<\n\x0bHeaderValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x11\n\traw_value\x18\x03 \x01(\x0c\"X\n\x11HeaderValueOption\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1c.tandem.ext_proc.HeaderValue\x12\x15\n\rappend_action\x18\x03 \x01(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,48 +37,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_options = b'8\001'
   _globals['_METADATA_FILTERMETADATAENTRY']._loaded_options = None
   _globals['_METADATA_FILTERMETADATAENTRY']._serialized_options = b'8\001'
-  _globals['_PROCESSINGREQUEST']._serialized_start=93
-  _globals['_PROCESSINGREQUEST']._serialized_end=726
-  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_start=641
-  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_end=715
-  _globals['_PROCESSINGRESPONSE']._serialized_start=729
-  _globals['_PROCESSINGRESPONSE']._serialized_end=1295
-  _globals['_PROCESSINGMODE']._serialized_start=1298
-  _globals['_PROCESSINGMODE']._serialized_end=1489
-  _globals['_PROTOCOLCONFIGURATION']._serialized_start=1491
-  _globals['_PROTOCOLCONFIGURATION']._serialized_end=1569
-  _globals['_METADATA']._serialized_start=1572
-  _globals['_METADATA']._serialized_end=1734
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=1656
-  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=1734
-  _globals['_HTTPHEADERS']._serialized_start=1736
-  _globals['_HTTPHEADERS']._serialized_end=1817
-  _globals['_HTTPBODY']._serialized_start=1819
-  _globals['_HTTPBODY']._serialized_end=1866
-  _globals['_HTTPTRAILERS']._serialized_start=1868
-  _globals['_HTTPTRAILERS']._serialized_end=1882
-  _globals['_HEADERSRESPONSE']._serialized_start=1884
-  _globals['_HEADERSRESPONSE']._serialized_end=1952
-  _globals['_BODYRESPONSE']._serialized_start=1954
-  _globals['_BODYRESPONSE']._serialized_end=2019
-  _globals['_TRAILERSRESPONSE']._serialized_start=2021
-  _globals['_TRAILERSRESPONSE']._serialized_end=2039
-  _globals['_COMMONRESPONSE']._serialized_start=2042
-  _globals['_COMMONRESPONSE']._serialized_end=2197
-  _globals['_BODYMUTATION']._serialized_start=2199
-  _globals['_BODYMUTATION']._serialized_end=2309
-  _globals['_STREAMEDBODYRESPONSE']._serialized_start=2311
-  _globals['_STREAMEDBODYRESPONSE']._serialized_end=2370
-  _globals['_IMMEDIATERESPONSE']._serialized_start=2373
-  _globals['_IMMEDIATERESPONSE']._serialized_end=2501
-  _globals['_HTTPSTATUS']._serialized_start=2503
-  _globals['_HTTPSTATUS']._serialized_end=2529
-  _globals['_HEADERMUTATION']._serialized_start=2531
-  _globals['_HEADERMUTATION']._serialized_end=2628
-  _globals['_HEADERMAP']._serialized_start=2630
-  _globals['_HEADERMAP']._serialized_end=2688
-  _globals['_HEADERVALUE']._serialized_start=2690
-  _globals['_HEADERVALUE']._serialized_end=2750
-  _globals['_HEADERVALUEOPTION']._serialized_start=2752
-  _globals['_HEADERVALUEOPTION']._serialized_end=2840
+  _globals['_PROCESSINGREQUEST']._serialized_start=125
+  _globals['_PROCESSINGREQUEST']._serialized_end=758
+  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_start=673
+  _globals['_PROCESSINGREQUEST_ATTRIBUTESENTRY']._serialized_end=747
+  _globals['_PROCESSINGRESPONSE']._serialized_start=761
+  _globals['_PROCESSINGRESPONSE']._serialized_end=1388
+  _globals['_PROCESSINGMODE']._serialized_start=1391
+  _globals['_PROCESSINGMODE']._serialized_end=1582
+  _globals['_PROTOCOLCONFIGURATION']._serialized_start=1584
+  _globals['_PROTOCOLCONFIGURATION']._serialized_end=1662
+  _globals['_METADATA']._serialized_start=1665
+  _globals['_METADATA']._serialized_end=1827
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_start=1749
+  _globals['_METADATA_FILTERMETADATAENTRY']._serialized_end=1827
+  _globals['_HTTPHEADERS']._serialized_start=1829
+  _globals['_HTTPHEADERS']._serialized_end=1910
+  _globals['_HTTPBODY']._serialized_start=1912
+  _globals['_HTTPBODY']._serialized_end=1959
+  _globals['_HTTPTRAILERS']._serialized_start=1961
+  _globals['_HTTPTRAILERS']._serialized_end=1975
+  _globals['_HEADERSRESPONSE']._serialized_start=1977
+  _globals['_HEADERSRESPONSE']._serialized_end=2045
+  _globals['_BODYRESPONSE']._serialized_start=2047
+  _globals['_BODYRESPONSE']._serialized_end=2112
+  _globals['_TRAILERSRESPONSE']._serialized_start=2114
+  _globals['_TRAILERSRESPONSE']._serialized_end=2132
+  _globals['_COMMONRESPONSE']._serialized_start=2135
+  _globals['_COMMONRESPONSE']._serialized_end=2290
+  _globals['_BODYMUTATION']._serialized_start=2292
+  _globals['_BODYMUTATION']._serialized_end=2402
+  _globals['_STREAMEDBODYRESPONSE']._serialized_start=2404
+  _globals['_STREAMEDBODYRESPONSE']._serialized_end=2463
+  _globals['_IMMEDIATERESPONSE']._serialized_start=2466
+  _globals['_IMMEDIATERESPONSE']._serialized_end=2594
+  _globals['_HTTPSTATUS']._serialized_start=2596
+  _globals['_HTTPSTATUS']._serialized_end=2622
+  _globals['_HEADERMUTATION']._serialized_start=2624
+  _globals['_HEADERMUTATION']._serialized_end=2721
+  _globals['_HEADERMAP']._serialized_start=2723
+  _globals['_HEADERMAP']._serialized_end=2781
+  _globals['_HEADERVALUE']._serialized_start=2783
+  _globals['_HEADERVALUE']._serialized_end=2843
+  _globals['_HEADERVALUEOPTION']._serialized_start=2845
+  _globals['_HEADERVALUEOPTION']._serialized_end=2933
 # @@protoc_insertion_point(module_scope)

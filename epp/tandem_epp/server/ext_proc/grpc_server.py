@@ -5,6 +5,7 @@ Errors: `ListenError` when the server cannot listen at its address.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from time import time
 
@@ -19,8 +20,8 @@ from . import ext_proc_pb2 as pb
 from .access_log import AccessLogService
 from .body_deadlines import BODY_SECONDS, BodyDeadlines
 from .codec import read_message, write_answer
-from .interface import ENVELOPE, SERVICE, ListenError, Preparer
-from .messages import Answer, Input, RequestHeaders
+from .interface import ENVELOPE, REPLY_SECONDS, SERVICE, ListenError, Preparer
+from .messages import Answer, Input, MoreTime, RequestHeaders
 from .stream import ExtProcStream, RequestPicker, shared_parts
 
 
@@ -65,6 +66,8 @@ class GrpcServer:
         self.deadlines = BodyDeadlines(body_seconds)
         self.prepare: Preparer | None = None
         """Called with each request that has a body; None: picks wait for nothing."""
+        self.longest_wait: Callable[[], float] = lambda: 0.0
+        """As in `ExtProcServer`."""
         self._open: set[_OpenStream] = set()
         self._is_stopping = False
         self._server = grpc.aio.server(
@@ -126,7 +129,10 @@ class GrpcServer:
             async for request in requests:
                 open_stream.is_reading = False
                 message = read_message(request)
-                for answer in await self._answers(stream, message):
+                preparing = self._preparing(stream, message)
+                if preparing is not None and stream.is_timed and (longest := self.longest_wait()):
+                    await context.write(write_answer(MoreTime(longest + REPLY_SECONDS)))
+                for answer in await self._answers(stream, message, preparing):
                     await context.write(write_answer(answer))
                 if stream.is_collecting and isinstance(message, RequestHeaders):
                     self.deadlines.start(open_stream)
@@ -147,13 +153,21 @@ class GrpcServer:
             self.deadlines.forget(open_stream)
             self._open.discard(open_stream)
 
-    async def _answers(self, stream: ExtProcStream, message: Input) -> Iterable[Answer]:
-        if (
-            self.prepare is not None
-            and (complete := stream.complete_body(message))
-            and (context := self.prepare(*complete)) is not None
-        ):
-            async with context as preparation:
-                stream.prepare(preparation)
-                return stream.receive(message, time())
-        return stream.receive(message, time())
+    def _preparing(
+        self, stream: ExtProcStream, message: Input
+    ) -> AbstractAsyncContextManager[object] | None:
+        """What the pick waits for once `message` has completed the body; None: nothing."""
+        complete = stream.complete_body(message) if self.prepare is not None else None
+        return self.prepare(*complete) if self.prepare is not None and complete else None
+
+    @staticmethod
+    async def _answers(
+        stream: ExtProcStream,
+        message: Input,
+        preparing: AbstractAsyncContextManager[object] | None,
+    ) -> Iterable[Answer]:
+        if preparing is None:
+            return stream.receive(message, time())
+        async with preparing as preparation:
+            stream.prepare(preparation)
+            return stream.receive(message, time())

@@ -34,8 +34,8 @@ from . import ext_proc_pb2 as pb
 from .access_log import broken_answers
 from .body_deadlines import BODY_SECONDS, BodyDeadlines
 from .codec import read_message
-from .interface import ENVELOPE, SERVICE, ListenError, Preparer
-from .messages import Answer, Continue, Input
+from .interface import ENVELOPE, REPLY_SECONDS, SERVICE, ListenError, Preparer
+from .messages import Answer, Continue, Input, MoreTime
 from .stream import ExtProcStream, RequestPicker, shared_parts
 from .wire_answers import encode_answer, encode_head
 from .wire_bodies import head_size, read_body, read_large_body
@@ -69,6 +69,8 @@ class Http2Server:
         self.picker, self.body_limit, self.on_broken = picker, body_limit, on_broken
         self.prepare: Preparer | None = None
         """Called with each request that has a body; None: picks wait for nothing."""
+        self.longest_wait: Callable[[], float] = lambda: 0.0
+        """As in `ExtProcServer`."""
         self.held = held or HeldBytes()
         self.shared_parts = shared_parts()
         self.deadlines = BodyDeadlines(body_seconds)
@@ -211,6 +213,9 @@ class _Process:
         ):
             # The client may send what its window allows; the window bounds the inbox.
             self._call.pause()
+            if self._stream.is_timed and (longest := self._server.longest_wait()):
+                more = MoreTime(longest + REPLY_SECONDS)
+                self._call.send_framed(encode_answer(more))
             waiting = self._prepare(context, value)
             self._task = asyncio.get_running_loop().create_task(waiting)
             return

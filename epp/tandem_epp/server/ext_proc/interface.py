@@ -14,6 +14,8 @@ from tandem_contract.held_bytes import HeldBytes
 from ...exchange import HttpRequest
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
+REPLY_SECONDS: Final = 5.0
+"""Seconds beyond the longest wait for which a gateway waits: the EPP itself answers before."""
 ENVELOPE: Final = 1 << 16
 """Bytes that a message may hold besides the body: headers and framing."""
 
@@ -34,6 +36,8 @@ class ExtProcServer(Protocol):
     """What all streams hold."""
     prepare: Preparer | None
     """Called with each request that has a body; None: picks wait for nothing."""
+    longest_wait: Callable[[], float]
+    """Seconds that a prepared request may wait for its pick; 0: it waits for what comes soon."""
 
     async def start(self) -> int:
         """Listen and serve; returns the port. Raises ListenError."""

@@ -98,5 +98,12 @@ class StreamedChunk(Struct, frozen=True):
     end_of_stream: bool
 
 
-Answer = Continue | StreamedChunk | Reply
+class MoreTime(Struct, frozen=True):
+    """The answer to the last message takes longer than the gateway waits by itself. Envoy takes one
+    such message for each of its own, and no time beyond its `max_message_timeout`."""
+
+    seconds: float
+
+
+Answer = Continue | StreamedChunk | MoreTime | Reply
 """A message to Envoy."""

@@ -169,6 +169,11 @@ class ExtProcStream:
         return self._state == _COLLECT
 
     @property
+    def is_timed(self) -> bool:
+        """Whether the gateway waits for each answer, and only so long."""
+        return self._request_mode is _BUFFERED
+
+    @property
     def is_placed(self) -> bool:
         """Whether the pods are picked. The request no longer depends on this stream then."""
         return self._state == _PLACED

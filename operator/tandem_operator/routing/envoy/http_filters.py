@@ -22,6 +22,9 @@ BodyMode = Literal["FULL_DUPLEX_STREAMED", "BUFFERED"]
 _PICK_TIMEOUT: Final = "5s"
 """Longest wait for the EPP, whose decision takes about a millisecond. After it the request goes to
 any decode pod."""
+_LONGEST_PICK: Final = "3600s"
+"""Longest time that the EPP may ask for instead, for a request that it holds. Envoy allows no
+longer."""
 _LOG_FLUSH: Final = "0.2s"
 """How late the EPP learns that an answer ended too early."""
 _ERROR_FORMS: Final = (PATHS[RequestKind.MESSAGES], "/")
@@ -132,6 +135,7 @@ def ext_proc(body_mode: BodyMode, response_bodies: bool, *, needs_epp: bool) -> 
         # did: a message for each chunk would cost every other response.
         "allow_mode_override": True,
         "message_timeout": _PICK_TIMEOUT,
+        "max_message_timeout": _LONGEST_PICK,
         "processing_mode": {
             "request_header_mode": "SEND",
             "request_body_mode": body_mode,

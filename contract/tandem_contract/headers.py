@@ -110,7 +110,7 @@ OBJECTIVES: Final = (OBJECTIVE, OBJECTIVE_OLDER)
 """Both names, the one that counts first."""
 
 FAIRNESS: Final = "x-llm-d-inference-fairness-id"
-"""Client or gateway → EPP: the tenant, with whom flow control shares fairly."""
+"""Client or gateway → EPP: the tenant, which flow control gives its share."""
 
 FAIRNESS_OLDER: Final = "x-gateway-inference-fairness-id"
 """Its older name."""

@@ -10,7 +10,7 @@ import pytest
 
 from tandem_contract import labels
 from tandem_contract.commandline import parse_host_port
-from tandem_contract.config import HealthChecks, load_router_config
+from tandem_contract.config import FlowBand, FlowControl, HealthChecks, load_router_config
 from tandem_contract.plan import ResumeLimits, key_id
 from tandem_operator.observed import Body, Failure
 from tandem_operator.routing.endpoint.observed import (
@@ -198,6 +198,16 @@ def test_resume_stays_as_it_is_while_a_pool_cannot_be_read(mode: str) -> None:
     assert "resume" in _file(planned(edited)), "no file of ours: what the readable pools say"
 
 
+def test_flow_control_stays_as_it_is_while_a_pool_cannot_be_read() -> None:
+    before = settled(endpoint(decode("a", routing={"flowControl": {"enabled": True}}), decode("b")))
+    broken = replace(
+        endpoint(decode("b")),
+        children=before.children,
+        unreadable_pools=(UnreadablePool("uid-a", "a"),),
+    )
+    assert "flow_control" in _file({**before.children, **planned(broken)})
+
+
 def test_an_unreadable_pool_prevents_deletions() -> None:
     children = settled(endpoint()).children
     unread = (UnreadablePool("uid-x", "x"),)
@@ -214,6 +224,7 @@ def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     routing = {
         "epp": {"config": config, "replicas": 3, "healthChecks": checks},
         "resume": {"enabled": "always", "maxMoves": 1},
+        "flowControl": {"enabled": True, "noEndpointTTL": "1s", "bands": [{"priority": 1}]},
     }
     objects = planned(endpoint(decode(routing=routing, sidecar={"prefillTimeout": "5s"})))
     file = tmp_path / "router.yaml"
@@ -224,6 +235,9 @@ def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     assert loaded.extra == config
     assert loaded.health_checks == HealthChecks(path="/health", unhealthy_threshold=2)
     assert loaded.resume.limits == ResumeLimits(10.0, 1)
+    assert loaded.flow_control == FlowControl(
+        enabled=True, no_endpoint_ttl=1.0, bands=(FlowBand(priority=1),)
+    )
     assert objects[EPP]["spec"]["replicas"] == 3
 
 
@@ -242,7 +256,8 @@ def test_a_changed_bootstrap_rolls_envoy_and_a_changed_config_does_not_roll_the_
     assert hashes[0] != hashes[1]
     patient = decode(sidecar={"prefillTimeout": "5s"})
     assert templates(endpoint(patient)) == (envoy, epp)
-    assert templates(endpoint(decode(routing={"resume": {"enabled": "always"}}))) == (envoy, epp)
+    for field in ({"resume": {"enabled": "always"}}, {"flowControl": {"enabled": True}}):
+        assert templates(endpoint(decode(routing=field))) == (envoy, epp)
 
 
 def test_the_epps_pods_find_each_other_and_authenticate_by_the_plan_keys() -> None:

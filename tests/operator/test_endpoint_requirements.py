@@ -161,6 +161,24 @@ def test_the_first_settings_of_resumed_streams_by_name_count() -> None:
     assert line.startswith("routing.resume of c differs from that of b, which is used")
 
 
+def test_the_first_settings_of_flow_control_by_name_count() -> None:
+    bands = [{"priority": 1, "ttl": "5s"}, {"priority": -1, "maxRequests": 9}]
+    stated = decode("b", routing={"flowControl": {"enabled": True, "bands": bands}})
+    other = decode("c", routing={"flowControl": {"enabled": False}})
+    asked = together(decode("a"), stated, other).flow_control
+    assert asked["enabled"]
+    assert asked["ttl"] == "1m"
+    assert asked["bands"] == [{"priority": 1, "ttl": "5s"}, {"priority": -1, "max_requests": 9}]
+    assert together(decode("a")).flow_control == together(decode("a"), other).flow_control == {}
+    (line,) = find_conflicts(pools(decode("a"), stated, other))
+    assert line.startswith("routing.flowControl of c differs from that of b, which is used")
+    config = {"flow_control": {"enabled": True}}
+    by_config = {"epp": {"config": config}}
+    assert together(decode("a", routing=by_config)).epp_config == config
+    off = {**by_config, "flowControl": {"enabled": False}}
+    assert together(decode("a", routing=off)).epp_config == {}
+
+
 @pytest.mark.parametrize(
     ("engine", "routing", "obstacle"),
     [

@@ -77,7 +77,7 @@ class _Task(Held):
     turn: "asyncio.Future[NotPlaced | None]"
 
 
-class FlowControl:
+class FlowController:
     """The waiting requests of a process. Belongs to one event loop."""
 
     def __init__(

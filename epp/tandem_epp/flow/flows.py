@@ -58,7 +58,7 @@ class Held(Waiting):
 H = TypeVar("H", bound=Held)
 
 
-class _Flow(Generic[H]):
+class _ModelFlow(Generic[H]):
     """The requests of one model."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Flows(Generic[H]):
         """None: no request waits. May be replaced at any time; what waits keeps its deadline."""
         self.byte_limit = 1 << 62
         """Bytes of bodies that may wait, whatever the settings say."""
-        self._flows: dict[str | None, _Flow[H]] = {}
+        self._flows: dict[str | None, _ModelFlow[H]] = {}
         """Only models with requests that wait or go."""
         self.bytes = 0
         """Of the bodies that wait."""
@@ -131,7 +131,7 @@ class Flows(Generic[H]):
 
     def admit(self, held: H, settings: FlowControl) -> str | None:
         """Let `held` wait, or say why not."""
-        flow = self._flows.get(held.model) or _Flow[H]()
+        flow = self._flows.get(held.model) or _ModelFlow[H]()
         waiting = self.counts.get(held.priority, 0)
         if waiting >= settings.band(held.priority).max_requests:
             return FULL
@@ -194,13 +194,13 @@ class Flows(Generic[H]):
 
     def expected_wait(self, held: H) -> float:
         """Seconds that a request like `held` waits that comes now; 0 as long as nothing tells."""
-        return self._wait(self._flows.get(held.model) or _Flow[H](), held)
+        return self._wait(self._flows.get(held.model) or _ModelFlow[H](), held)
 
-    def _wait(self, flow: _Flow[H], held: H) -> float:
+    def _wait(self, flow: _ModelFlow[H], held: H) -> float:
         rate = flow.rate.per_second(held.arrived)
         return sum(queue.ahead(held.priority) for queue in flow.queues) / rate if rate else 0.0
 
-    def _shed_share(self, flow: _Flow[H], held: H) -> float:
+    def _shed_share(self, flow: _ModelFlow[H], held: H) -> float:
         """The chance that a request of a negative priority is refused at once, although it has a
         place: the share of its time that it would wait. So they are refused the more, the longer
         the others wait, and not all from one moment on."""
@@ -236,7 +236,7 @@ class Flows(Generic[H]):
         self._on_end(held, reason, now)
         self._forget(held.model, flow)
 
-    def _forget(self, model: str | None, flow: _Flow[H]) -> None:
+    def _forget(self, model: str | None, flow: _ModelFlow[H]) -> None:
         """Forget a model of which nothing waits or goes."""
         if not flow.waiting and flow.going is None:
             self._flows.pop(model, None)

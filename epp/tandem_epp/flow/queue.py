@@ -75,8 +75,8 @@ class _Band(Generic[W]):
         self._order: list[tuple[float, int, _Tenant[W]]] = []
         """By `start`; also tenants that have no requests any more."""
         self._debts: dict[str, float] = {}
-        """Tenant without requests → the virtual time at which its last one ends. Whoever owes
-        nothing may be left out."""
+        """Tenant without requests → the virtual time at which its last one ends. Times that are
+        over may be left out."""
 
     def add(self, item: W) -> None:
         tenant = self._tenants.get(item.tenant)

@@ -14,7 +14,7 @@ from tandem_contract.request_kinds import RequestKind
 
 from ..backends.precise import PrecisePrefixes
 from ..exchange import HttpRequest
-from ..flow.control import FlowControl
+from ..flow.control import FlowController
 from ..metrics.faults import Faults
 from ..prefix.kv_events.collector import PreciseMatch
 from ..request.bodies import CONTENT_TYPE, is_form, kind_of, named_model
@@ -33,7 +33,7 @@ class Preparer:
         precise: PrecisePrefixes,
         rewrites: ModelRewrites,
         faults: Faults,
-        flow: FlowControl,
+        flow: FlowController,
         salted: Callable[[HttpRequest, bytes], bytes] = lambda _, body: body,
     ) -> None:
         """`salted`: the body with the salt of its tenant."""

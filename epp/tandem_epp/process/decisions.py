@@ -24,7 +24,7 @@ from ..backends.scrape_settings import ScrapeSettings
 from ..backends.warmup import WarmUps
 from ..backends.warmup_requests import SidecarHandOffs
 from ..choice.routing import Routing
-from ..flow.control import FlowControl
+from ..flow.control import FlowController
 from ..flow.metrics import FlowMetrics
 from ..llmd.metrics.pool import pool_of
 from ..llmd.metrics.requests import add_llmd_metrics
@@ -59,7 +59,7 @@ class Decisions:
         self.picker = EndpointPicker(
             self.fleet, self._routing(), self.metrics, self.history, Random()
         )
-        self.flow = FlowControl(
+        self.flow = FlowController(
             self.fleet,
             FlowMetrics(self.metrics.registry),
             refuse=Refusals(self.metrics).error,

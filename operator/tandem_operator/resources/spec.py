@@ -301,6 +301,24 @@ class Resume(Section, frozen=True, kw_only=True):
     max_moves: int
 
 
+class FlowBand(Section, frozen=True, kw_only=True):
+    priority: int
+    ttl: Seconds | None = None
+    max_requests: int | None = None
+
+
+class FlowControl(Section, frozen=True, kw_only=True):
+    enabled: bool
+    ttl: Seconds
+    no_endpoint_ttl: Seconds = msgspec.field(name="noEndpointTTL")
+    max_requests: int
+    max_bytes: int
+    fairness: Literal["requests", "tokens"]
+    order: Literal["arrival", "deadline"]
+    displace: bool
+    bands: tuple[FlowBand, ...] = ()
+
+
 class Routing(Section, frozen=True, kw_only=True):
     endpoint: str
     front: Literal["envoy", "router"]
@@ -320,6 +338,7 @@ class Routing(Section, frozen=True, kw_only=True):
     split: Literal["always", "auto", "off"]
     max_prefill_on_decode: int | None = None
     resume: Resume | None = None
+    flow_control: FlowControl | None = None
 
 
 class DecodeSpec(PoolSpec, frozen=True, kw_only=True):

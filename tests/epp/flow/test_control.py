@@ -18,7 +18,7 @@ from tandem_contract.config import FlowControl as FlowSettings
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.backends.precise import PrecisePrefixes
 from tandem_epp.exchange import HttpRequest, NotPlaced
-from tandem_epp.flow.control import FlowControl
+from tandem_epp.flow.control import FlowController
 from tandem_epp.flow.metrics import FlowMetrics
 from tandem_epp.placement.placement import Placement
 from tandem_epp.placement.preparer import Preparer
@@ -36,7 +36,7 @@ class FlowSetup(PickerSetup):
 
     def __init__(self, settings: FlowSettings = ON, **roles: str) -> None:
         super().__init__(**roles or UNIFIED)
-        self.flow = FlowControl(
+        self.flow = FlowController(
             self.fleet,
             FlowMetrics(self.metrics.registry),
             refuse=Refusals(self.metrics).error,

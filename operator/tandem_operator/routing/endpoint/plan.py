@@ -6,10 +6,10 @@
 Both start from `combine_requirements(observed.pools)`; `routing.objects` builds the manifests.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from tandem_contract import ports
 
@@ -31,7 +31,7 @@ from ..objects.epp import (
     epp_objects,
     http_route,
     inference_pool,
-    present_resume,
+    present_section,
 )
 from ..objects.policies import network_policies
 from ..objects.router import router_objects
@@ -118,17 +118,26 @@ def _with_what_others_may_ask(
     observed: ObservedEndpoint, required: EndpointRequirements
 ) -> EndpointRequirements:
     """The requirements of the readable pools, with what an unreadable one may have asked for as it
-    is: a typing error must neither open an endpoint nor turn `resume` on or off."""
+    is: a typing error must neither open an endpoint nor turn `resume` or flow control on or
+    off."""
     names = Names(observed.key.name)
     secret = required.api_key_secret
     if not secret:
         fronts_now = (ObjectRef("apps/v1", "Deployment", n) for n in (names.envoy, names.router))
         secrets = (api_key_secret(observed.children.get(ref)) for ref in fronts_now)
         secret = next(filter(None, secrets), None)
-    files = (ObjectRef("v1", "ConfigMap", name) for name in (names.epp, names.router))
-    sections = (present_resume(observed.children.get(ref)) for ref in files)
-    resume = next((each for each in sections if each is not None), required.resume)
-    return replace(required, api_key_secret=secret, resume=resume)
+    files = [ObjectRef("v1", "ConfigMap", name) for name in (names.epp, names.router)]
+
+    def present(name: str, otherwise: Mapping[str, Any]) -> Mapping[str, Any]:
+        sections = (present_section(observed.children.get(ref), name) for ref in files)
+        return next((each for each in sections if each is not None), otherwise)
+
+    return replace(
+        required,
+        api_key_secret=secret,
+        resume=present("resume", required.resume),
+        flow_control=present("flow_control", required.flow_control),
+    )
 
 
 def _requeue_after(

@@ -22,6 +22,7 @@ from ...observed import Body
 from ...pods.manifests import pod_names
 from ...resources.pools import DecodePool, PoolSet, PrefillPool
 from ...resources.spec import (
+    FlowControl,
     GatewayRef,
     Resume,
     RouteMatch,
@@ -52,6 +53,8 @@ class EndpointRequirements:
     health_checks: Mapping[str, Any]
     """The section of that name in the router configuration; empty when no pool sets it."""
     resume: Mapping[str, Any]
+    """As `health_checks`."""
+    flow_control: Mapping[str, Any]
     """As `health_checks`."""
     has_front: bool
     """Whether the operator runs what clients connect to."""
@@ -101,6 +104,7 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         epp_config=epp_config(decodes),
         health_checks=health_checks(decodes),
         resume=resume(decodes),
+        flow_control=flow_control(decodes),
         has_front=any(r.envoy.enabled for r in routings),
         # One pool alone takes Envoy from no other, which may need what only Envoy has.
         front="router" if all(r.front == "router" for r in routings) else "envoy",
@@ -123,11 +127,15 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
 
 def epp_config(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
     """The EndpointPickerConfig in effect for all `decodes` together, in order of their names;
-    without its section `resume` where `routing.resume` turns resumed streams off."""
+    without the sections `resume` and `flow_control` where the pools' fields turn them off."""
     config = next((d.spec.routing.epp.config for d in decodes if d.spec.routing.epp.config), {})
-    stated = _stated_resume(decodes)
-    is_off = stated is not None and stated.enabled == "never"
-    return {name: value for name, value in config.items() if name != "resume" or not is_off}
+    resumed, flow = _stated_resume(decodes), _stated_flow(decodes)
+    off = set()
+    if resumed is not None and resumed.enabled == "never":
+        off.add("resume")
+    if flow is not None and not flow.enabled:
+        off.add("flow_control")
+    return {name: value for name, value in config.items() if name not in off}
 
 
 def health_checks(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
@@ -187,6 +195,36 @@ def _obstacle(decode: DecodePool) -> str:
 
 def _stated_resume(decodes: Iterable[DecodePool]) -> Resume | None:
     return next(filter(None, (decode.spec.routing.resume for decode in decodes)), None)
+
+
+def flow_control(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
+    """The router configuration's section `flow_control` for all `decodes` together, in order of
+    their names; empty when it is off: an EPP of an earlier version refuses a file with it."""
+    stated = _stated_flow(decodes)
+    if stated is None or not stated.enabled:
+        return {}
+    return {
+        "enabled": True,
+        "ttl": format_duration(stated.ttl),
+        "no_endpoint_ttl": format_duration(stated.no_endpoint_ttl),
+        "max_requests": stated.max_requests,
+        "max_bytes": stated.max_bytes,
+        "fairness": stated.fairness,
+        "order": stated.order,
+        "displace": stated.displace,
+        "bands": [
+            {
+                "priority": band.priority,
+                **({} if band.ttl is None else {"ttl": format_duration(band.ttl)}),
+                **({} if band.max_requests is None else {"max_requests": band.max_requests}),
+            }
+            for band in stated.bands
+        ],
+    }
+
+
+def _stated_flow(decodes: Iterable[DecodePool]) -> FlowControl | None:
+    return next(filter(None, (decode.spec.routing.flow_control for decode in decodes)), None)
 
 
 def _duration(seconds: Seconds | None) -> str | None:
@@ -270,6 +308,7 @@ def static_router_config(sets: Sequence[PoolSet], addresses: Mapping[str, str]) 
         "disaggregated_serving": disaggregated_serving(decodes),
         **({"health_checks": checks} if (checks := health_checks(decodes)) else {}),
         **({"resume": resumed} if (resumed := resume(decodes)) else {}),
+        **({"flow_control": flow} if (flow := flow_control(decodes)) else {}),
         "backends": backends,
     }
 
@@ -355,6 +394,7 @@ _COMPARED: Mapping[str, Callable[[Routing], Any]] = {
     "service": lambda routing: _builtins(routing.service),
     "podMetadata": lambda routing: _builtins(routing.pod_metadata),
     "resume": lambda r: msgspec.structs.asdict(r.resume) if r.resume else None,
+    "flowControl": lambda r: msgspec.structs.asdict(r.flow_control) if r.flow_control else None,
     **_PODS,
 }
 """Fields of `spec.routing` that can conflict, with a function that reads each; None: not set."""

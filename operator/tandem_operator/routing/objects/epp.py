@@ -87,18 +87,19 @@ def decision_config(required: EndpointRequirements, settings: RouterSettings) ->
         **(_STORAGE_OFFLOADING if settings.storage_offloading else {}),
         **({"health_checks": required.health_checks} if required.health_checks else {}),
         **({"resume": required.resume} if required.resume else {}),
+        **({"flow_control": required.flow_control} if required.flow_control else {}),
     }
     return json.dumps(config, indent=1, sort_keys=True)
 
 
-def present_resume(config_map: Body | None) -> Mapping[str, Any] | None:
-    """The section `resume` in the file of what decides, empty if it has none; None: there is no
+def present_section(config_map: Body | None, name: str) -> Mapping[str, Any] | None:
+    """The section `name` in the file of what decides, empty if it has none; None: there is no
     file, or someone made it unreadable."""
     try:
         document = json.loads(config_map["data"][CONFIG_FILE]) if config_map else None
     except (KeyError, ValueError):
         return None
-    return document.get("resume", {}) if isinstance(document, dict) else None
+    return document.get(name, {}) if isinstance(document, dict) else None
 
 
 def decision_volumes(

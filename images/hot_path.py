@@ -82,6 +82,7 @@ MODULES: Final = (
     "tandem_epp.choice.prompt_tokens",
     "tandem_epp.choice.result",
     "tandem_epp.choice.scheduler",
+    "tandem_epp.estimates.answer_lengths",
     "tandem_epp.estimates.busy_period",
     "tandem_epp.estimates.cost_record",
     "tandem_epp.estimates.engine_counters",

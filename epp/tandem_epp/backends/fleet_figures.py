@@ -13,6 +13,7 @@ from tandem_contract.paths import Role
 from tandem_planner.cost import FAILURE_SECONDS, PodFigures
 from tandem_planner.figure_table import FigureTable
 
+from ..estimates.answer_lengths import LengthClasses
 from ..estimates.kinds import fill_in
 from ..estimates.pod_estimates import OUTPUT_PRIOR
 from .pods import Pod
@@ -24,6 +25,8 @@ class FleetFigures:
     def __init__(self) -> None:
         self.output_tokens = OUTPUT_PRIOR
         """Tokens of an answer, on average over the pods."""
+        self._lengths: dict[tuple[str, ...], LengthClasses] = {}
+        """Models of a pod → the lengths of their answers."""
         self.set_pods(())
 
     def set_pods(self, pods: Iterable[Pod]) -> None:
@@ -40,7 +43,10 @@ class FleetFigures:
         known."""
         self._next_expiry = inf
         """The earliest of these times, or earlier."""
+        models = {tuple(pod.backend.models) for pod in self.pods}
+        self._lengths = {key: self._lengths.get(key) or LengthClasses() for key in models}
         for pod, row in self.rows.items():
+            pod.estimates.running.lengths = self._lengths[tuple(pod.backend.models)]
             pod.estimates.on_change = partial(self._changed.add, row)
 
     def at(self, now: float) -> FigureTable:

@@ -195,7 +195,13 @@ class CostScheduler:
         loaded = load_of(context, prefill[0] if prefill else decode, cached).tokens
         output = self.expected_output(request)
         return PlacedPrompt(
-            prompt, cached + loaded, on_decode, output, is_stream=request.is_stream, loaded=loaded
+            prompt,
+            cached + loaded,
+            on_decode,
+            output,
+            is_stream=request.is_stream,
+            loaded=loaded,
+            limit=request.max_tokens or 0,
         )
 
     def expected_output(self, request: InferenceRequest | None) -> float:
@@ -357,7 +363,13 @@ def _size(request: InferenceRequest, record: CostRecord) -> PlacedPrompt:
     on_decode = min(prompt, record.cached[record.decode])
     loaded = record.pods[computing].loaded
     return PlacedPrompt(
-        prompt, cached, on_decode, output, is_stream=request.is_stream, loaded=loaded
+        prompt,
+        cached,
+        on_decode,
+        output,
+        is_stream=request.is_stream,
+        loaded=loaded,
+        limit=request.max_tokens or 0,
     )
 
 

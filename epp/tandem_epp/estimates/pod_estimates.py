@@ -25,6 +25,7 @@ from tandem_planner.kv_size import KvSize
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
 from tandem_planner.transfer import TransferFit, Transfers, assumed_kv_bytes
 
+from .answer_lengths import RunningAnswers
 from .busy_period import BusyPeriod
 from .engine_counters import CounterWindow
 from .engine_figures import EngineCounters, Gauges
@@ -90,6 +91,9 @@ OUTPUT_PRIOR: Final = 200.0
 """Tokens of an answer before any is counted."""
 _WEIGHT: Final = 0.1
 """Weight of the newest value in moving averages."""
+_STEP_TOKENS: Final = 2048
+"""Prompt tokens that an engine computes in one step, in which each answer gets one token: the
+default of vLLM and others. Too high: answers that a prefill delayed are taken for shorter ones."""
 _NEVER: Final = inf
 _OBSERVED_SECONDS: Final = 60.0
 """Seconds for which answers that tell how long prefills take are enough to learn from."""
@@ -126,8 +130,8 @@ class PodEstimates:
         self.decodes = self.awaiting_prefill = 0
         """Requests of this EPP and its replicas that decode here, and those that will and are still
         being prefilled."""
-        self._stalled = 0.0
-        """`stall_share` of both, added up."""
+        self.running = RunningAnswers()
+        """Those of `decodes`, and of `awaiting_prefill`, which prefills here delay."""
         self.answers, self.slots = AnswerLengths(), EngineSlots()
         self.own = OwnRequests()
         self.observed_at: float | None = None
@@ -198,12 +202,15 @@ class PodEstimates:
         self._rates = self._make_rates()
         self.changed()
 
-    def count_stalled(self, share: float) -> None:
-        """A request that a prefill here delays came (`share` is its `stall_share`) or went (less
-        than 0); it is among the `decodes`, or `awaiting_prefill`, by now."""
-        is_any = self.decodes or self.awaiting_prefill
-        # Exactly, whatever was added and subtracted.
-        self._stalled = self._stalled + share if is_any else 0.0
+    def count_tokens(self, now: float) -> None:
+        """Count what the running answers have got until `now`: before the queue changes, and before
+        one of them begins or ends."""
+        decode = self._rates.decode
+        seconds = decode.step + decode.slope * self.decodes
+        if self.queue.head is not None:
+            seconds += _STEP_TOKENS * self._rates.prefill.per_token
+        if self.running.advance(now, seconds):
+            self.changed()
 
     def count_placed(self, seconds: float, tokens: float) -> None:
         """A request whose prefill takes `seconds`, and that needs KV for `tokens`, was placed."""
@@ -234,6 +241,7 @@ class PodEstimates:
             self._free_tokens = capacity_tokens * (1.0 - load.kv_usage)
             self._placed_tokens = 0.0
         self.utilization.fade(now)
+        self.count_tokens(now)
         self._learn_from_counters(counters, load, now)
         self._running = load.running
         self.learned()
@@ -295,7 +303,7 @@ class PodEstimates:
         queued = queue.seconds_behind_head + self._unknown_waiting * self.mean_prefill
         # By the time of its first token, a request meets those before it in the queue too.
         itl_harm = DECODE_WEIGHT * decode.slope * (decodes + self.awaiting_prefill)
-        stalled = self._stalled
+        stalled = self.running.total
         if self.serves_decode:
             stalled += self._unknown_running * stall_share(self._answer_tokens)
         stall = ITL_WEIGHT * stalled + (DECODE_RESERVE if self.is_decode else 0.0)

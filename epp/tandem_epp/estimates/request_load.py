@@ -12,8 +12,8 @@ import msgspec
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.overlaps import Overlap
 from tandem_contract.timing import UNKNOWN, Timing
-from tandem_planner.cost import stall_share
 
+from .answer_lengths import RunningAnswer
 from .overheads import waited_seconds
 from .own_requests import EndedRequest
 from .pod_estimates import PodEstimates
@@ -41,6 +41,8 @@ class PlacedPrompt(msgspec.Struct, frozen=True):
     """Whether the answer is a stream: only such a response can begin before its last token."""
     loaded: int = 0
     """Tokens of `cached` that the pod loads from external storage."""
+    limit: int = 0
+    """Tokens that the answer has at most; 0: not known."""
 
 
 class RequestLoad:
@@ -61,7 +63,7 @@ class RequestLoad:
         self._fabric = fabric
         self._computing = prefill if prefill is not None else decode
         self._is_decoding = False
-        self._stall_share = stall_share(size.output)
+        self._answer = RunningAnswer(decode.running.lengths.with_limit(size.limit, size.output))
         self._entry: QueuedPrefill | None = None
         """The prefill in the queue; None once it is over, and for a request that is not read."""
         self._counting: PodEstimates | None = self._computing
@@ -82,13 +84,14 @@ class RequestLoad:
         size, decode, computing = self._size, self._decode, self._computing
         uncached = max(1, size.prompt - size.cached)
         seconds = computing.prefill.best.seconds(uncached, size.cached)
+        computing.count_tokens(now)
         self._entry = computing.queue.add(seconds, now, has_first_token=size.is_stream)
         computing.utilization.add(seconds, now)
         self._overlap = computing.overlaps.begin(decode.sidecar)
         own = uncached + size.loaded
         computing.count_placed(seconds, own + (0.0 if self._is_split else size.output))
         decode.awaiting_prefill += 1
-        decode.count_stalled(self._stall_share)
+        decode.running.add(self._answer)
         if self._is_split:
             decode.count_placed(seconds, size.prompt - size.cached_on_decode + size.output)
 
@@ -108,6 +111,7 @@ class RequestLoad:
         elif self._is_split and fabric not in (None, self._fabric):
             # A retry on a pod that is nearer or farther than the chosen one.
             self._decode.placed_transfers.add(fabric)
+        self._begin_answer(timing, now)
         if self._is_before_first_token(timing):
             if self._entry is not None:
                 self._entry.has_first_token = False
@@ -160,6 +164,8 @@ class RequestLoad:
         self._stop_counting()
         self._end_transfer()
         self._end_overlap()
+        self._decode.count_tokens(now)
+        self._decode.running.end(self._answer)
         self._count(-1)
         self._is_decoding = False
         if self._entry is not None:
@@ -171,6 +177,14 @@ class RequestLoad:
         after a hand-off the prompt is computed in any case."""
         is_reported = timing.leg is not None or timing.compute is not None
         return self._size.is_stream and not self._is_split and not is_reported
+
+    def _begin_answer(self, timing: Timing, now: float) -> None:
+        if self._size.is_stream:
+            # Where the headers come before the prefill, it counts too: as one token for each step.
+            self._decode.count_tokens(now)
+            self._decode.running.begin(self._answer)
+        elif timing.generated:
+            self._answer.lengths.add(timing.generated)
 
     def _end_transfer(self) -> None:
         if self._is_transferring:
@@ -189,7 +203,10 @@ class RequestLoad:
         elif self._entry is not None:
             self._decode.awaiting_prefill += requests
         if self._is_decoding or self._entry is not None:
-            self._decode.count_stalled(requests * self._stall_share)
+            if requests > 0:
+                self._decode.running.add(self._answer)
+            else:
+                self._decode.running.remove(self._answer)
         self._decode.changed()
 
     def _end_overlap(self) -> None:
@@ -199,6 +216,7 @@ class RequestLoad:
 
     def _end_prefill(self, entry: QueuedPrefill, now: float) -> None:
         self._entry = None
+        self._computing.count_tokens(now)
         self._computing.queue.remove(entry, now)
         self._computing.changed()
 

@@ -49,12 +49,12 @@ def test_a_request_waits_behind_the_one_before_it() -> None:
 
 def test_answers_are_delayed_also_before_they_begin_and_short_ones_more() -> None:
     pod, prefill = PodEstimates(), PodEstimates()
-    RequestLoad(pod, None, replace(SIZE, output=1.0), 10.0)
+    RequestLoad(pod, None, replace(SIZE, output=1.0, limit=1), 10.0)
     assert pod.figures(10.0).stall == 0.0, "one token has no ITL"
     long = RequestLoad(pod, prefill, SIZE, 10.0)
     assert pod.figures(10.0).stall == pytest.approx(ITL_WEIGHT / SIZE.output)
     assert prefill.figures(10.0).stall == 0.0, "its answer runs elsewhere"
-    short = RequestLoad(pod, None, replace(SIZE, output=2.0), 10.0)
+    short = RequestLoad(pod, None, replace(SIZE, output=2.0, limit=2), 10.0)
     long.on_response(11.0)
     both = ITL_WEIGHT * (1 / SIZE.output + 1 / SHORT_ANSWER)
     assert pod.figures(11.0).stall == pytest.approx(both)
@@ -82,7 +82,7 @@ def test_every_count_is_returned_once(events: tuple[str, ...]) -> None:
     assert (len(prefill.queue), len(decode.queue)) == (1, 0)
     # Without requests the stall is 0 whatever was counted.
     for pod in (decode, other):
-        RequestLoad(pod, prefill, replace(SIZE, output=500.0), 0.0)
+        RequestLoad(pod, prefill, replace(SIZE, output=500.0, limit=500), 0.0)
     for event in events:
         match event:
             case "response":

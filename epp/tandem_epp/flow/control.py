@@ -21,6 +21,7 @@ from tandem_contract.config import FlowControl as FlowSettings
 from ..backends.fleet import Fleet
 from ..exchange import HttpRequest, NotPlaced
 from ..request.inference import InferenceRequest
+from .elsewhere import WaitingElsewhere
 from .flows import DISPLACED, EXPIRED, FULL, LEFT, SHED, STOPPING, WENT, Flows, Held
 from .headers import shorter_ttl, tenant_of
 from .metrics import FlowMetrics
@@ -112,6 +113,11 @@ class FlowController:
         self._flows.settings = settings
         for model in self._flows.models:
             self._advance(model)
+
+    @property
+    def elsewhere(self) -> WaitingElsewhere:
+        """What waits here and at other replicas."""
+        return self._flows.elsewhere
 
     def limit_bytes(self, limit: int) -> None:
         """The bodies that wait have so many bytes at most, whatever the settings say."""

@@ -11,6 +11,7 @@ from typing import Final, Generic, TypeVar
 from tandem_contract.config import FlowControl
 
 from ..backends.fleet import Fleet
+from .elsewhere import Group, WaitingElsewhere
 from .queue import FlowQueue, Waiting
 from .rate import Rate
 from .saturation import Saturation
@@ -30,7 +31,7 @@ BYTES_PER_TOKEN: Final = 4
 class Held(Waiting):
     """A request that waits for pods of one model."""
 
-    __slots__ = ("has_ended", "is_split", "model", "subset", "tokens")
+    __slots__ = ("group", "has_ended", "is_split", "model", "subset", "tokens")
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Held(Waiting):
         self.model, self.tokens, self.is_split = model, tokens, is_split
         self.has_ended = False
         """Whether it waits no longer."""
+        self.group = Group(model, priority, is_split)
         self.subset: frozenset[str] | None = None
         """Once it goes: the addresses of the pods that have room for it; None: any may get it."""
 
@@ -94,6 +96,8 @@ class Flows(Generic[H]):
         """None: no request waits. May be replaced at any time; what waits keeps its deadline."""
         self.byte_limit = 1 << 62
         """Bytes of bodies that may wait, whatever the settings say."""
+        self.elsewhere = WaitingElsewhere()
+        """What waits at other replicas."""
         self._flows: dict[str | None, _ModelFlow[H]] = {}
         """Only models with requests that wait or go."""
         self.bytes = 0
@@ -133,7 +137,8 @@ class Flows(Generic[H]):
         """Let `held` wait, or say why not."""
         flow = self._flows.get(held.model) or _ModelFlow[H]()
         waiting = self.counts.get(held.priority, 0)
-        if waiting >= settings.band(held.priority).max_requests:
+        in_fleet = waiting + self.elsewhere.requests(held.priority)
+        if in_fleet >= settings.band(held.priority).max_requests:
             return FULL
         if held.priority < 0 and self._random.random() < self._shed_share(flow, held):
             return SHED
@@ -149,6 +154,7 @@ class Flows(Generic[H]):
         queue.add(held)
         self.bytes += held.size
         self.counts[held.priority] = waiting + 1
+        self.elsewhere.count(held.group, 1)
         return None
 
     def advance(self, model: str | None, now: float) -> bool:
@@ -161,7 +167,7 @@ class Flows(Generic[H]):
         if flow.going is not None:
             return False
         for first in flow.firsts():
-            if self._may_go(first, now):
+            if not self.elsewhere.has_more_important(first.group) and self._may_go(first, now):
                 flow.queues[first.is_split].take_first()
                 flow.going = first
                 flow.rate.add(now)
@@ -233,6 +239,7 @@ class Flows(Generic[H]):
         flow.queues[held.is_split].remove(held)
         self.bytes -= held.size
         self.counts[held.priority] -= 1
+        self.elsewhere.count(held.group, -1)
         self._on_end(held, reason, now)
         self._forget(held.model, flow)
 

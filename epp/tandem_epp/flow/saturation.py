@@ -10,7 +10,7 @@ compute prompts need a short queue. A request that is not split needs both of on
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from tandem_contract.paths import Role
 from tandem_planner.cost import PodFigures, wait_seconds
@@ -26,8 +26,20 @@ where none can be put before another."""
 STALE_SECONDS: Final = 2.0
 """Seconds after a scrape for which the free KV that it told counts. Longer: with a metrics page
 that does not answer any more, nothing would be sent once that KV is used up."""
+_MOST_MODELS: Final = 4096
+"""Models that are remembered: adapters come and go."""
 PROBE_SECONDS: Final = 1.0
 """Seconds between two requests to a pod of which nothing is known that is new."""
+
+
+class _Roles(NamedTuple):
+    """The ready pods of a model."""
+
+    pods: tuple[Pod, ...]
+    decodes: tuple[Pod, ...]
+    """Those that may decode."""
+    prefills: tuple[Pod, ...]
+    """Those that only prefill."""
 
 
 class Saturation:
@@ -35,44 +47,43 @@ class Saturation:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        self._roles: dict[str | None, _Roles] = {}
+        """By model; counts as long as the fleet's view is the same object."""
         self._probed: dict[Pod, float] = {}
         """Pod without fresh figures → when it last had room for want of them."""
 
     def has_pods(self, model: str | None) -> bool:
         """Whether a pod is ready that may decode for `model`."""
-        return any(pod.backend.role.serves(Role.DECODE) for pod in self._fleet.ready_pods(model))
+        return bool(self._ready(model).decodes)
 
     def has_prefill_pods(self, model: str | None) -> bool:
         """Whether a pod is ready that only prefills for `model`."""
-        return any(pod.backend.role is Role.PREFILL for pod in self._fleet.ready_pods(model))
+        return bool(self._ready(model).prefills)
 
     def has_room(self, model: str | None, tokens: float, now: float) -> bool:
         """Whether any request for `model` whose prompt and answer have `tokens` tokens would hardly
         wait, split or not; also if no pod is ready, which the choice tells."""
-        pods, figures = self._fleet.ready_pods(model), self._fleet.figures
+        _, decodes, prefills = self._ready(model)
+        figures = self._fleet.figures
         table, rows = figures.at(now).pods, figures.rows
-        is_prefill = {pod for pod in pods if pod.backend.role is Role.PREFILL}
         # The first that fits decides, mostly the first at all.
-        free = (
-            pod
-            for pod in pods
-            if pod not in is_prefill and self._can_decode(pod, table[rows[pod]], tokens, now)
-        )
-        if is_prefill:
-            computing = (pod for pod in is_prefill if _can_compute(pod, table[rows[pod]], now))
-            return next(computing, None) is not None and next(free, None) is not None
-        return any(_can_compute(pod, table[rows[pod]], now) for pod in free) or not pods
+        for pod in decodes:
+            row = table[rows[pod]]
+            if _can_decode(pod, row, tokens, now) and (prefills or _can_compute(pod, row, now)):
+                break
+        else:
+            return not decodes
+        return not prefills or any(_can_compute(pod, table[rows[pod]], now) for pod in prefills)
 
     def pods_with_room(
         self, model: str | None, tokens: float, now: float, *, is_split: bool
     ) -> list[Pod]:
         """The pods that such a request may go to now; none: it waits. `is_split`: where pods are
         ready that only prefill, whether one of them is to compute the prompt."""
-        pods, figures = self._fleet.ready_pods(model), self._fleet.figures
+        _, decodes, prefills = self._ready(model)
+        figures = self._fleet.figures
         table, rows = figures.at(now).pods, figures.rows
-        prefills = [pod for pod in pods if pod.backend.role is Role.PREFILL]
-        decodes = [pod for pod in pods if pod.backend.role is not Role.PREFILL]
-        free = [pod for pod in decodes if self._can_decode(pod, table[rows[pod]], tokens, now)]
+        free = [pod for pod in decodes if _can_decode(pod, table[rows[pod]], tokens, now)]
         if not prefills:
             free = [pod for pod in free if _can_compute(pod, table[rows[pod]], now)]
             return free or self._probe(decodes, now)
@@ -82,11 +93,16 @@ class Saturation:
             computing = self._probe(prefills, now)
         return [*free, *computing] if free and (computing or not is_split) else []
 
-    def _can_decode(self, pod: Pod, figures: PodFigures, tokens: float, now: float) -> bool:
-        if not _has_slot(pod):
-            return False
-        is_fresh = now - pod.scraped_at < STALE_SECONDS
-        return not is_fresh or not pod.in_flight or tokens <= figures.free_tokens
+    def _ready(self, model: str | None) -> _Roles:
+        pods, key = self._fleet.ready_pods(model), self._fleet.model_key(model)
+        roles = self._roles.get(key)
+        if roles is None or roles.pods is not pods:
+            decodes = tuple(pod for pod in pods if pod.backend.role is not Role.PREFILL)
+            prefills = tuple(pod for pod in pods if pod.backend.role is Role.PREFILL)
+            if len(self._roles) > _MOST_MODELS:
+                self._roles.clear()
+            roles = self._roles[key] = _Roles(pods, decodes, prefills)
+        return roles
 
     def _probe(self, pods: Iterable[Pod], now: float) -> list[Pod]:
         """One of `pods`, which have no room, that gets a request all the same, because what is
@@ -104,6 +120,13 @@ class Saturation:
 
 def _has_slot(pod: Pod) -> bool:
     return pod.estimates.active < pod.estimates.slots.limit
+
+
+def _can_decode(pod: Pod, figures: PodFigures, tokens: float, now: float) -> bool:
+    if not _has_slot(pod):
+        return False
+    is_fresh = now - pod.scraped_at < STALE_SECONDS
+    return not is_fresh or not pod.in_flight or tokens <= figures.free_tokens
 
 
 def _can_compute(pod: Pod, figures: PodFigures, now: float) -> bool:

@@ -188,7 +188,8 @@ def share(decisions: Decisions, settings: PeerSettings, keys: Mapping[str, bytes
 
     `keys`: by which replicas authenticate each other. Nothing listens yet.
     """
-    registry, shared = decisions.metrics.registry, SharedFleet(decisions.fleet)
+    registry = decisions.metrics.registry
+    shared = SharedFleet(decisions.fleet, waiting=decisions.flow.elsewhere)
     channel = PeerChannel(settings, shared, PeerMetrics(registry))
     channel.use_keys(keys)
     # Without peers too: it tells which entries of an access log count.

@@ -26,6 +26,7 @@ from ..backends.pods import Pod
 from ..estimates.request_load import PlacedPrompt
 from ..estimates.shared_samples import add_samples, most_samples, samples_of
 from ..exchange import BrokenAnswer, ResponseHeaders
+from ..flow.elsewhere import Group, WaitingElsewhere
 from ..placement.counted_request import CountedRequest
 from ..placement.placement import Placement
 from ..placement.verdicts import judge_broken
@@ -42,6 +43,7 @@ from .peers.frames import (
     RequestAnswered,
     RequestEnded,
     RequestStarted,
+    RequestsWait,
     TextsCounted,
     pack,
     unpack,
@@ -127,8 +129,15 @@ class Publisher(Protocol):
 class SharedFleet:
     """The part of the fleet's state that replicas share."""
 
-    def __init__(self, fleet: Fleet, clock: Callable[[], float] = time) -> None:
-        """`clock` returns Unix seconds."""
+    def __init__(
+        self,
+        fleet: Fleet,
+        clock: Callable[[], float] = time,
+        waiting: WaitingElsewhere | None = None,
+    ) -> None:
+        """`clock` returns Unix seconds. `waiting`: what waits in flow control; None: nothing."""
+        self._waiting = waiting or WaitingElsewhere()
+        self._waiting.on_change = self._on_waiting
         self.publisher: Publisher | None = None
         """None: events go nowhere."""
         self._fleet, self._clock = fleet, clock
@@ -166,6 +175,11 @@ class SharedFleet:
         self._recent.end(placement)
         if not self._is_leaving and (publisher := self._publisher()) is not None:
             publisher.publish(RequestEnded(placement.number))
+
+    def _on_waiting(self, group: Group, requests: int) -> None:
+        """So many requests of `group` wait here now."""
+        if (publisher := self._publisher()) is not None and len(group.model or "") <= MAX_MODEL:
+            publisher.publish(_wait(group, requests))
 
     def on_broken(self, broken: BrokenAnswer, now: float) -> None:
         """An Envoy that logs here reports a broken answer, perhaps of another replica's request:
@@ -217,13 +231,20 @@ class SharedFleet:
                 yield PodLearned(pod.name, samples, pod.token_scale)
             if adapters := pod.adapters.resident:
                 yield AdaptersLoaded(pod.name, adapters)
+        yield from self._of_all_pods(now)
+        # The oldest first, as they were learned: the receiver forgets in that order.
+        yield from reversed(self._recent_prefixes(left))
+
+    def _of_all_pods(self, now: float) -> Iterator[Event]:
+        """What a snapshot has of all pods together."""
         for model, assumed, counted in self._fleet.token_scales.sums:
             if len(model or "") <= MAX_MODEL:
                 yield TextsCounted(model or "", assumed, counted)
         for path, seconds, at in self._fleet.overheads.latest:
             yield FirstTokensTook(path, seconds, max(0.0, now - at))
-        # The oldest first, as they were learned: the receiver forgets in that order.
-        yield from reversed(self._recent_prefixes(left))
+        for group, requests in self._waiting.own.items():
+            if len(group.model or "") <= MAX_MODEL:
+                yield _wait(group, requests)
 
     def _recent_prefixes(self, limit: int) -> list[PrefixCached]:
         """The most recently used prompts of the pods, up to `limit` bytes."""
@@ -241,6 +262,7 @@ class SharedFleet:
 
     def reset(self, peer: str) -> None:
         self._unknown.pop(peer, None)
+        self._waiting.forget(peer)
         for request in self._remote.pop(peer, {}).values():
             request.drop(self._clock())
 
@@ -259,6 +281,8 @@ class SharedFleet:
             case AnswerBroke(backend, age, ending):
                 broken = BrokenAnswer(backend, now - age, ending=ending)
                 judge_broken(self._fleet, broken, now, is_own=False)
+            case RequestsWait(model, priority, is_split, waiting):
+                self._waiting.learn(peer, Group(model or None, priority, is_split), waiting)
             case BrokenLogged():
                 self._count_broken(event, now)
             case PodEjected() | PodLearned() | PodFailed() | PrefixCached() | AdaptersLoaded():
@@ -366,6 +390,10 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
         assumed_tokens=0 if pods.media_parts else pods.assumed_tokens,
         fingerprint=pods.fingerprint,
     )
+
+
+def _wait(group: Group, requests: int) -> RequestsWait:
+    return RequestsWait(group.model or "", group.priority, group.is_split, requests)
 
 
 def _answered(placement: Placement, response: ResponseHeaders) -> RequestAnswered:

@@ -19,12 +19,15 @@ from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.backends.precise import PrecisePrefixes
 from tandem_epp.exchange import HttpRequest, NotPlaced
 from tandem_epp.flow.control import FlowController
+from tandem_epp.flow.elsewhere import Group
 from tandem_epp.flow.metrics import FlowMetrics
 from tandem_epp.placement.placement import Placement
 from tandem_epp.placement.preparer import Preparer
 from tandem_epp.placement.refusals import Refusals
+from tandem_epp.replicas.shared_fleet import SharedFleet
 
 from ..placement.test_picker import LONG, PickerSetup
+from ..simulation.replicas import LoopbackMesh
 
 ON = FlowSettings(enabled=True)
 UNIFIED = {"u": "unified"}
@@ -314,6 +317,47 @@ async def test_dead_metrics_pages_stop_nothing() -> None:
     # One goes each second, whatever the last figures said.
     placed = await setup.send()
     assert placed.decision.decode[0].name == "u"
+
+
+async def test_the_important_go_first_at_all_replicas() -> None:
+    setups = FlowSetup(), FlowSetup()
+    shared = [SharedFleet(each.fleet, waiting=each.flow.elsewhere) for each in setups]
+    mesh = LoopbackMesh(shared, delay=0.0)
+    for number, each in enumerate(setups):
+        shared[number].publisher = mesh.channel(number)
+        each.picker.observer = shared[number]
+
+    def tell() -> None:
+        mesh.advance(mesh.now + 1.0)
+
+    running = await setups[0].send()
+    tell()
+    low = await setups[0].start()
+    high = await setups[1].start(priority="1")
+    tell()
+    assert (setups[0].held, setups[1].held) == (1, 1)
+    running.end(time())
+    tell()
+    placed = await high
+    tell()
+    assert not low.done()
+    placed.end(time())
+    tell()
+    await low
+
+
+async def test_a_bands_limit_is_that_of_all_replicas() -> None:
+    setup = FlowSetup(FlowSettings(enabled=True, max_requests=2))
+    await setup.send()
+    waiting = await setup.start()
+    setup.flow.elsewhere.learn("other", Group(None, 0, is_split=False), 1)
+    with refused(429, "flow_full", "rejected-saturated"):
+        await setup.send()
+    setup.flow.elsewhere.forget("other")
+    more = await setup.start()
+    assert setup.held == 2
+    for task in (waiting, more):
+        task.cancel()
 
 
 async def test_what_is_no_generation_waits_for_nothing() -> None:

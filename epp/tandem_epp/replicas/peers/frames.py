@@ -187,6 +187,17 @@ class AdaptersLoaded(msgspec.Struct, frozen=True, array_like=True):
     """The least recently used first."""
 
 
+class RequestsWait(msgspec.Struct, frozen=True, array_like=True):
+    """So many requests wait at the peer in flow control, now or in a snapshot."""
+
+    model: str
+    """Empty: all models are one."""
+    priority: int
+    is_split: bool
+    """Whether they need a prefill pod."""
+    requests: int
+
+
 Event: TypeAlias = (
     RequestStarted
     | RequestAnswered
@@ -200,6 +211,7 @@ Event: TypeAlias = (
     | TextsCounted
     | AdaptersLoaded
     | FirstTokensTook
+    | RequestsWait
 )
 
 _KINDS: Final[dict[type, int]] = {
@@ -215,6 +227,7 @@ _KINDS: Final[dict[type, int]] = {
     TextsCounted: 10,
     AdaptersLoaded: 13,
     FirstTokensTook: 14,
+    RequestsWait: 15,
 }
 """Numbers are never used again for another kind: 11 and 12 were."""
 _DECODERS: Final[dict[int, msgspec.msgpack.Decoder[Event]]] = {

@@ -152,10 +152,18 @@ class PrefixAffinityParameters(Strict, frozen=True):
     ] = 0
     ttftSource: Annotated[  # noqa: N815
         Literal["prefillThroughput", "latencyPredictor"],
-        Meta(description="`prefillThroughput`; `latencyPredictor` is refused"),
+        Meta(
+            description="what milliseconds are made of: `prefillThroughput`, tokens in flight;"
+            " `latencyPredictor`, the EPP's own prediction for this prompt"
+        ),
     ] = "prefillThroughput"
     peakPrefillThroughput: Annotated[  # noqa: N815
-        float, Meta(gt=0, description="prompt tokens per second of a pod, for milliseconds")
+        float,
+        Meta(
+            ge=0,
+            description="prompt tokens per second of a pod, for `prefillThroughput`; 0 only where"
+            " no milliseconds are compared",
+        ),
     ] = 15_928.0
     prefixMatchInfoProducerName: Annotated[  # noqa: N815
         str, Meta(description="a burst-prefix-cache-producer, or the prefix index")
@@ -166,10 +174,11 @@ class PrefixAffinityParameters(Strict, frozen=True):
     inFlightLoadProducerName: Annotated[str, Meta(description="ignored")] = ""  # noqa: N815
 
     def __post_init__(self) -> None:
-        if self.ttftSource == "latencyPredictor":
+        is_needed = self.ttftSource == "prefillThroughput" and self.maxTTFTPenaltyMs > 0
+        if is_needed and not self.peakPrefillThroughput:
             raise ValueError(
-                "ttftSource latencyPredictor: the EPP calls no latency predictor; use"
-                " prefillThroughput, or predicted-cost in place of filters and scorers"
+                "peakPrefillThroughput must be above 0 where ttftSource is prefillThroughput and"
+                " maxTTFTPenaltyMs is not 0"
             )
 
 

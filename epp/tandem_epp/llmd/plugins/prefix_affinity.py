@@ -11,6 +11,7 @@ from random import Random
 from ...backends.pods import Pod
 from ...choice.context import ChoiceContext
 from .llmd_parameters import PrefixAffinityParameters
+from .predicted_latency import predicted_ttft
 from .profile import Scorer
 
 
@@ -20,7 +21,8 @@ class PrefixAffinityFilter:
 
     Compared are prompt tokens in flight, over the backend's weight: in seconds, at
     `peakPrefillThroughput` tokens per second, or as they are. What is computed elsewhere or in
-    decodes does not count.
+    decodes does not count. With `latencyPredictor` seconds are the EPP's own prediction of the
+    time until the pod has computed this prompt.
     """
 
     is_steady = False
@@ -43,17 +45,27 @@ class PrefixAffinityFilter:
         if not warm or len(warm) == len(pods):
             return pods
         others = [pod for pod, is_kept in zip(pods, is_warm, strict=True) if not is_kept]
-        return pods if self._is_too_far_behind(warm, others) else warm
+        return pods if self._is_too_far_behind(warm, others, context) else warm
 
-    def _is_too_far_behind(self, warm: Sequence[Pod], others: Sequence[Pod]) -> bool:
+    def _is_too_far_behind(
+        self, warm: Sequence[Pod], others: Sequence[Pod], context: ChoiceContext
+    ) -> bool:
         settings = self._parameters
         tokens = _fewest_tokens(warm) - _fewest_tokens(others)
-        milliseconds = 1000 * tokens / settings.peakPrefillThroughput
-        return (
-            0 < settings.maxTTFTPenaltyMs < milliseconds
-            or 0 < settings.maxTokensInFlightPenalty < tokens
-        )
+        if 0 < settings.maxTokensInFlightPenalty < tokens:
+            return True
+        if not settings.maxTTFTPenaltyMs:
+            return False
+        if settings.ttftSource == "latencyPredictor":
+            seconds = _least_ttft(warm, context) - _least_ttft(others, context)
+        else:
+            seconds = tokens / settings.peakPrefillThroughput
+        return settings.maxTTFTPenaltyMs < 1000 * seconds
 
 
 def _fewest_tokens(pods: Sequence[Pod]) -> float:
     return min(pod.tokens_in_flight / pod.backend.weight for pod in pods)
+
+
+def _least_ttft(pods: Sequence[Pod], context: ChoiceContext) -> float:
+    return min(predicted_ttft(pod, context) for pod in pods)

@@ -14,6 +14,7 @@ from ...choice.routing import PrefixIndexSettings
 from .burst_prefix import BurstPrefix
 from .conformance import ServedHeader
 from .decider import DeciderSettings
+from .latency_parameters import PredictedLatencyParameters
 from .llmd_parameters import (
     AgentParameters,
     BurstParameters,
@@ -146,6 +147,11 @@ PLUGINS: Final[tuple[Plugin[Any], ...]] = (
     Plugin(
         "agent-identity", Kind.SOURCE, AgentParameters,
         "names the headers in which agents tell their session: attribute agent-identity",
+    ),
+    Plugin(
+        "predicted-latency-producer", Kind.SOURCE, PredictedLatencyParameters,
+        "predicts latencies for latency-scorer, slo-headroom-tier-filter and"
+        " prefix-cache-affinity-filter: by the EPP's own estimates, without a predictor beside it",
     ),
     Plugin(
         "metrics-data-source", Kind.METRICS, MetricsSourceParameters,

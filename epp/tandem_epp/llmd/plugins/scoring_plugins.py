@@ -8,6 +8,11 @@ from tandem_contract.paths import Role
 from .conformance import EndpointSelectionFilter
 from .filters import LabelFilter, RoleFilter, SelectorFilter, UtilizationFilter
 from .label_scorers import ContextLengthFilter, ContextLengthScorer, HeaderLabelScorer
+from .latency_parameters import (
+    LatencyScorerParameters,
+    PredictedLatencyParameters,
+    TierParameters,
+)
 from .llmd_parameters import (
     AGENT_HEADERS,
     ID_HEADER,
@@ -33,6 +38,7 @@ from .no_hit_lru import NoHitLruScorer
 from .parameters import NoParameters, PrefixScorerParameters
 from .picker_config import unknown_name
 from .plugin_types import Kind, Listed, Plugin
+from .predicted_latency import LatencyScorer, TierFilter
 from .prefix_affinity import PrefixAffinityFilter
 from .profile import Scorer
 from .scorers import (
@@ -49,6 +55,7 @@ from .sessions import IdSession, IdSource, Session, SessionFilter, SessionScorer
 from .topology import DISTANCES, TopologyFilter, TopologyScorer
 
 _PRODUCERS: Final = ("approx-prefix-cache-producer", "precise-prefix-cache-producer")
+_PREDICTED: Final = PredictedLatencyParameters()
 
 
 def prefix_scorer(parameters: PrefixScorerParameters, listed: Listed) -> Scorer:
@@ -70,6 +77,11 @@ def _affinity_filter(parameters: PrefixAffinityParameters, listed: Listed) -> Pr
         prefixMatchInfoProducerName=parameters.prefixMatchInfoProducerName
     )
     return PrefixAffinityFilter(parameters, prefix_scorer(named, listed))
+
+
+def _itl_share(listed: Listed) -> float:
+    """The share of a target for the ITL that counts."""
+    return (listed.parameters(PredictedLatencyParameters) or _PREDICTED).sloBufferFactor
 
 
 def session_of(parameters: SessionParameters, listed: Listed) -> Session:
@@ -148,6 +160,11 @@ SCORERS: Final[tuple[Plugin[Any], ...]] = (
         lambda *_: LoraAffinityScorer(),
     ),
     Plugin(
+        "latency-scorer", Kind.SCORER, LatencyScorerParameters,
+        "prefers backends by what their predicted latencies leave of the request's targets",
+        lambda p, listed: LatencyScorer(p, _itl_share(listed)),
+    ),
+    Plugin(
         "no-hit-lru-scorer", Kind.SCORER, NoHitLruParameters,
         "sends prompts that no backend caches to each backend in turn",
         lambda p, _: NoHitLruScorer(p.lruSize),
@@ -211,6 +228,11 @@ FILTERS: Final[tuple[Plugin[Any], ...]] = (
         "prefix-cache-affinity-filter", Kind.FILTER, PrefixAffinityParameters,
         "keeps backends that cache most of the prompt, unless they have much more to compute",
         _affinity_filter,
+    ),
+    Plugin(
+        "slo-headroom-tier-filter", Kind.FILTER, TierParameters,
+        "keeps backends whose predicted latencies meet the request's targets, if there are any",
+        lambda p, listed: TierFilter(p, _itl_share(listed)),
     ),
     Plugin(
         "session-affinity-filter", Kind.FILTER, SessionParameters,

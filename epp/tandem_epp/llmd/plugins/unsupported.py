@@ -38,6 +38,7 @@ ALWAYS: Final[Mapping[str, str]] = {
 """Plugins whose purpose the EPP always serves."""
 LOST: Final[Mapping[str, str]] = {
     "request-attribute-reporter": "the EPP reports no attributes of requests",
+    "latency-slo-admitter": "the EPP refuses no request by its predicted latency",
     "global-strict-fairness-policy": NOT_BUILT,
     "round-robin-fairness-policy": NOT_BUILT,
     "program-aware-fairness": NOT_BUILT,
@@ -64,7 +65,6 @@ _ENCODE: Final = "no pods of their own encode media: the pod that prefills does 
 _MEDIA: Final = "the EPP does not know which pod has encoded which image"
 _GPU: Final = "the EPP reads the engines' metrics and none of GPUs or of other exporters"
 _ADMIT: Final = "the EPP refuses no request by load"
-_PREDICT: Final = "the EPP calls no latency predictor; its own cost predicts"
 _CLUSTERS: Final = "an EPP serves one cluster"
 
 REFUSED: Final[Mapping[str, RefusedType]] = {
@@ -77,10 +77,6 @@ REFUSED: Final[Mapping[str, RefusedType]] = {
     "endpoint-attribute-filter": RefusedType(_GPU, "utilization-filter"),
     "endpoint-attribute-scorer": RefusedType(_GPU, "kv-cache-utilization-scorer"),
     "probabilistic-admitter": RefusedType(_ADMIT, "load-aware-scorer"),
-    "latency-slo-admitter": RefusedType(_ADMIT, "predicted-cost"),
-    "predicted-latency-producer": RefusedType(_PREDICT, "predicted-cost"),
-    "latency-scorer": RefusedType(_PREDICT, "predicted-cost"),
-    "slo-headroom-tier-filter": RefusedType(_PREDICT, "predicted-cost"),
     "header-profile-handler": RefusedType(
         "profiles belong to phases, and no header chooses them", "disagg-profile-handler"
     ),

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ class Trio:
         self._prefixes = self.warm.prefixes
         self._prefixes.place(self.warm, chain[: int(share * len(chain))])
 
-    def kept(self, **parameters: float) -> list[str]:
+    def kept(self, **parameters: Any) -> list[str]:
         settings = PrefixAffinityParameters(**parameters)
         by = PrefixAffinityFilter(settings, PrefixCacheScorer(), Random(1))
         context = ChoiceContext(self.request, self._prefixes)
@@ -127,9 +128,29 @@ def test_the_configuration_of_llm_ds_guide_works_as_it_says(tmp_path: Path) -> N
     assert chosen() is least, "the pod with the fewest tokens in flight"
 
 
-def test_a_latency_predictor_is_refused_with_what_to_use(tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match="calls no latency predictor; use prefillThroughput"):
-        scheduler(GUIDE % "{ttftSource: latencyPredictor}", tmp_path)
+def test_milliseconds_may_be_the_epps_own_prediction() -> None:
+    trio = Trio()
+    # Tokens in flight do not count then, and what is queued counts in seconds of each pod.
+    trio.warm.tokens_in_flight = 10**9
+    assert trio.kept(ttftSource="latencyPredictor", maxTTFTPenaltyMs=1000.0) == ["warm"]
+    seconds = trio.cold.estimates.prefill.best.seconds(trio.request.prompt_tokens, 0)
+    trio.warm.estimates.queue.add(0.9 + seconds, 0.0)
+    trio.warm.estimates.changed()
+    assert trio.kept(ttftSource="latencyPredictor", maxTTFTPenaltyMs=1000.0) == ["warm"]
+    trio.warm.estimates.queue.add(0.2, 0.0)
+    trio.warm.estimates.changed()
+    assert trio.kept(ttftSource="latencyPredictor", maxTTFTPenaltyMs=1000.0) == ALL
+    assert trio.kept(ttftSource="latencyPredictor", maxTTFTPenaltyMs=0.0) == ["warm"]
+
+
+def test_a_throughput_is_needed_only_for_milliseconds_of_tokens_in_flight(tmp_path: Path) -> None:
+    for parameters in (
+        "{ttftSource: latencyPredictor, peakPrefillThroughput: 0}",
+        "{maxTTFTPenaltyMs: 0, maxTokensInFlightPenalty: 286720, peakPrefillThroughput: 0}",
+    ):
+        scheduler(GUIDE % parameters, tmp_path)
+    with pytest.raises(DocumentError, match="peakPrefillThroughput must be above 0"):
+        scheduler(GUIDE % "{peakPrefillThroughput: 0}", tmp_path)
 
 
 def test_a_burst_that_it_names_learns_where_requests_went(tmp_path: Path) -> None:

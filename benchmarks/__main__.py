@@ -38,6 +38,7 @@ SUPPORT = {
     "process_tree",
     "programs",
     "proxies",
+    "queueing_engine",
     "relay",
     "router_stacks",
     "storage_engines",

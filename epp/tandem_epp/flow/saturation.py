@@ -19,10 +19,11 @@ from ..backends.fleet import Fleet
 from ..backends.pace import BUSY_INTERVAL
 from ..backends.pods import Pod
 
-PATIENCE: Final = 2.0 * BUSY_INTERVAL
-"""Seconds of prompts ahead with which a pod still has room: until the next scrape but one. Shorter:
-an engine may have nothing to compute until the EPP notices. Longer: requests wait in its queue,
-where none can be put before another."""
+PATIENCE: Final = BUSY_INTERVAL
+"""Seconds of prompts ahead with which a pod still has room: until the next scrape. Shorter: an
+engine may have nothing to compute until the next request is there. Longer: requests wait in its
+queue, where none can be put before another. In `benchmarks.flow`, 0.2 s make the important wait 1.4
+times as long as alone, 0.1 s 1.2 times, and 0 s 1.15 times; engines compute as much with each."""
 STALE_SECONDS: Final = 2.0
 """Seconds after a scrape for which the free KV that it told counts. Longer: with a metrics page
 that does not answer any more, nothing would be sent once that KV is used up."""

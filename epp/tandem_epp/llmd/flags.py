@@ -164,7 +164,7 @@ FLAGS: Final = (
     ),
     LlmdFlag(
         "fairness-id-metric-label-limit", _NO_EFFECT,
-        "the label `fairness_id` has one value: there is no flow control", GO_INT, "1000",
+        "the label `fairness_id` has one value", GO_INT, "1000",
     ),
     LlmdFlag("enable-pprof", _NO_EFFECT, "there are no profiles of Go", GO_BOOL, "true"),
     LlmdFlag(

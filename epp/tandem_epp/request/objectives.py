@@ -1,7 +1,7 @@
 """The priorities of requests: those of the InferenceObjectives that a header names.
 
-A priority orders the queues of llm-d's flow control. The EPP queues no request, so here it only
-tells requests apart: in llm-d's metrics and in the trace of a decision.
+A priority orders what waits in flow control. Where that is off, it only tells requests apart: in
+llm-d's metrics and in the trace of a decision.
 """
 
 from collections.abc import Iterable, Mapping

@@ -65,7 +65,7 @@ def test_gates_without_an_effect_are_warned_of(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
     log_gates(("dataLayer", "flowControl=0", "flowControl=1"))
     [record] = caplog.records
-    assert record.message.startswith("--feature-gates: flowControl has no effect: the EPP has no")
+    assert record.message.startswith("--feature-gates: flowControl has no effect: the EPP's flow")
 
 
 def test_a_selector_has_ports() -> None:

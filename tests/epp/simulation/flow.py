@@ -40,6 +40,8 @@ class FlowSimulation(Simulation):
     """Reason → requests that no pod got."""
     sender_of: dict[int, Sender] = field(default_factory=dict)
     """Of each request that was placed, by its index."""
+    waits: list[float] = field(default_factory=list)
+    """Seconds of those that waited here and went."""
     queues: list[int] = field(default_factory=list)
     """Requests in the engines' own queues, pod by pod, at each look while some wait here."""
 
@@ -97,6 +99,7 @@ class FlowSimulation(Simulation):
             self._refuse(held, reason)
             return
         request, replica, sent = self._held.pop(held)
+        self.waits.append(now - held.arrived)
         self.picker.subset = held.subset
         self._place_now(request, replica, sent, now)
         self.picker.subset = None
@@ -137,13 +140,14 @@ def run(
     seconds: float = 120.0,
     prompt: int = 1500,
     output: int = 200,
+    seed: int = 1,
 ) -> tuple[Result, FlowSimulation]:
     """Send `loads` for `seconds`."""
-    simulation = FlowSimulation(pods, RealPicker(pods, seed=1), flow=flow)
+    simulation = FlowSimulation(pods, RealPicker(pods, seed=seed), flow=flow)
     ids = count()
     for number, load in enumerate(loads):
         requests = poisson(
-            load.rate, seconds, prompt=prompt, output=output, ids=ids, seed=1000 + number
+            load.rate, seconds, prompt=prompt, output=output, ids=ids, seed=1000 * seed + number
         )
         for request in requests:
             simulation.senders[request] = load.sender

@@ -47,7 +47,7 @@ class Missing:
 
 
 _HEAD_ONLY: Final = "the EPP does not read bodies of answers"
-_NO_FLOWS: Final = "the EPP has no flow control: it queues no request"
+_NO_FLOWS: Final = "the EPP counts what waits in flow control by tandem_epp_flow_held alone"
 
 EXPORTED: Final[Sequence[Exported]] = (
     Exported(TOTAL, "tandem_epp_decisions_total", "requests without a model are left out"),

@@ -5,8 +5,8 @@ A plugin is accepted if requests are placed as before without it, and refused if
 Names are those of llm-d-router 0.10 and of its main branch after it, old ones included.
 
 No feature gate, in `featureGates` of the configuration or in `--feature-gates`, changes what the
-EPP does: it always does what the others turn on, and has no flow control. As in llm-d the flag's
-entries follow the configuration's, and the last entry of a gate counts.
+EPP does: it always does what the others turn on, and its flow control has settings of its own. As
+in llm-d the flag's entries follow the configuration's, and the last entry of a gate counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,9 @@ from .parameters import AnyParameters
 from .picker_config import unknown_name
 from .plugin_types import Kind, Plugin, RefusedType
 
-NOT_BUILT: Final = "the EPP has no flow control: it queues and refuses no request by load"
+NOT_BUILT: Final = (
+    "the EPP's flow control has other settings: for it, write flow_control: {enabled: true}"
+)
 
 ALWAYS: Final[Mapping[str, str]] = {
     "core-metrics-extractor": "the EPP always reads the engines' load metrics",

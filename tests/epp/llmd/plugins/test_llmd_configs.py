@@ -24,6 +24,7 @@ from tandem_epp.choice.result import SchedulingResult
 from tandem_epp.choice.routing import Scheduling
 from tandem_epp.choice.scheduler import Scheduler
 from tandem_epp.estimates.engine_figures import Gauges
+from tandem_epp.llmd.plugins.unsupported import NOT_BUILT
 from tandem_epp.main import main
 from tandem_epp.process.configuration import load, log_notices
 from tandem_epp.request.inference import InferenceRequest
@@ -220,7 +221,7 @@ def test_flow_control_is_accepted_with_warnings(caplog: pytest.LogCaptureFixture
     file = CONFIGS / "sim-program-aware-config.yaml"
     with caplog.at_level(logging.WARNING):
         log_notices(load(file, {}, lists_backends=False))
-    reason = "the EPP has no flow control: it queues and refuses no request by load"
+    reason = NOT_BUILT
     assert caplog.messages == [
         f"{file}:6: feature gate flowControl has no effect: {reason}",
         f"{file}:11: program-aware-fairness has no effect: {reason}",

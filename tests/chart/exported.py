@@ -19,6 +19,7 @@ from tandem_epp.backends.inference_pool import PoolReference
 from tandem_epp.backends.outcomes import Outcome
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.backends.pool_discovery import PoolDiscovery
+from tandem_epp.flow.metrics import FlowMetrics
 from tandem_epp.metrics.counters import Metrics as EppMetrics
 from tandem_epp.replicas.peers.metrics import PeerMetrics
 from tandem_kube.client import Api
@@ -80,6 +81,9 @@ def _epp() -> CollectorRegistry:
     metrics.fallbacks.child("no_prefill_backend", "unified")
     metrics.observe_hit_ratio(1, 2, "index")
     PeerMetrics(metrics.registry)
+    flow = FlowMetrics(metrics.registry)
+    flow.held(0, 1, 1)
+    flow.ended(0, "went", 1.0)
     metrics.observe_ttft(1.0, 2.0, "unified")
     # PoolDiscovery does not call the API until it runs.
     api = cast("Api", None)

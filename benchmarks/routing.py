@@ -15,6 +15,7 @@ places is known to the others after the time that benchmarks/exchange.py measure
 `--only rivals` prints a row for each rebuilt router of another project (routing_rivals.py) over the
 unified pods, `--only pools` over six pods for prefill and four for decode; `--regime NAME` with
 other loads and pods (tests/epp/simulation/regimes.py). `--policy clairvoyant` gives a bound.
+`--only slo` and `--only slo-pools` compare the picker that knows an objective with itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ from tests.epp.simulation.scenarios import PODS, NewRouter
 from .figures import Figure, at_least, at_most, progress, report, without_target
 from .routing_load import ROUNDED, Load
 from .routing_rivals import SEPARATE, UNIFIED, compare
+from .routing_slo import gains
 
 T = TypeVar("T")
 _ROUTERS: Final[Mapping[str, NewRouter]] = {
@@ -200,6 +202,14 @@ def _pools(runs: Runs) -> list[Figure]:
     return compare(SEPARATE, runs.load, runs.seeds, runs.pool, runs.policies)
 
 
+def _slo(runs: Runs) -> list[Figure]:
+    return gains(UNIFIED, runs.load, runs.seeds, runs.pool)
+
+
+def _slo_pools(runs: Runs) -> list[Figure]:
+    return gains(SEPARATE, runs.load, runs.seeds, runs.pool)
+
+
 def _shared(runs: Runs) -> list[Figure]:
     progress("a shared system prompt, 200 requests at once")
     burst = runs.each(scenarios.burst_imbalance)
@@ -269,6 +279,8 @@ _EXPERIMENTS: Final[Mapping[str, Callable[[Runs], list[Figure]]]] = {
     "half-speed": _half_speed,
     "rivals": _rivals,
     "pools": _pools,
+    "slo": _slo,
+    "slo-pools": _slo_pools,
 }
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from tests.epp.simulation.clairvoyant import Clairvoyant
 from tests.epp.simulation.dynamo_policy import DynamoCost, DynamoSettings
+from tests.epp.simulation.engine import Engine
 from tests.epp.simulation.llmd_policy import LlmdDefault, LlmdSettings
 from tests.epp.simulation.policies import LeastLoaded, LeastTokens, Pools, RoundRobin, Router
 from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
@@ -141,20 +142,28 @@ def compare(
 
 def row_of(comparison: Comparison, name: str, load: Load, seed: int) -> Row:
     """Run one router."""
-    regime, requests = REGIMES[load.regime], load.requests(seed)
+    regime = REGIMES[load.regime]
     pods = regime.pods(seed)
     if name == BOUND:
+        requests = load.requests(seed)
         router: Router = Clairvoyant(pods, seed, requests=requests, slo=comparison.slos[0])
     elif name == PICKER and not comparison.always:
         router = regime.picker(pods, seed)
     else:
         router = comparison.routers[name](pods, seed)
+    return _row(simulated(comparison, load, pods, router, seed), comparison.slos)
+
+
+def simulated(
+    comparison: Comparison, load: Load, pods: Sequence[Engine], router: Router, seed: int
+) -> Result:
+    """What becomes of the requests of `load` behind `router`."""
     simulation = Simulation(pods, router)
-    regime.begin(simulation)
-    for request in requests:
+    REGIMES[load.regime].begin(simulation)
+    for request in load.requests(seed):
         simulation.send(request, request.at)
     # Without hand-offs nothing that happens on a pod causes a request on another one.
-    return _row(simulation.run(tick=TICK if comparison.always else None), comparison.slos)
+    return simulation.run(tick=TICK if comparison.always else None)
 
 
 def _row(result: Result, slos: Sequence[Slo]) -> Row:

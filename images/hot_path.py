@@ -167,6 +167,7 @@ MODULES: Final = (
     "tandem_planner.groups",
     "tandem_planner.learned_cost",
     "tandem_planner.linear_fit",
+    "tandem_planner.objective",
     "tandem_planner.pair_search",
     "tandem_planner.pod_costs",
     "tandem_planner.prefill_fit",

@@ -1,8 +1,8 @@
 """The router's configuration file: `disaggregated_serving`, `health_checks`, `kv_cache_index`,
-`cache_salt`, `resume`, `flow_control` and `backends`.
+`cache_salt`, `resume`, `flow_control`, `slo` and `backends`.
 
 `load_router_config` reads one YAML file. Fields of an `EndpointPickerConfig` may stand beside these
-seven; they belong to the EPP and are passed on in `extra`.
+eight; they belong to the EPP and are passed on in `extra`.
 
 Errors: `documents.DocumentError`, with file, line and field.
 """
@@ -23,6 +23,8 @@ from .durations import format_duration, parse_duration
 from .labels import FABRIC_DOMAIN
 from .paths import Role
 from .plan import ResumeLimits
+from .slo import SECTION as SLO
+from .slo import Slo, read_slos
 
 _UNKNOWN_FIELD: Final = re.compile("Object contains unknown field `(.*)`")
 """Message of msgspec."""
@@ -33,6 +35,7 @@ _KNOWN: Final = (
     "cache_salt",
     "resume",
     "flow_control",
+    SLO,
     "backends",
 )
 
@@ -298,6 +301,9 @@ class RouterConfig(msgspec.Struct, frozen=True):
     cache_salt: CacheSalt = msgspec.field(default_factory=CacheSalt)
     resume: Resume = msgspec.field(default_factory=Resume)
     flow_control: FlowControl = msgspec.field(default_factory=FlowControl)
+    slo: dict[str, Slo] = msgspec.field(default_factory=dict)
+    """By the name of the model, or adapter, that requests ask for. Where one is given, pods are
+    chosen such that few requests miss it."""
     backends: tuple[Backend, ...] = ()
     extra: dict[str, Any] = msgspec.field(default_factory=dict)
     """The other top-level fields: the EPP's scheduling configuration."""
@@ -330,6 +336,7 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
             raise document.error([key], "is not a field name: field names are text")
     # An empty section in YAML is null and means: all defaults.
     fields = {key: value for key in _KNOWN if (value := data.pop(key, None)) is not None}
+    slos = read_slos(document, [SLO], fields.pop(SLO, {}))
     try:
         config = msgspec.convert({**fields, "extra": data}, type=RouterConfig)
     except msgspec.ValidationError as err:
@@ -358,7 +365,7 @@ def router_config(document: Document, environ: Mapping[str, str]) -> RouterConfi
     _check_api_paths(document, config.disaggregated_serving.api_paths)
     storage = config.disaggregated_serving.default_external_storage
     _check_storage(document, "disaggregated_serving.default_external_storage", storage)
-    return config
+    return msgspec.structs.replace(config, slo=slos)
 
 
 def _resolve_durations(document: Document, data: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from .cost import (
     PodFigures,
     RequestFigures,
     decode_terms,
+    first_token_seconds,
     idle_prefill_seconds,
     is_transfer_too_long,
     tie_seconds,
@@ -24,7 +25,7 @@ from .cost import (
 from .figure_table import FigureTable
 from .groups import Group, Neighbours
 from .pair_search import cheapest_pairs
-from .pod_costs import decode_costs, prefill_costs, transfer_costs, unified_costs
+from .pod_costs import add_misses, decode_costs, prefill_costs, transfer_costs, unified_costs
 
 PREFILL_CANDIDATES: Final = 3
 """Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
@@ -136,6 +137,8 @@ def _choose(
     """The cheapest pair, or the cheapest of the pods `which` alone."""
     pods, cached, groups = candidates.pods, candidates.cached_if_computing, candidates.groups
     prefills = prefill_costs(request, pods, cached)
+    if request.objective.miss:
+        add_misses(prefills, request, pods, cached)
     costs = unified_costs(request, pods, cached, which, prefills)
     unified = min(costs, default=inf)
     if unified < inf:
@@ -150,7 +153,7 @@ def _choose(
             return Choice(())
         return Choice(_cheapest(costs, which, count, random, tie_seconds(unified)), (), unified)
     of_groups = [[prefills[i] for i in group.prefills] for group in groups]
-    ready = min(map(min, filter(None, of_groups)), default=inf)
+    ready = _ready(request, candidates, groups, prefills)
     pairs = [
         _cheapest_pair(request, candidates, group, of_group, ready, random, count)
         for group, of_group in zip(groups, of_groups, strict=True)
@@ -164,6 +167,24 @@ def _choose(
     chosen = _cheapest(costs, which, count, random, tie_seconds(unified))
     is_too_long = _is_split_ruled_out(request, candidates, groups, of_groups, chosen[0], unified)
     return Choice(chosen, (), unified, split, is_too_long, ready=ready)
+
+
+def _ready(
+    request: RequestFigures,
+    candidates: Candidates,
+    groups: Sequence[Group],
+    prefills: Sequence[float],
+) -> float:
+    """Seconds until the cheapest prefill pod of `groups` has computed the prompt; inf: there is
+    none. `prefills`: the costs of all pods."""
+    rows = [i for group in groups for i in group.prefills]
+    least = min([prefills[i] for i in rows], default=inf)
+    if least == inf or not request.objective.miss:
+        return least
+    # The cost of a miss is no time.
+    row = next(i for i in rows if prefills[i] == least)
+    cached = candidates.cached_if_computing[row]
+    return first_token_seconds(request, candidates.pods.pods[row], cached)
 
 
 def _saves_load(candidates: Candidates) -> bool:

@@ -1,10 +1,11 @@
 """The predicted cost of serving a request on given pods, in seconds, and the choice by it. Pure.
 
     unified(D)  = wait(D) + load(D) + prefill(D) + stall(D) + congestion(D)
-                + decode(D) + preemption(D) + standing(D)
-    split(P, D) = wait(P) + load(P) + prefill(P) + stall(P) + congestion(P) + standing(P)
+                + decode(D) + preemption(D) + standing(D) + miss(D)
+    split(P, D) = wait(P) + load(P) + prefill(P) + stall(P) + congestion(P) + standing(P) + miss(P)
                 + transfer(P, D) + handoff + join(P, D) + decode(D) + preemption(D) + standing(D)
 
+    miss        of models with objectives: `objective`, which adds to `stall` too
     wait        seconds of prefill work ahead in the pod's queue
     load        from external storage, what is there of the prompt and pays: `storage`; what is
                 loaded counts as cached for the prefill
@@ -43,12 +44,10 @@ from tandem_contract.fabric_classes import FabricClass
 
 from .fabrics import MAX_TRANSFER_SHARE
 from .kv_size import KvSize
+from .objective import NO_OBJECTIVE, Objective, missed
 from .prefill_fit import PREFILL_PRIOR
 from .transfer import KV_BYTES_PRIOR, TRANSFERS_PRIOR, Transfers
 
-ITL_WEIGHT: Final = 40.0
-"""Seconds of a first token that one second of an answer's mean ITL is worth: a reader who waits 2 s
-for the first token waits 50 ms for each other one."""
 DECODE_RESERVE: Final = 1.0
 """Harm per second of prefill on a decode pod, beside that to the answers which run there: to those
 that it was set up to serve. A prefill there costs twice its time, so that prompts of a few hundred
@@ -141,15 +140,16 @@ class PodFigures(NamedTuple):
 class RequestFigures:
     """What the cost of a request depends on, beside the pod."""
 
-    __slots__ = ("handoff", "is_any_transfer_short", "now", "output", "prompt")
+    __slots__ = ("handoff", "is_any_transfer_short", "now", "objective", "output", "prompt")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - what is asked, then the rules
         self,
         prompt: int,
         output: float,
         now: float,
         handoff: float = HANDOFF_SECONDS,
         is_any_transfer_short: bool = False,
+        objective: Objective = NO_OBJECTIVE,
     ) -> None:
         self.prompt = prompt
         """Tokens."""
@@ -161,6 +161,8 @@ class RequestFigures:
         self.is_any_transfer_short = is_any_transfer_short
         """Whether no transfer takes too long for a split: not every pod may serve the request
         alone."""
+        self.objective = objective
+        """Of the model."""
 
 
 class CostTerms(NamedTuple):
@@ -177,6 +179,7 @@ class CostTerms(NamedTuple):
     preemption: float = 0.0
     standing: float = 0.0
     load: float = 0.0
+    miss: float = 0.0
 
     @property
     def first_token(self) -> float:
@@ -205,23 +208,16 @@ def join_seconds(request: RequestFigures, pod: PodFigures, ready: float) -> floa
 
 def unified_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
     """The terms of `unified(D)`. `cached` tokens of the prompt are on D, or will be by then."""
-    prefill = idle_prefill_seconds(request, pod, cached)
-    return CostTerms(
-        wait=wait_seconds(pod, request.now),
-        prefill=prefill,
-        stall=prefill * pod.stall,
-        congestion=prefill * pod.congestion,
+    return prefill_terms(request, pod, cached)._replace(
         decode=pod.itl_harm * request.output,
         preemption=preemption_seconds(request, pod, max(0, cached - pod.loaded)),
-        standing=pod.standing,
-        load=pod.load,
     )
 
 
 def prefill_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
     """The terms of `split(P, D)` that depend on P, which has `cached` tokens of the prompt."""
     prefill = idle_prefill_seconds(request, pod, cached)
-    return CostTerms(
+    terms = CostTerms(
         wait=wait_seconds(pod, request.now),
         prefill=prefill,
         stall=prefill * pod.stall,
@@ -229,6 +225,9 @@ def prefill_terms(request: RequestFigures, pod: PodFigures, cached: int) -> Cost
         standing=pod.standing,
         load=pod.load,
     )
+    if not (objective := request.objective).miss:
+        return terms
+    return terms._replace(miss=objective.miss * missed(terms.first_token, objective.ttft))
 
 
 def decode_terms(

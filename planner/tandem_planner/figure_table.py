@@ -35,6 +35,9 @@ Receiving = tuple[float, float, float, float, float, float]
 """
 Queue = tuple[float, float, float]
 """What `wait_seconds` depends on: head_ends as above, late_share, queued."""
+FirstToken = tuple[float, float, float, float, float]
+"""What `first_token_seconds` depends on: head_ends and late_share as above; the seconds queued, of
+a load and the fixed ones of a prefill; per_token; per_pair."""
 _NO_QUEUE: Final = (0.0, 0.0, 0.0)
 
 ITL_HARM: Final = 5
@@ -53,6 +56,7 @@ class FigureTable:
         """One list per `FabricClass`."""
         self.least_receiving: list[tuple[float, float, float]] = [(0.0,) * 3] * len(pods)
         """The least `constant` and `per_token` of all classes, and `itl_harm`."""
+        self.first_tokens: list[FirstToken] = [(0.0,) * 5] * len(pods)
         self.free_tokens = [0.0] * len(pods)
         self.queues: list[Queue] = [_NO_QUEUE] * len(pods)
         self.has_windows = False
@@ -64,7 +68,7 @@ class FigureTable:
         """A table with the same rows, to be changed on its own."""
         copied = FigureTable()
         copied.pods, copied.free_tokens = self.pods.copy(), self.free_tokens.copy()
-        copied.computing = self.computing.copy()
+        copied.computing, copied.first_tokens = self.computing.copy(), self.first_tokens.copy()
         copied.receiving = tuple(rows.copy() for rows in self.receiving)
         copied.queues = self.queues.copy()
         copied.has_windows = self.has_windows
@@ -82,6 +86,10 @@ class FigureTable:
         self.computing[row] = (
             head_ends if late_share else 0.0, late_share, queued + standing + load + fixed * harmed,
             per_token * harmed, per_pair * harmed, itl_harm,
+        )  # fmt: skip
+        self.first_tokens[row] = (
+            head_ends if late_share else 0.0, late_share, queued + load + fixed,
+            per_token, per_pair,
         )  # fmt: skip
         # Only a part of the transfer is waited for, but all of it must be within its share.
         share *= exposed

@@ -12,6 +12,7 @@ from tandem_contract.fabric_classes import FabricClass
 from .cost import RequestFigures, preemption_seconds
 from .figure_table import ITL_HARM, FigureTable
 from .kv_size import KvSize
+from .objective import in_time, too_late
 
 
 def prefill_costs(request: RequestFigures, pods: FigureTable, cached: Sequence[int]) -> list[float]:
@@ -27,6 +28,26 @@ def prefill_costs(request: RequestFigures, pods: FigureTable, cached: Sequence[i
             pods.computing, cached
         )
     ]
+
+
+def add_misses(
+    costs: list[float], request: RequestFigures, pods: FigureTable, cached: Sequence[int]
+) -> None:
+    """Add the term `miss` to what `prefill_costs` returns."""
+    now, most, ttft = request.now, request.objective.miss, request.objective.ttft
+    n, cached = at_least_one(request, cached)
+    # `objective.missed` without its calls, which would take longer than all else here.
+    begin, end = in_time(ttft), too_late(ttft)
+    slope = most / (end - begin)
+    for row, (ends, late, waiting, per_token, per_pair) in enumerate(pods.first_tokens):
+        hit = cached[row]
+        first = (
+            (ends - now if ends > now else (now - ends) * late)
+            + waiting
+            + (n - hit) * (per_token + per_pair * (n + hit))
+        )
+        if first > begin:
+            costs[row] += most if first >= end else (first - begin) * slope
 
 
 def unified_costs(

@@ -1,7 +1,8 @@
 """The router's file, as the EPP reads it, and what follows from it for the hand-off.
 
-A file without scheduling gets `LEAST_IN_FLIGHT`: each phase goes to the healthy backend with the
-fewest requests in flight, divided by its weight, and every prompt is split that is not cached.
+A file without scheduling and objectives gets `LEAST_IN_FLIGHT`: each phase goes to the healthy
+backend with the fewest requests in flight, divided by its weight, and every prompt is split that is
+not cached.
 
 Errors: `DocumentError`, with file, line and field.
 """
@@ -59,7 +60,7 @@ def load(file: Path, environ: Mapping[str, str], *, lists_backends: bool = True)
             raise documents[0].error(
                 f"backends[{i}].http2", "the router calls engines by HTTP/1.1 only: leave it out"
             )
-    if configuration.router.extra:
+    if configuration.router.extra or configuration.router.slo:
         return configuration
     serving = configuration.router.disaggregated_serving
     routing = load_routing(documents[0], LEAST_IN_FLIGHT, serving)

@@ -125,6 +125,7 @@ _DECODE: dict[str, Any] = {
                         "maxBytes": 1048576, "fairness": "tokens", "order": "deadline",
                         "displace": True,
                         "bands": [{"priority": 10, "ttl": "5s", "maxRequests": 10}]},
+        "slo": {"ttft": "2s", "itl": "25ms", "attainment": 0.95},
         "maxRequestBytes": 67108864,
         "service": {"type": "LoadBalancer", "annotations": {"cloud": "internal"}},
         "podMetadata": {"labels": {"sidecar.istio.io/inject": "true"}, "annotations": {"a": "b"}},

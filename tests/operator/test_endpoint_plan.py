@@ -12,6 +12,7 @@ from tandem_contract import labels
 from tandem_contract.commandline import parse_host_port
 from tandem_contract.config import FlowBand, FlowControl, HealthChecks, load_router_config
 from tandem_contract.plan import ResumeLimits, key_id
+from tandem_contract.slo import Slo
 from tandem_operator.observed import Body, Failure
 from tandem_operator.routing.endpoint.observed import (
     CHILD_KINDS,
@@ -225,6 +226,7 @@ def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
         "epp": {"config": config, "replicas": 3, "healthChecks": checks},
         "resume": {"enabled": "always", "maxMoves": 1},
         "flowControl": {"enabled": True, "noEndpointTTL": "1s", "bands": [{"priority": 1}]},
+        "slo": {"ttft": "2s", "attainment": 0.5},
     }
     objects = planned(endpoint(decode(routing=routing, sidecar={"prefillTimeout": "5s"})))
     file = tmp_path / "router.yaml"
@@ -238,6 +240,7 @@ def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     assert loaded.flow_control == FlowControl(
         enabled=True, no_endpoint_ttl=1.0, bands=(FlowBand(priority=1),)
     )
+    assert {*loaded.slo.values()} == {Slo(2.0, None, 0.5)}
     assert objects[EPP]["spec"]["replicas"] == 3
 
 
@@ -256,8 +259,13 @@ def test_a_changed_bootstrap_rolls_envoy_and_a_changed_config_does_not_roll_the_
     assert hashes[0] != hashes[1]
     patient = decode(sidecar={"prefillTimeout": "5s"})
     assert templates(endpoint(patient)) == (envoy, epp)
-    for field in ({"resume": {"enabled": "always"}}, {"flowControl": {"enabled": True}}):
-        assert templates(endpoint(decode(routing=field))) == (envoy, epp)
+    changes: list[dict[str, Any]] = [
+        {"resume": {"enabled": "always"}},
+        {"flowControl": {"enabled": True}},
+        {"slo": {"ttft": "2s"}},
+    ]
+    for routing in changes:
+        assert templates(endpoint(decode(routing=routing))) == (envoy, epp)
 
 
 def test_the_epps_pods_find_each_other_and_authenticate_by_the_plan_keys() -> None:

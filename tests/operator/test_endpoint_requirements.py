@@ -179,6 +179,25 @@ def test_the_first_settings_of_flow_control_by_name_count() -> None:
     assert together(decode("a", routing=off)).epp_config == {}
 
 
+def test_each_model_has_the_objectives_of_its_first_pool_by_name() -> None:
+    def of(name: str, model: str, **slo: Any) -> DecodePool:
+        routing = {"slo": slo} if slo else {}
+        return unified(name, model={"name": model, "servedNames": [model]}, routing=routing)
+
+    first, silent = of("b", "m", ttft="1.5s"), of("a", "m")
+    second, other = of("c", "m", ttft="2s", itl="50ms"), of("d", "n", itl="20ms", attainment=1)
+    objectives = {"ttft": "1500ms", "attainment": 0.9}
+    assert together(silent, first).slo == {"m": objectives}
+    assert together(silent, first, second, other).slo == {
+        "m": objectives,
+        "n": {"itl": "20ms", "attainment": 1.0},
+    }
+    assert together(silent).slo == {}
+    assert find_conflicts(pools(silent, first, other)) == ()
+    (line,) = find_conflicts(pools(silent, first, second, other))
+    assert line.startswith("routing.slo of c differs from that of b, which is used")
+
+
 @pytest.mark.parametrize(
     ("engine", "routing", "obstacle"),
     [

@@ -275,6 +275,7 @@ def test_the_revision_depends_on_the_user_spec_of_the_pods() -> None:
     assert revision(routing={"split": "always"}) == base
     assert revision(routing={"maxPrefillOnDecode": 512}) != base
     assert revision(routing={"resume": {"enabled": "always", "maxRegeneration": "1m"}}) == base
+    assert revision(routing={"slo": {"ttft": "2s"}}) == base
     assert revision(drain={"timeout": "120s"}) == base
     assert revision(drain={"timeout": "60s"}) != base
     assert revision(engine={"maxNumSeqs": 1}) != base

@@ -1,9 +1,10 @@
 """All backends, and cached views of those that may decode or prefill for a request."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from tandem_contract.paths import Role
+from tandem_planner.objective import NO_OBJECTIVE, Objective
 
 from ..estimates.overheads import FirstTokenOverheads
 from ..prefix.prefix_tree import PrefixTree
@@ -50,6 +51,8 @@ class Fleet:
         """What requests are predicted to take on each pod."""
         self.token_scales = TokenScales()
         """How many tokens texts have, per model."""
+        self.objectives: Mapping[str, Objective] = {}
+        """What requests are to meet, by the model or adapter that they ask for."""
         self.overheads = FirstTokenOverheads()
         """What first tokens take beyond the terms of the cost, per path."""
         self._backends: dict[str, Members] = {}
@@ -129,6 +132,10 @@ class Fleet:
         self._serves_any_model = not all(pod.backend.models for pod in self)
         self._facts.clear()
         self.invalidate_views()
+
+    def objective(self, model: str | None) -> Objective:
+        """What requests for `model` are to meet."""
+        return NO_OBJECTIVE if model is None else self.objectives.get(model, NO_OBJECTIVE)
 
     @property
     def backends(self) -> Iterable[Members]:

@@ -29,6 +29,7 @@ from typing import Final
 from tandem_contract.config import SplitMode
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.paths import Role, RoutingPath
+from tandem_contract.slo import Slo
 from tandem_planner.choice import Candidates, Choice, choose, would_split
 from tandem_planner.cost import RequestFigures
 from tandem_planner.figure_table import FigureTable
@@ -69,6 +70,8 @@ class CostSettings:
     split: SplitMode = "auto"
     max_prefill_on_decode: int | None = None
     """As in `DisaggregatedServing`, as is `split`."""
+    slos: Mapping[str, Slo] = field(default_factory=dict)
+    """Model or adapter → what its requests are to meet."""
     is_split_by_plugin: bool = False
     """Whether the plugin names what to split: then requests are split although
     `disaggregated_serving` is silent."""
@@ -127,6 +130,7 @@ class CostScheduler:
             now,
             self._fleet.overheads.handoff(now),
             alone is not None,
+            self._fleet.objective(model),
         )
         # Without a pair, the few pods that cache enough would get all requests.
         allowed = alone if candidates.groups or not can_fall_back else None

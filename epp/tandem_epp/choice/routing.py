@@ -1,6 +1,6 @@
 """What of the configuration a choice depends on; a reload replaces it as a whole."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -8,6 +8,7 @@ from typing import Protocol
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.config import DisaggregatedServing
 from tandem_contract.plan import ResumeLimits
+from tandem_planner.objective import Objective, make_objective
 
 from ..backends.fleet import Fleet
 from ..backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS, Pod
@@ -110,6 +111,14 @@ class Scheduling:
     scraping: ScrapeSettings = field(default_factory=ScrapeSettings)
     notices: tuple[Notice, ...] = ()
     """What has no effect."""
+
+    @property
+    def objectives(self) -> Mapping[str, Objective]:
+        """Model or adapter → what its requests are to meet, as the cost weighs it."""
+        return {
+            model: make_objective(slo.ttft, slo.itl, slo.attainment)
+            for model, slo in self.cost.slos.items()
+        }
 
     @property
     def can_split(self) -> bool:

@@ -13,7 +13,8 @@ others: lengths are counted apart for each power of two of it, and for requests 
 from collections import deque
 from typing import Final
 
-from tandem_planner.cost import SHORT_ANSWER, stall_share
+from tandem_planner.cost import MOST_UTILIZATION, SHORT_ANSWER, stall_share
+from tandem_planner.objective import ITL_WEIGHT, NO_OBJECTIVE, Objective, pressure
 
 STAGES: Final = 9
 """Stages of an answer: fewer than SHORT_ANSWER tokens, twice as many, and so on. With three stages,
@@ -96,10 +97,23 @@ class LengthClasses:
 class RunningAnswer:
     """An answer that prefills on its pod delay, begun or not."""
 
-    __slots__ = ("has_begun", "is_counted", "lengths", "share", "since", "stage")
+    __slots__ = (
+        "has_begun",
+        "is_counted",
+        "lengths",
+        "objective",
+        "share",
+        "since",
+        "stage",
+        "weight",
+    )
 
-    def __init__(self, lengths: LengthClass) -> None:
+    def __init__(self, lengths: LengthClass, objective: Objective = NO_OBJECTIVE) -> None:
         self.lengths = lengths
+        self.objective = objective
+        """Of its model."""
+        self.weight = 1.0
+        """By `tandem_planner.objective.answer_weight`; changed only while it is not here."""
         self.share = 0.0
         """What it adds to its pod's total."""
         self.stage = 0
@@ -116,7 +130,9 @@ class RunningAnswers:
         self.lengths = LengthClasses()
         """Of all pods that serve the same models."""
         self.total = 0.0
-        """Their shares, added up."""
+        """Their shares, weighed and added up."""
+        self._misses = self._misses_over_itl = 0.0
+        """The same times the `stall` of their objectives, and that divided by the ITL."""
         self._tokens = self._at = 0.0
         """The clock, and the time for which it holds."""
         self._count = 0
@@ -142,9 +158,9 @@ class RunningAnswers:
 
     def add(self, answer: RunningAnswer) -> None:
         """`answer` is here from now on."""
-        answer.share, answer.is_counted = answer.lengths.shares[answer.stage], True
-        self.total += answer.share
+        answer.share, answer.is_counted = 0.0, True
         self._count += 1
+        self._count_share(answer)
 
     def begin(self, answer: RunningAnswer) -> None:
         """Its first token comes. Without effect on one that has begun."""
@@ -163,12 +179,34 @@ class RunningAnswers:
         if answer.is_counted:
             answer.is_counted = False
             self._count -= 1
-            # Exactly, whatever was added and subtracted.
-            self.total = self.total - answer.share if self._count else 0.0
+            self._add(-answer.share, answer.objective)
+            if not self._count:
+                # Exactly, whatever was added and subtracted.
+                self.total = self._misses = self._misses_over_itl = 0.0
+
+    def harm(self, step: float, utilization: float) -> float:
+        """Seconds of harm per second of prefill, where a decode step takes `step` seconds while no
+        prompt is computed, and the pod computes prompts for the share `utilization` of its time."""
+        harm = ITL_WEIGHT * self.total
+        if self._misses > 0.0:
+            itl = step / (1.0 - min(utilization, MOST_UTILIZATION))
+            # By the mean of 1 / ITL, since models may differ in their objectives.
+            harm += self._misses * pressure(itl * self._misses_over_itl / self._misses)
+        return harm
+
+    def _count_share(self, answer: RunningAnswer) -> None:
+        share = answer.weight * answer.lengths.shares[answer.stage]
+        self._add(share - answer.share, answer.objective)
+        answer.share = share
+
+    def _add(self, share: float, objective: Objective) -> None:
+        misses = share * objective.stall
+        self.total += share
+        self._misses += misses
+        self._misses_over_itl += misses / objective.itl
 
     def _enter(self, stage: int, answer: RunningAnswer) -> None:
-        share = answer.lengths.shares[stage]
-        self.total += share - answer.share
-        answer.share, answer.stage = share, stage
+        answer.stage = stage
+        self._count_share(answer)
         if stage < STAGES - 1:
             self._stages[stage].append(answer)

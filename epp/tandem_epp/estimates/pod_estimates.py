@@ -14,7 +14,6 @@ from tandem_contract.overlaps import Overlaps
 from tandem_planner.cost import (
     DECODE_RESERVE,
     DECODE_WEIGHT,
-    ITL_WEIGHT,
     LATE_SHARE,
     PodFigures,
     congestion,
@@ -22,6 +21,7 @@ from tandem_planner.cost import (
 )
 from tandem_planner.decode_fit import DecodeCost, DecodeFit
 from tandem_planner.kv_size import KvSize
+from tandem_planner.objective import ITL_WEIGHT
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost, PrefillFit
 from tandem_planner.transfer import TransferFit, Transfers, assumed_kv_bytes
 
@@ -303,10 +303,12 @@ class PodEstimates:
         queued = queue.seconds_behind_head + self._unknown_waiting * self.mean_prefill
         # By the time of its first token, a request meets those before it in the queue too.
         itl_harm = DECODE_WEIGHT * decode.slope * (decodes + self.awaiting_prefill)
-        stalled = self.running.total
+        step = decode.step + decode.slope * decodes
+        stall = self.running.harm(step, self.utilization.share)
         if self.serves_decode:
-            stalled += self._unknown_running * stall_share(self._answer_tokens)
-        stall = ITL_WEIGHT * stalled + (DECODE_RESERVE if self.is_decode else 0.0)
+            stall += self._unknown_running * ITL_WEIGHT * stall_share(self._answer_tokens)
+        if self.is_decode:
+            stall += DECODE_RESERVE
         # By position: by name it takes twice as long, for each decision.
         return PodFigures(
             queue.head_ends,
@@ -321,7 +323,7 @@ class PodEstimates:
             0.0,  # standing
             transfers,
             kv,
-            decode.step + decode.slope * decodes,  # step
+            step,
             self.exposed.value,
             congestion(self.utilization.share) if self.is_unified else 0.0,
         )

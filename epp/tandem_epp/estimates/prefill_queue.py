@@ -43,6 +43,12 @@ class PrefillQueue:
         """Predicted seconds of the prefills that wait."""
         return max(0.0, self._total - self._head.seconds) if self._head is not None else 0.0
 
+    def seconds_left(self, now: float) -> float:
+        """Predicted seconds until all of them are over; a head that is late counts as over."""
+        if self._head is None:
+            return 0.0
+        return self.seconds_behind_head + max(0.0, self.head_ends - now)
+
     def add(self, seconds: float, now: float, *, has_first_token: bool = True) -> QueuedPrefill:
         """Place a prefill of `seconds` at the end."""
         entry = QueuedPrefill(seconds, has_first_token)

@@ -12,6 +12,7 @@ import msgspec
 from tandem_contract.fabric_classes import FabricClass
 from tandem_contract.overlaps import Overlap
 from tandem_contract.timing import UNKNOWN, Timing
+from tandem_planner.objective import NO_OBJECTIVE, Objective, answer_weight
 
 from .answer_lengths import RunningAnswer
 from .overheads import waited_seconds
@@ -48,22 +49,24 @@ class PlacedPrompt(msgspec.Struct, frozen=True):
 class RequestLoad:
     """Counts one request."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - where and what was placed, in its order
         self,
         decode: PodEstimates,
         prefill: PodEstimates | None,
         size: PlacedPrompt,
         now: float,
         fabric: FabricClass | None = None,
+        objective: Objective = NO_OBJECTIVE,
     ) -> None:
         """`prefill`: the prefill pod; None: the decode pod computes the prompt. `fabric`: the class
-        of the pair; None: not known."""
+        of the pair; None: not known. `objective`: of the model."""
         self._decode, self._size, self._placed_at = decode, size, now
         self._is_split = self._is_transferring = prefill is not None
         self._fabric = fabric
         self._computing = prefill if prefill is not None else decode
         self._is_decoding = False
-        self._answer = RunningAnswer(decode.running.lengths.with_limit(size.limit, size.output))
+        lengths = decode.running.lengths.with_limit(size.limit, size.output)
+        self._answer = RunningAnswer(lengths, objective)
         self._entry: QueuedPrefill | None = None
         """The prefill in the queue; None once it is over, and for a request that is not read."""
         self._counting: PodEstimates | None = self._computing
@@ -88,6 +91,8 @@ class RequestLoad:
         self._entry = computing.queue.add(seconds, now, has_first_token=size.is_stream)
         computing.utilization.add(seconds, now)
         self._overlap = computing.overlaps.begin(decode.sidecar)
+        # The new prefill is the last of the queue.
+        self._weigh(computing.queue.seconds_left(now))
         own = uncached + size.loaded
         computing.count_placed(seconds, own + (0.0 if self._is_split else size.output))
         decode.awaiting_prefill += 1
@@ -120,6 +125,7 @@ class RequestLoad:
             self._count(-1)
             self._end_prefill(self._entry, now)
             self._is_decoding = True
+            self._weigh(now - self._placed_at)
             self._count(1)
         pod = computing if computing is not None else self._computing
         if pod is not self._computing:
@@ -208,6 +214,10 @@ class RequestLoad:
             else:
                 self._decode.running.remove(self._answer)
         self._decode.changed()
+
+    def _weigh(self, first_token: float) -> None:
+        """Weigh the answer by when its first token came, or is expected: in so many seconds."""
+        self._answer.weight = answer_weight(first_token, self._answer.objective)
 
     def _end_overlap(self) -> None:
         if self._overlap is not None:

@@ -130,7 +130,14 @@ class CountedRequest:
             self._pods.start(self.fleet)
         computing = prefill[0].estimates if prefill else None
         fabric = known_fabric(prefill[0], decode) if prefill else None
-        self._load = RequestLoad(decode.estimates, computing, self.size, self.placed, fabric)
+        self._load = RequestLoad(
+            decode.estimates,
+            computing,
+            self.size,
+            self.placed,
+            fabric,
+            self.fleet.objective(self.model),
+        )
         try:
             if prefill:
                 self._hand_over = decode.hits.hand_over(self.size.prompt)

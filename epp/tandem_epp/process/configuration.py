@@ -75,7 +75,7 @@ def read(
         message = "backends come from the cluster: remove them, or use --discovery static"
         raise documents[0].error("backends", message)
     serving, resume = router.disaggregated_serving, router.resume.limits
-    routing = load_routing(documents[0], router.extra, serving, resume)
+    routing = load_routing(documents[0], router.extra, serving, resume, router.slo)
     return Configuration(router, routing)
 
 

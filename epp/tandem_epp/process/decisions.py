@@ -131,6 +131,7 @@ class Decisions:
         self.picker.routing = self._routing()
         flow = self.configuration.router.flow_control
         self.flow.settings = flow if flow.enabled else None
+        self.fleet.objectives = routing.scheduling.objectives
         self.picker.salts.header = self.configuration.router.cache_salt.from_header
         events = routing.scheduling.events
         if offloading.enabled and events is None:

@@ -319,6 +319,14 @@ class FlowControl(Section, frozen=True, kw_only=True):
     bands: tuple[FlowBand, ...] = ()
 
 
+class RoutingSlo(Section, frozen=True, kw_only=True):
+    """At least one of the two times is given."""
+
+    ttft: Seconds | None = None
+    itl: Seconds | None = None
+    attainment: float
+
+
 class Routing(Section, frozen=True, kw_only=True):
     endpoint: str
     front: Literal["envoy", "router"]
@@ -339,6 +347,7 @@ class Routing(Section, frozen=True, kw_only=True):
     max_prefill_on_decode: int | None = None
     resume: Resume | None = None
     flow_control: FlowControl | None = None
+    slo: RoutingSlo | None = None
 
 
 class DecodeSpec(PoolSpec, frozen=True, kw_only=True):

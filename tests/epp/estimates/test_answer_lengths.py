@@ -10,7 +10,8 @@ from tandem_epp.estimates.answer_lengths import (
 )
 from tandem_epp.estimates.pod_estimates import PodEstimates
 from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad
-from tandem_planner.cost import ITL_WEIGHT, SHORT_ANSWER
+from tandem_planner.cost import SHORT_ANSWER
+from tandem_planner.objective import ITL_WEIGHT
 
 SHORT, LONG = 5.0, 500.0
 SIZE = PlacedPrompt(prompt=2000, output=LONG, is_stream=True)

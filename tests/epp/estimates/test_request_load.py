@@ -12,11 +12,17 @@ from tandem_epp.estimates.kinds import MIN_SAMPLES, STALE_SECONDS, fill_in
 from tandem_epp.estimates.pod_estimates import OUTPUT_PRIOR, PodEstimates
 from tandem_epp.estimates.request_load import PlacedPrompt, RequestLoad
 from tandem_planner.cost import (
-    ITL_WEIGHT,
     LATE_SHARE,
     SHORT_ANSWER,
     STREAMED_SHARE,
     wait_seconds,
+)
+from tandem_planner.objective import (
+    ITL_WEIGHT,
+    LOST_SHARE,
+    NO_OBJECTIVE,
+    Objective,
+    make_objective,
 )
 from tandem_planner.prefill_fit import PREFILL_PRIOR, prefill_sample
 
@@ -60,6 +66,35 @@ def test_answers_are_delayed_also_before_they_begin_and_short_ones_more() -> Non
     assert pod.figures(11.0).stall == pytest.approx(both)
     short.end(12.0)
     assert pod.figures(12.0).stall == pytest.approx(ITL_WEIGHT / SIZE.output)
+
+
+def test_an_answer_that_misses_its_objective_is_delayed_at_less_harm() -> None:
+    soon, late = make_objective(10.0, 0.05, 0.9), make_objective(PREFILL_SECONDS / 2, 0.05, 0.9)
+    pod = PodEstimates()
+    load = RequestLoad(pod, None, SIZE, 10.0, objective=soon)
+    harm = pod.figures(10.0).stall
+    load.on_response(30.0, Timing(leg=20.0))
+    assert pod.figures(30.0).stall == pytest.approx(LOST_SHARE * harm, rel=0.2)
+    load.end(40.0)
+    assert pod.figures(40.0).stall == 0.0
+    # Before the first token the prediction says it.
+    other = PodEstimates()
+    RequestLoad(other, None, SIZE, 10.0, objective=late)
+    assert other.figures(10.0).stall < 0.5 * harm
+
+
+def test_an_answer_is_delayed_at_more_harm_where_it_may_miss_its_itl() -> None:
+    def harm(objective: Objective) -> float:
+        pod = PodEstimates()
+        RequestLoad(pod, None, SIZE, 10.0, objective=objective)
+        return pod.figures(10.0).stall
+
+    step = PodEstimates().best_decode.step
+    assert harm(make_objective(10.0, 100 * step, 0.9)) == pytest.approx(harm(NO_OBJECTIVE))
+    near = make_objective(10.0, step, 0.9)
+    assert harm(near) == pytest.approx((ITL_WEIGHT + near.stall) / SIZE.output)
+    # Of TTFT alone nothing is said on answers.
+    assert harm(make_objective(10.0, None, 0.9)) == pytest.approx(harm(NO_OBJECTIVE))
 
 
 def test_a_stream_without_a_report_begins_before_its_first_token() -> None:

@@ -9,12 +9,12 @@ from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_planner.choice import Candidates, choose
 from tandem_planner.cost import (
     DECODE_WEIGHT,
-    ITL_WEIGHT,
     PodFigures,
     RequestFigures,
     stall_share,
 )
 from tandem_planner.figure_table import FigureTable
+from tandem_planner.objective import ITL_WEIGHT
 
 from .engine import Engine
 from .speed import BUDGET, QUADRATIC

@@ -11,6 +11,7 @@ from tandem_contract.chains import Chain
 from tandem_contract.config import Backend, DisaggregatedServing, ExternalStorage
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role
+from tandem_contract.slo import Slo
 from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
@@ -26,6 +27,7 @@ from tandem_epp.prefix.blocks import BlockMatch
 from tandem_epp.prefix.kv_events.collector import PreciseMatch
 from tandem_epp.prefix.prefix_tree import PrefixMatch, PrefixTree
 from tandem_epp.process.configuration import Routing
+from tandem_planner.objective import make_objective
 
 from .block_pool import BLOCK
 from .engine import Engine
@@ -116,6 +118,7 @@ class RealPicker(OneProcess):
         stores = [_storage(engine) for engine in engines]
         self.fleet.apply(map(_discovered, range(len(roles)), roles, stores), BLOCK_TOKENS)
         routing = Routing(serving, load_scheduling(document, document.data, serving))
+        self.fleet.objectives = routing.scheduling.objectives
         self.picker = EndpointPicker(
             self.fleet, routing, Metrics(self.fleet), History(1), Random(seed)
         )
@@ -123,6 +126,10 @@ class RealPicker(OneProcess):
         self.subset: frozenset[str] | None = None
         """Addresses of the pods that the next request may go to, as flow control has it; None:
         any."""
+
+    def meet(self, slo: Slo) -> None:
+        """Requests that come from now on are to meet `slo`."""
+        self.fleet.objectives = {"m": make_objective(slo.ttft, slo.itl, slo.attainment)}
 
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """What the picker decides for the request's body."""

@@ -7,6 +7,7 @@ from itertools import count
 from random import Random
 from typing import Final
 
+from tandem_contract.slo import Slo
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.replicas.peers.channel import Knowledge
 from tandem_epp.replicas.peers.frames import Event, decode_frame, encode_event
@@ -128,6 +129,11 @@ class ReplicatedPicker:
         self.mesh.advance(now)
         picker = self._placed[work.index] = self.pickers[replica]
         return picker.choose(work, now)
+
+    def meet(self, slo: Slo) -> None:
+        """As that of one picker."""
+        for picker in self.pickers:
+            picker.meet(slo)
 
     def on_response(self, work: Work, status: int, now: float) -> None:
         """The response headers pass the replica that placed the request."""

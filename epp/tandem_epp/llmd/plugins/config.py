@@ -27,9 +27,11 @@ import msgspec
 
 from tandem_contract.api_paths import ApiPaths
 from tandem_contract.config import DisaggregatedServing
-from tandem_contract.documents import Document
+from tandem_contract.documents import Document, steps
 from tandem_contract.paths import Role
 from tandem_contract.plan import ResumeLimits
+from tandem_contract.slo import SECTION as SLO
+from tandem_contract.slo import Slo, read_slos
 from tandem_planner.kv_size import KvSize, kv_size
 from tandem_planner.model_config import UnknownModelConfig, model_config
 
@@ -51,7 +53,9 @@ from .registry import PLUGINS, PREFIX_DECIDER, REGISTRY
 from .score_choice import ScoreChoice, Summary
 from .sessions import SessionFilter, SessionScorer, TokenSession
 
+_SCORES: Final = "the listed plugins choose by scores: list predicted-cost alone, which weighs it"
 _NO_SIZES: Final[Mapping[str, KvSize]] = MappingProxyType({})
+_NO_SLOS: Final[Mapping[str, Slo]] = MappingProxyType({})
 
 
 def load_routing(
@@ -59,10 +63,11 @@ def load_routing(
     fields: Mapping[str, Any],
     serving: DisaggregatedServing,
     resume: ResumeLimits | None = None,
+    slos: Mapping[str, Slo] = _NO_SLOS,
 ) -> Routing:
-    """The routing that `document` configures; the others are parts of it, `fields` and `serving` as
-    `load_scheduling` takes them. Raises DocumentError."""
-    scheduling = load_scheduling(document, fields, serving)
+    """The routing that `document` configures; the others are parts of it, `fields`, `serving` and
+    `slos` as `load_scheduling` takes them. Raises DocumentError."""
+    scheduling = load_scheduling(document, fields, serving, slos)
     is_silent = document.part("disaggregated_serving.enabled").data is None
     chooser = scheduling.chooser
     if isinstance(chooser, ScoreChoice):
@@ -75,19 +80,27 @@ def load_routing(
 
 
 def load_scheduling(
-    document: Document, fields: Mapping[str, Any], serving: DisaggregatedServing
+    document: Document,
+    fields: Mapping[str, Any],
+    serving: DisaggregatedServing,
+    slos: Mapping[str, Slo] = _NO_SLOS,
 ) -> Scheduling:
     """The scheduling that `fields` of `document` configure: all top-level fields but those of
-    `tandem_contract.config`. Raises DocumentError."""
+    `tandem_contract.config`, of which `serving` and `slos` are two. Raises DocumentError."""
     config = read_picker_config(document, dict(fields))
-    return _Builder(document, config, serving).build()
+    return _Builder(document, config, serving, slos).build()
 
 
 class _Builder:
     def __init__(
-        self, document: Document, config: PickerConfig, serving: DisaggregatedServing
+        self,
+        document: Document,
+        config: PickerConfig,
+        serving: DisaggregatedServing,
+        slos: Mapping[str, Slo],
     ) -> None:
         self._document, self._config, self._serving = document, config, serving
+        self._slos = slos
         self._plugins = ListedPlugins(document, config.plugins)
 
     def build(self) -> Scheduling:
@@ -103,7 +116,7 @@ class _Builder:
             tokenizers=self._tokenizers(),
             added_headers=self._added_headers(),
             scraping=self._scraping(),
-            notices=self._notices((handler.decode, handler.prefill)),
+            notices=self._notices((handler.decode, handler.prefill), by_scores=cost is None),
         )
 
     def _score_choice(self, handler: HandlerParameters) -> ScoreChoice:
@@ -124,8 +137,10 @@ class _Builder:
             summary=Summary(of_decode, of_prefill, name, handler.decider or ""),
         )
 
-    def _notices(self, used: tuple[str, str]) -> tuple[Notice, ...]:
+    def _notices(self, used: tuple[str, str], *, by_scores: bool) -> tuple[Notice, ...]:
+        unmet = by_scores and self._slos
         notices = (
+            *((Notice(self._document.where([SLO]), SLO, _SCORES),) if unmet else ()),
             *section_notices(self._document, self._config, self._plugins.names),
             *difference_notices(self._document, self._config, self._plugins, used),
         )
@@ -154,10 +169,15 @@ class _Builder:
             raise self._document.error(plugin.path, message)
         parameters: CostParameters = self._plugins.made(plugin)
         sizes = load_kv_sizes(self._document, plugin.path, parameters)
-        return self._cost_settings(parameters, sizes)
+        where = [*steps(plugin.path), "parameters", SLO]
+        slos = read_slos(self._document, where, parameters.slo)
+        return self._cost_settings(parameters, sizes, slos)
 
     def _cost_settings(
-        self, parameters: CostParameters, sizes: Mapping[str, KvSize] = _NO_SIZES
+        self,
+        parameters: CostParameters,
+        sizes: Mapping[str, KvSize] = _NO_SIZES,
+        slos: Mapping[str, Slo] = _NO_SLOS,
     ) -> CostSettings:
         serving = self._serving
         limit = serving.max_prefill_on_decode
@@ -166,6 +186,8 @@ class _Builder:
             parameters.maxNumOfEndpoints,
             split=serving.split or parameters.split or "auto",
             max_prefill_on_decode=parameters.maxPrefillOnDecode if limit is None else limit,
+            # Of a model that has objectives in both places, those of the section count.
+            slos={**slos, **self._slos},
             is_split_by_plugin=(parameters.split or parameters.maxPrefillOnDecode) is not None,
         )
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from tandem_contract.config import HealthChecks
 from tandem_contract.durations import format_duration
+from tandem_contract.slo import Slo
 
 from ...backends.scrape_settings import ScrapeSettings
 from ...choice.cost_choice import CostSettings
@@ -28,6 +29,7 @@ def _lines(routing: Routing, checks: HealthChecks) -> Iterator[str]:
     if not isinstance(chooser := scheduling.chooser, ScoreChoice):
         yield "choice: predicted-cost"
         yield f"splitting: {_by_cost(scheduling.cost) if serving.enabled else _OFF}"
+        yield from map(_slo, scheduling.cost.slos.items())
     else:
         summary, decider = chooser.summary, chooser.decider
         yield from _profile("decode", summary.decode)
@@ -54,6 +56,13 @@ def _by_cost(settings: CostSettings) -> str:
     if settings.split == "always":
         return _ALWAYS
     return f"by the cost{_limit(settings.max_prefill_on_decode)}"
+
+
+def _slo(stated: tuple[str, Slo]) -> str:
+    model, slo = stated
+    times = {"TTFT": slo.ttft, "ITL": slo.itl}
+    given = [f"{name} {format_duration(time)}" for name, time in times.items() if time is not None]
+    return f"objectives of {model}: {', '.join(given)}, for {slo.attainment:g} of the requests"
 
 
 def _limit(tokens: int | None) -> str:

@@ -155,6 +155,14 @@ class CostParameters(Strict, frozen=True):
             " pod is healthy; gives way to `max_prefill_on_decode` of `disaggregated_serving`"
         ),
     ] = None
+    slo: Annotated[
+        dict[str, dict[str, Any]],
+        Meta(
+            description="model or adapter name → `{ttft, itl, attainment}`, such as `{ttft: 2s, "
+            "itl: 50ms, attainment: 0.9}`: what its requests are to meet; gives way to the section "
+            "`slo`"
+        ),
+    ] = {}
 
 
 class ProfileNames(Strict, frozen=True):

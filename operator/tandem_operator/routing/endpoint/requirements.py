@@ -4,7 +4,8 @@ Each object of an endpoint has one value per setting, while every pool brings it
 exists when any pool enables it; the longest drain timeout of any pool counts; fallback to unified
 serving, the router as the front and splitting every request need the consent of every pool; the
 smallest limit of prefills on decode pods counts; of several EPP configurations, health checks and
-settings of resumed streams those of the first pool by name win.
+settings of resumed streams those of the first pool by name win. Of the objectives of a model those
+of the first pool of that model win.
 """
 
 import json
@@ -56,6 +57,8 @@ class EndpointRequirements:
     """As `health_checks`."""
     flow_control: Mapping[str, Any]
     """As `health_checks`."""
+    slo: Mapping[str, Any]
+    """As `health_checks`; by the names of models and adapters."""
     has_front: bool
     """Whether the operator runs what clients connect to."""
     front: Literal["envoy", "router"]
@@ -105,6 +108,7 @@ def combine_requirements(pools: Sequence[EndpointPool]) -> EndpointRequirements:
         health_checks=health_checks(decodes),
         resume=resume(decodes),
         flow_control=flow_control(decodes),
+        slo=slo(decodes),
         has_front=any(r.envoy.enabled for r in routings),
         # One pool alone takes Envoy from no other, which may need what only Envoy has.
         front="router" if all(r.front == "router" for r in routings) else "envoy",
@@ -169,6 +173,25 @@ def resume(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
         "max_moves": stated.max_moves,
     }
     return {"enabled": True, **limits} if is_on else {}
+
+
+def slo(decodes: Iterable[DecodePool]) -> dict[str, Any]:
+    """The router configuration's section `slo` for all `decodes` together, in order of their names;
+    empty when none states it: an EPP of an earlier version refuses a file with it."""
+    stated: dict[str, Any] = {}
+    for decode in decodes:
+        if objectives := _slo(decode):
+            for name in decode.spec.model.names:
+                stated.setdefault(name, objectives)
+    return stated
+
+
+def _slo(decode: DecodePool) -> dict[str, Any] | None:
+    if (stated := decode.spec.routing.slo) is None:
+        return None
+    times = {"ttft": _duration(stated.ttft), "itl": _duration(stated.itl)}
+    given = {name: time for name, time in times.items() if time is not None}
+    return {**given, "attainment": stated.attainment}
 
 
 def resume_obstacles(decodes: Iterable[DecodePool]) -> tuple[str, ...]:
@@ -309,6 +332,7 @@ def static_router_config(sets: Sequence[PoolSet], addresses: Mapping[str, str]) 
         **({"health_checks": checks} if (checks := health_checks(decodes)) else {}),
         **({"resume": resumed} if (resumed := resume(decodes)) else {}),
         **({"flow_control": flow} if (flow := flow_control(decodes)) else {}),
+        **({"slo": objectives} if (objectives := slo(decodes)) else {}),
         "backends": backends,
     }
 
@@ -422,7 +446,17 @@ def find_conflicts(pools: Sequence[EndpointPool]) -> tuple[str, ...]:
         [(pool, r.max_prefill_on_decode) for pool, r in of_splitting],
         _max_prefill_on_decode(routings),
     )
-    return (*lines, *filter(None, (split, limit)))
+    return (*lines, *filter(None, (split, limit)), *_slo_conflicts([p.pool for p in ordered]))
+
+
+def _slo_conflicts(decodes: Sequence[DecodePool]) -> tuple[str, ...]:
+    """The lines about models of which two pools state different objectives, each once."""
+    names = dict.fromkeys(name for decode in decodes for name in decode.spec.model.names)
+    lines = (
+        _conflict("slo", [(d.name, _slo(d)) for d in decodes if name in d.spec.model.names])
+        for name in names
+    )
+    return tuple(dict.fromkeys(filter(None, lines)))
 
 
 def _conflict(

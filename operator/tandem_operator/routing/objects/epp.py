@@ -88,6 +88,7 @@ def decision_config(required: EndpointRequirements, settings: RouterSettings) ->
         **({"health_checks": required.health_checks} if required.health_checks else {}),
         **({"resume": required.resume} if required.resume else {}),
         **({"flow_control": required.flow_control} if required.flow_control else {}),
+        **({"slo": required.slo} if required.slo else {}),
     }
     return json.dumps(config, indent=1, sort_keys=True)
 

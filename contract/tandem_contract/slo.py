@@ -33,9 +33,7 @@ class Slo(msgspec.Struct, frozen=True):
     of all are accepted for one more request that meets them."""
 
 
-def read_slos(
-    document: Document, path: list[str | int], slos: Mapping[Any, Any]
-) -> dict[str, Slo]:
+def read_slos(document: Document, path: list[str | int], slos: Mapping[Any, Any]) -> dict[str, Slo]:
     """Model → objectives, from the value at `path` of `document`. Raises DocumentError."""
     if not isinstance(slos, dict):
         message = "is no mapping of models to objectives: write MODEL: {ttft: 2s, itl: 50ms}"

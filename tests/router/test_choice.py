@@ -101,6 +101,16 @@ async def test_switched_off_one_backend_serves_each_request(harness: Harness) ->
     assert not prefill.requests
 
 
+async def test_with_objectives_the_cost_chooses(harness: Harness) -> None:
+    await harness.decode("d")
+    await harness.start(slo={"m": {"ttft": "2s"}})
+    decisions = harness.router.components.decisions
+    assert decisions.picker.routing.scheduling.chooser is None
+    assert decisions.fleet.objective("m").ttft == 2.0
+    response, _ = await harness.ask({"model": "m", "prompt": PROMPT})
+    assert response.status == 200
+
+
 async def test_scheduling_of_the_file_takes_the_place_of_the_default(harness: Harness) -> None:
     await harness.prefill("p")
     await harness.decode("d")

@@ -10,6 +10,7 @@ import pytest
 from tandem_contract.config import Backend, DisaggregatedServing
 from tandem_contract.documents import DocumentError, parse_documents
 from tandem_contract.paths import Role
+from tandem_contract.slo import Slo
 from tandem_epp.backends.pods import Pod
 from tandem_epp.choice.context import ChoiceContext
 from tandem_epp.choice.cost_choice import CostSettings
@@ -21,6 +22,7 @@ from tandem_epp.llmd.plugins.parameters import NoParameters
 from tandem_epp.llmd.plugins.plugin_types import Kind, Plugin
 from tandem_epp.llmd.plugins.registry import REGISTRY
 from tandem_epp.request.inference import InferenceRequest
+from tandem_planner.objective import make_objective
 
 LLMD = """
 apiVersion: llm-d.ai/v1alpha1
@@ -98,6 +100,33 @@ def test_scores_choose_where_they_are_configured_and_never_with_the_cost(other: 
     assert loaded(f"plugins: [{{type: {other}}}]").chooser is not None
     with pytest.raises(DocumentError, match=f"stands alone: remove it, or {other}"):
         loaded(f"plugins: [{{type: {other}}}, {{type: predicted-cost}}]")
+
+
+def test_objectives_of_the_section_count_before_those_of_the_plugin() -> None:
+    plugin = (
+        "plugins: [{type: predicted-cost, parameters: {slo: {a: {ttft: 1s}, b.1: {itl: 5ms}}}}]"
+    )
+    section = {"a": Slo(ttft=2.0)}
+    document = parse_documents(plugin, "router.yaml")[0]
+    scheduling = load_scheduling(document, document.data, DisaggregatedServing(), section)
+    assert scheduling.cost.slos == {"a": Slo(ttft=2.0), "b.1": Slo(itl=0.005)}
+    assert scheduling.objectives["a"] == make_objective(2.0, None, 0.9)
+
+
+def test_a_mistake_in_the_plugins_objectives_is_named_with_its_line() -> None:
+    text = "plugins:\n- type: predicted-cost\n  parameters:\n    slo:\n      m.1: {ttft: 1}"
+    with pytest.raises(DocumentError, match=r"router.yaml:5: .*slo.m.1.ttft: 1 has no unit"):
+        loaded(text)
+
+
+def test_scores_know_no_objectives_and_the_log_says_so() -> None:
+    text = "plugins: [{type: queue-scorer}]\nslo: {m: {ttft: 1s}}"
+    document = parse_documents(text, "router.yaml")[0]
+    fields = {"plugins": document.data["plugins"]}
+    serving, slos = DisaggregatedServing(), {"m": Slo(ttft=1.0)}
+    (notice,) = load_scheduling(document, fields, serving, slos).notices
+    assert str(notice).startswith("router.yaml:2: slo has no effect: the listed plugins choose")
+    assert not load_scheduling(document, {}, serving, slos).notices
 
 
 def test_a_models_kv_size_is_read_from_its_config(tmp_path: Path) -> None:

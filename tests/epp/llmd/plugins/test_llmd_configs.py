@@ -321,10 +321,13 @@ def test_check_config_takes_files_with_backends_and_without_plugins(tmp_path: Pa
     file.write_text(
         "backends: [{name: a, url: 'http://10.0.0.1:8000', labels: {tier: a}}]\n"
         "disaggregated_serving: {enabled: true, fallback_to_unified: false}\n"
+        "slo: {m: {ttft: 2s, itl: 50ms}, n: {itl: 20ms, attainment: 0.99}}\n"
     )
-    assert check(file)[1][:3] == [
+    assert check(file)[1][:5] == [
         "choice: predicted-cost",
         "splitting: by the cost",
+        "objectives of m: TTFT 2s, ITL 50ms, for 0.9 of the requests",
+        "objectives of n: ITL 20ms, for 0.99 of the requests",
         "fallback: none, a request that cannot be split is refused",
     ]
 

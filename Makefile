@@ -27,7 +27,7 @@ PARALLEL = --workers $(WORKERS)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm-setup load-peers demo test run-tests compiled test-compiled unit test-vllm chaos e2e fuzz bare lint format types docs bench images generate \
+.PHONY: help setup vllm-setup load-peers demo test run-tests compiled test-compiled unit test-vllm chaos chaos-streams e2e fuzz bare lint format types docs bench images generate \
   cluster-tools cluster-up cluster-load cluster-down lock changelog clean
 
 help: ## list the targets
@@ -113,6 +113,9 @@ test-vllm: vllm-setup ## test the sidecar between real vLLM engines on the CPU, 
 chaos: setup ## test kills, hangs, partitions and slow networks under load
 	-$(CLUSTER) tools toxiproxy
 	$(PYTEST) -m chaos $(ARGS)
+
+chaos-streams: setup ## of these, the streams that go on at other engines while these are killed
+	$(PYTEST) -m chaos tests/chaos/test_streams.py $(ARGS)
 
 # The trap stops the node after success, failure or Ctrl-C; after a failure, `describe` runs first.
 e2e: images ## test on a single-node Kubernetes with this checkout's images (Linux, root, Go; docs/project/testing.md)

@@ -33,6 +33,7 @@ _WITHOUT_TORCH: Final = (
     *("tandem_sidecar.main", "tandem_sidecar.process.run"),
 )
 PROGRAMS: Final = {
+    "benchmarks.counting": ("benchmarks.counting",),
     "tandem_engine.main": ("tandem_engine.main", "tandem_engine.process"),
     "tandem_epp": _WITHOUT_TORCH,
     "tandem_operator.main": _WITHOUT_TORCH,
@@ -168,6 +169,9 @@ def _request(
 
 def serve(requests: socket.socket, modules: Sequence[str]) -> None:
     """Start a process for each request; returns in each of them."""
+    # For programs that are not installed; behind all others, as `tests` is not the folder of a new
+    # process.
+    sys.path.append(os.getcwd())
     for module in modules:
         importlib.import_module(module)
     generators = [each for each in gc.get_objects() if type(each) is random.Random]

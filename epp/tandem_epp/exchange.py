@@ -13,6 +13,7 @@ makes several: they are made in a tenth of the time.
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
@@ -104,6 +105,10 @@ class Reply(Struct, frozen=True):
     status: int
     body: bytes
     headers: tuple[tuple[str, str], ...] = (("content-type", "application/json"),)
+
+
+NO_BACKEND: Final = "no_backend"
+"""`NotPlaced.reason` where no pod can serve the request now."""
 
 
 class NotPlaced(Exception):

@@ -6,6 +6,7 @@
 - `configuration`: the router's YAML file, and the scheduling that holds where it names none
 - `requests`: one request, from its last byte to the engines that serve it; read this first
 - `placed`: a placed request on its engines, and on others if its decode engine fails
+- `waiting`: requests for which no backend is ready
 - `placements`: tells the picker's counts and verdicts what happens to each request
 - `backends`: what the data path knows of the backends
 - `warmups`: the first hand-off of each pair of backends

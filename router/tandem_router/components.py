@@ -26,6 +26,7 @@ from .peers import WorkerPeers
 from .placed import Parts
 from .placements import Placements
 from .requests import RoutedRequests
+from .waiting import WaitingRequests
 from .warmups import OwnHandOffs
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Components:
             decisions.picker,
             decisions.fleet,
             placements,
+            WaitingRequests(path.lifecycle),
             keys,
             sidecars_verify=self._has_mutual_tls,
         )

@@ -1,7 +1,9 @@
 """A request that was placed: started on its engines, and on others if its decode engine fails."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
+from math import inf
 from time import time
 from typing import Final
 
@@ -18,6 +20,7 @@ from tandem_epp.exchange import HttpRequest, NotPlaced
 from tandem_epp.placement.picker import EndpointPicker
 from tandem_epp.placement.placement import Placement
 from tandem_epp.placement.placement_headers import prefill_target_of, target_of
+from tandem_http1.answers import CutPoint
 from tandem_http1.client import ActiveRequest, ClientConnection
 from tandem_http1.connection import Call
 from tandem_http1.messages import Request
@@ -27,16 +30,30 @@ from tandem_sidecar.bodies.parse import Body
 from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
 from tandem_sidecar.handoff.generation import start_generation, start_passthrough
 from tandem_sidecar.handoff.planned import PlannedGeneration
-from tandem_sidecar.observability.record import NO_ENGINE, MoveMethod, Record
+from tandem_sidecar.handoff.reply import ServedBy, send_error
+from tandem_sidecar.observability.record import (
+    NO_ENGINE,
+    MoveMethod,
+    Outcome,
+    Phase,
+    Record,
+    Result,
+)
 from tandem_sidecar.resume.kept_stream import KeptStream, keep
 from tandem_sidecar.security.route import Candidate, Route
 
 from .configuration import address_of
 from .placements import Placements
+from .waiting import WaitingRequest, WaitingRequests
 
 FAILOVERS: Final = 1
 """Other backends that a request is sent to after its decode engine failed. More: a request that
 makes engines crash takes as many with it."""
+
+
+MAX_REFUSALS: Final = 16
+"""Backends that may refuse the connection for one request. They got nothing of it, so it is not at
+fault; but one may pass its checks and never accept a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +64,7 @@ class Parts:
     picker: EndpointPicker
     fleet: Fleet
     placements: Placements
+    waiting: WaitingRequests
     keys: PlanKeys | None = None
     """By which sidecars trust this router: all backends but those for prefill have one in front of
     their engine. None: no backend has one, and this process hands off itself."""
@@ -55,8 +73,19 @@ class Parts:
     sidecars have not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A backend failed a request."""
+
+    address: str | None
+    at: float
+    """Unix seconds."""
+    is_sent: bool
+    """Whether it got something of the request, which may be what made it fail."""
+
+
 class PlacedRequest:
-    """Serves one request; it is its own `handoff.context.Failover`."""
+    """Serves one request; it is its own `handoff.context.Failover`, and waits for a backend."""
 
     def __init__(  # noqa: PLR0917 - the request's parts, in their order
         self,
@@ -71,7 +100,11 @@ class PlacedRequest:
         self._parts = parts
         self._request, self._client, self._http = request, client, http
         self._body, self._record = body, record
-        self._failed: list[Pod] = []
+        self._failed: Sequence[Failed] = ()
+        self._problem = ""
+        """Why its last backend failed, while it waits for another."""
+        self._tried: tuple[frozenset[str], int] = frozenset(), 0
+        """Among which backends it was placed last, and of which version of the fleet's members."""
         kind = kind_of(request.method, request.target)
         self._kept: KeptStream | None = None
         self._most = FAILOVERS
@@ -164,36 +197,83 @@ class PlacedRequest:
         if self._needs_stored_response:
             # Another backend would answer that there is no such response.
             return False
-        failed = [*self._failed, self._placement.decode]
-        kept, body = self._kept, self._body
-        subset = self._others(failed) if len(failed) <= self._most else frozenset()
+        failed = self._failed_by_now()
         # Before the stream is cut, as in `try_move`.
-        placement = None
-        if subset and not self._parts.context.lifecycle.has_expired:
-            data = self._request.body if kept is None or body is None else body.data
-            placement = self._place(subset, data)
+        placement = self._place_after(failed) if self._may_go_on(failed) else None
         if placement is None:
-            if kept is not None:
+            if self._kept is not None:
                 self._record.not_resumed = NO_ENGINE
             return False
-        if kept is not None:
-            rest = kept.move()
-            if rest is None:
-                placement.end(time())
-                return False
-            self._body = rest
-        else:
-            self._record.begin_move(MoveMethod.BEGUN_AGAIN)
+        if not self._begin_rest():
+            placement.end(time())
+            return False
         self._failed = failed
         self._parts.placements.on_failure(self._record)
         self._continue_at(placement)
         return True
 
+    def try_wait(self, problem: str) -> bool:
+        """Wait until a backend can serve the request; returns whether it does."""
+        failed = self._failed_by_now()
+        # Otherwise clients are told, and ask again.
+        if not self.resumes or self._needs_stored_response or not self._may_go_on(failed):
+            return False
+        if not self._begin_rest():
+            return False
+        self._failed, self._problem = failed, problem
+        self._parts.placements.leave(self._record)
+        self._client.continue_with(WaitingRequest(self, self._parts.waiting))
+        return True
+
+    def try_start(self) -> bool:
+        state = self._others(self._failed), self._parts.fleet.members_version
+        if state == self._tried:
+            # Each try is a decision that is kept and counted.
+            return False
+        self._tried = state
+        placement = self._place_after(self._failed)
+        if placement is None:
+            return False
+        self._parts.placements.add(self._record, placement)
+        self._start_again(placement)
+        return True
+
+    def give_up(self) -> None:
+        record, kept, context = self._record, self._kept, self._parts.context
+        # No engine was given what is left.
+        record.moves, record.not_resumed = record.moves[:-1], NO_ENGINE
+        record.ended, status = context.loop.time(), HTTPStatus.BAD_GATEWAY
+        if kept is not None and kept.written:
+            record.outcome = Outcome.CUT
+            context.observer.on_request_end(record)
+            kept.cut(status, record.cut_message(self._problem), CutPoint.BETWEEN_CHUNKS)
+            return
+        record.outcome, record.status, record.first_byte = Outcome.FAILED, status, record.ended
+        context.observer.on_answer(record, None)
+        context.observer.on_request_end(record)
+        path, name = record.path or RoutingPath.UNIFIED, self._placement.decode.name
+        lines, closes = ServedBy(record.request_id, path, name).encode(), context.lifecycle.draining
+        send_error(self._client, self._request, status, self._problem, lines, close=closes)
+
+    def abandon(self) -> None:
+        record, context = self._record, self._parts.context
+        record.outcome, record.ended = Outcome.ABANDONED, context.loop.time()
+        context.observer.on_request_end(record)
+
+    def describe(self) -> dict[str, object]:
+        record = self._record
+        return {
+            "request_id": record.request_id,
+            "path": record.path,
+            "phase": "waiting",
+            "age_seconds": round(self._parts.context.loop.time() - record.received, 3),
+        }
+
     def try_move(self, keep: Callable[[], Call | None] | None = None) -> bool:
         """Give a stream whose backend drains to another one; returns whether one takes it. `keep`:
         as of `planned.Mover`."""
         kept, body, left = self._kept, self._body, self._placement.decode
-        subset = self._others([*self._failed, left])
+        subset = self._others([*self._failed, Failed(left.address, time(), is_sent=True)])
         has_expired = self._parts.context.lifecycle.has_expired
         if kept is None or body is None or not subset or has_expired:
             return False
@@ -220,6 +300,40 @@ class PlacedRequest:
         is_readable = kept.is_continued and is_kv_compatible(left, placement.decode)
         return is_split and is_there and is_readable
 
+    def _failed_by_now(self) -> Sequence[Failed]:
+        """The backends that failed, with the one that just did."""
+        decode = self._placement.decode
+        legs = [leg for leg in self._record.legs if leg.phase is Phase.DECODE]
+        # A refused connection says nothing of the request.
+        is_sent = not legs or legs[-1].result is not Result.UNREACHABLE
+        return (*self._failed, Failed(decode.address, time(), is_sent))
+
+    def _may_go_on(self, failed: Collection[Failed]) -> bool:
+        """Whether another backend may get the request after these."""
+        sent = sum(each.is_sent for each in failed)
+        is_allowed = sent <= self._most and len(failed) - sent <= MAX_REFUSALS
+        return is_allowed and not self._parts.context.lifecycle.has_expired
+
+    def _begin_rest(self) -> bool:
+        """Note that another backend gets what is left; returns whether it can go on with it."""
+        if self._kept is None:
+            self._record.begin_move(MoveMethod.BEGUN_AGAIN)
+            return True
+        rest = self._kept.move()
+        if rest is not None:
+            self._body = rest
+        return rest is not None
+
+    def _place_after(self, failed: Collection[Failed]) -> Placement | None:
+        """Place the request at a backend but these, which failed; None: there is none."""
+        subset = self._others(failed)
+        if not subset:
+            return None
+        kept, body = self._kept, self._body
+        return self._place(
+            subset, self._request.body if kept is None or body is None else body.data
+        )
+
     def _place(self, subset: frozenset[str], data: bytes) -> Placement | None:
         """Place the request, whose body is `data` now, at backends with these addresses; None:
         none of them can serve it."""
@@ -232,6 +346,11 @@ class PlacedRequest:
         self, placement: Placement, left: Pod | None = None, kept_call: Call | None = None
     ) -> None:
         self._parts.placements.replace(self._record, placement)
+        self._start_again(placement, left, kept_call)
+
+    def _start_again(
+        self, placement: Placement, left: Pod | None = None, kept_call: Call | None = None
+    ) -> None:
         active = self.start(placement, left, kept_call)
         if active is not None:
             self._client.continue_with(active)
@@ -244,13 +363,17 @@ class PlacedRequest:
             return bool(response_id_in(self._http.path))
         return bool(previous_response(kind, self._body))
 
-    def _others(self, left: Iterable[Pod]) -> frozenset[str]:
+    def _others(self, left: Collection[Failed]) -> frozenset[str]:
         """Addresses of the backends but those that the request `left`; empty if there is none that
         could serve it."""
         ready = self._parts.fleet.ready_pods(self._placement.decision.model)
-        return frozenset(pod.address for pod in ready if pod.address) - {
-            pod.address for pod in left
-        }
+        latest = {each.address: each.at for each in left}
+        others = [pod for pod in ready if pod.address and pod.address not in latest]
+        if self.resumes and not any(pod.backend.role.serves(Role.DECODE) for pod in others):
+            # Rather than none: those that passed a check since, as an engine that was started again
+            # does.
+            others += [pod for pod in ready if pod.scraped_at > latest.get(pod.address, inf)]
+        return frozenset(pod.address for pod in others if pod.address)
 
     def _route(self) -> Route:
         """The placement as the data path reads it."""

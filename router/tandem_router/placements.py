@@ -41,6 +41,11 @@ class Placements:
         failed = ResponseHeaders(timing=None, status=502)
         self._running[record].on_response_headers(failed, time())
 
+    def leave(self, record: Record) -> None:
+        """Likewise, but it waits, and is added again once it is placed."""
+        self.on_failure(record)
+        self.drop(record)
+
     def drop(self, record: Record) -> None:
         """The request was placed and is not sent."""
         self._running.pop(record).end(time())

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from tandem_contract import endpoints, headers
 from tandem_contract.api_keys import ApiKeys
-from tandem_epp.exchange import HttpRequest, NotPlaced, Reply
+from tandem_epp.exchange import NO_BACKEND, HttpRequest, NotPlaced, Reply
 from tandem_epp.placement.placement import Placement
 from tandem_http1.client import ActiveRequest, ClientConnection
 from tandem_http1.messages import Request, response_bytes
@@ -30,6 +30,7 @@ from tandem_sidecar.observability.record import PASSTHROUGH, Record
 
 from .clients import REFUSED, client_of, without_keys
 from .placed import Parts, PlacedRequest
+from .waiting import WaitingRequest
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,7 @@ class RoutedRequests:
         """`api_keys`: of the clients that are served; None: all are."""
         self._parts, self._prepare, self._is_healthy = parts, prepare, is_healthy
         self._api_keys = api_keys
-        self._context, self._picker = parts.context, parts.picker
-        self._placements = parts.placements
+        self._context = parts.context
         self.is_leaving = False
         """Whether each answer is the last one of its connection, because the process ends soon."""
 
@@ -107,22 +107,16 @@ class RoutedRequests:
     def _serve(
         self, request: Request, http: HttpRequest, client: ClientConnection, body: Body | None
     ) -> ActiveRequest | None:
+        unplaced = UnplacedRequest(self._parts, request, http, client, body)
         try:
-            placement = self._picker.place(http, request.body, time())
+            return unplaced.start()
         except NotPlaced as refusal:
-            request_id, observer = http.headers[headers.REQUEST_ID], self._context.observer
-            lines = refuse_generation(observer, request, "", request_id)
-            _send_reply(client, request, refusal.reply, lines)
+            may_wait = body is not None and self._context.settings.resume_limits is not None
+            if may_wait and refusal.reason == NO_BACKEND:
+                unplaced.refusal = refusal
+                return WaitingRequest(unplaced, self._parts.waiting)
+            unplaced.refuse(refusal)
             return None
-        if body is not None and (changed := placement.take_body()) is not None:
-            body = parse_body(changed)
-        kind = kind_of(request.method, request.target)
-        request_id = placement.decision.request_id
-        record = new_record(self._context, request, request_id, kind or PASSTHROUGH)
-        _trace_under_decision(record, placement)
-        self._placements.add(record, placement)
-        placed = PlacedRequest(self._parts, request, client, http, body, record)
-        return placed.start(placement)
 
     def _answer_health(self, request: Request, client: ClientConnection) -> None:
         # While it is leaving, too: a load balancer in front learns by it to use others.
@@ -134,6 +128,75 @@ class RoutedRequests:
             close, head = not request.keep_alive, request.method == b"HEAD"
             client.write(response_bytes(200, b"", b'{"status": "ok"}', close=close, head=head))
             client.finish(keep=not close)
+
+
+class UnplacedRequest:
+    """A request that is to be placed; it may wait for a backend."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        request: Request,
+        http: HttpRequest,
+        client: ClientConnection,
+        body: Body | None,
+    ) -> None:
+        self._parts, self._request, self._http = parts, request, http
+        self._client, self._body = client, body
+        self._received = parts.context.loop.time()
+        self._tried = 0
+        """The version of the fleet's members when it was placed last."""
+        self.refusal: NotPlaced
+        """Why it was not, while it waits."""
+
+    def start(self) -> ActiveRequest | None:
+        """Place it, and send it to its engines; None: it is already answered. Raises NotPlaced."""
+        parts, request, body = self._parts, self._request, self._body
+        self._tried = parts.fleet.members_version
+        placement = parts.picker.place(self._http, request.body, time())
+        if body is not None and (changed := placement.take_body()) is not None:
+            body = parse_body(changed)
+        kind = kind_of(request.method, request.target)
+        record = new_record(
+            parts.context, request, placement.decision.request_id, kind or PASSTHROUGH
+        )
+        _trace_under_decision(record, placement)
+        parts.placements.add(record, placement)
+        placed = PlacedRequest(parts, request, self._client, self._http, body, record)
+        return placed.start(placement)
+
+    def refuse(self, refusal: NotPlaced) -> None:
+        """Answer with the picker's own."""
+        request_id, observer = self._http.headers[headers.REQUEST_ID], self._parts.context.observer
+        lines = refuse_generation(observer, self._request, "", request_id)
+        _send_reply(self._client, self._request, refusal.reply, lines)
+
+    def try_start(self) -> bool:
+        # Each try is a decision that is kept and counted.
+        if self._tried == self._parts.fleet.members_version:
+            return False
+        try:
+            active = self.start()
+        except NotPlaced as refusal:
+            self.refusal = refusal
+            return False
+        if active is not None:
+            self._client.continue_with(active)
+        return True
+
+    def give_up(self) -> None:
+        self.refuse(self.refusal)
+
+    def abandon(self) -> None:
+        """It is counted nowhere."""
+
+    def describe(self) -> dict[str, object]:
+        return {
+            "request_id": self._http.headers[headers.REQUEST_ID],
+            "path": None,
+            "phase": "waiting",
+            "age_seconds": round(self._parts.context.loop.time() - self._received, 3),
+        }
 
 
 class PreparedRequest:

@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(SECONDS + 300)]
 ENGINES: Final = 8
 BETWEEN_KILLS: Final = 2.0
 """Seconds."""
-TOKENS: Final = 40
-INTERVAL: Final = 0.5
+TOKENS: Final = 20
+INTERVAL: Final = 1.0
 """Seconds between two tokens of a stream."""
 SEED: Final = 35
 _HOST: Final = "127.0.0.1"

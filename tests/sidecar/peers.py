@@ -7,10 +7,12 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from tandem_contract.commandline import HostPort
 
+_BACKLOG: Final = 2048
+"""Connections that wait to be accepted, as at vLLM: all streams of a dead engine come at once."""
 PARAMS = (
     b'{"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": "engine-p",'
     b' "remote_block_ids": [[1, 2, 3]], "remote_request_id": "cmpl-p-0",'
@@ -106,11 +108,12 @@ class Peer:
         self.models: Script = no_list
         """Script of the list of models for who asks on their own account, and not for a client."""
         self.arrived = asyncio.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """One for each open connection."""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
-            self._serve, self.host, self.port, limit=2**26, ssl=self.tls
+            self._serve, self.host, self.port, limit=2**26, ssl=self.tls, backlog=_BACKLOG
         )
         self.address = HostPort(self.host, self._server.sockets[0].getsockname()[1])
         return self
@@ -129,6 +132,17 @@ class Peer:
         """Refuse connections from now on."""
         self._server.close()
 
+    def crash(self) -> None:
+        """Refuse connections, and cut those that are open, as if the process were killed."""
+        self.close_port()
+        for writer in self._tasks.values():
+            writer.transport.abort()
+
+    async def restart(self) -> None:
+        """Serve again at the same port."""
+        self.port = self.address.port
+        await Peer.__aenter__(self)
+
     async def default(self, turn: Turn) -> None:
         turn.answer(200, b"{}")
 
@@ -141,7 +155,7 @@ class Peer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self._tasks[task] = writer
         self.connections += 1
         try:
             while request := await read_request(reader):
@@ -149,7 +163,7 @@ class Peer:
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
-            self._tasks.discard(task)
+            del self._tasks[task]
             writer.close()
 
     async def _turn(

@@ -34,7 +34,7 @@ from ..choice.fallback import FAULT, choose_alone
 from ..choice.result import NoBackend, SchedulingResult, SplitImpossible
 from ..choice.routing import Routing
 from ..choice.scheduler import Scheduler, in_subset
-from ..exchange import HttpRequest, NotPlaced
+from ..exchange import NO_BACKEND, HttpRequest, NotPlaced
 from ..metrics.counters import Metrics
 from ..request.bodies import is_coded, is_form, is_json, kind_of, named_model
 from ..request.body_fields import BadBody
@@ -262,7 +262,7 @@ class EndpointPicker:
         ready = in_subset(self._fleet.ready_pods(decision.model), request.subset)
         decodes = [pod for pod in ready if pod.backend.role.serves(Role.DECODE)]
         if not decodes:
-            raise self._error(request, 503, "no_backend", _NO_BACKEND)
+            raise self._error(request, 503, NO_BACKEND, _NO_BACKEND)
         pods = [choose_alone(decodes, self._random)]
         return self._placement(request, None, SchedulingResult(FAULT, pods), decision)
 
@@ -294,14 +294,14 @@ class EndpointPicker:
         except BadBody as err:
             raise self._error(request, 400, "bad_request", str(err), param=err.param) from err
         except NoBackend as err:
-            raise self._error(request, 503, "no_backend", _NO_BACKEND) from err
+            raise self._error(request, 503, NO_BACKEND, _NO_BACKEND) from err
         except SplitImpossible as err:
             raise self._error(request, 503, "no_prefill_backend", f"{err}: try again") from err
         # A prefill pod has no sidecar that would remove what clients must not set.
         is_prefill_pod = result.decode[0].backend.role is Role.PREFILL
         may_lack_sidecar = self.cleans_requests or not _needs_sidecar(request, parsed)
         if is_prefill_pod and not may_lack_sidecar:
-            raise self._error(request, 503, "no_backend", _NO_BACKEND)
+            raise self._error(request, 503, NO_BACKEND, _NO_BACKEND)
         return self._placement(request, parsed, result, decision, rewrite)
 
     def _read(

@@ -77,6 +77,10 @@ class Alternates:
             self._send_back(rest)
         return True
 
+    def try_wait(self, problem: str) -> bool:
+        """No: only the pods that the plan names may serve it."""
+        return False
+
     def try_move(self) -> bool:
         """Give the rest of the stream to the next pod, if it is at this pod's engine."""
         kept, alternates = self._generation.kept, self._generation.route.alternates

@@ -68,6 +68,11 @@ class Failover(Protocol):
         """Give the request and its record to another engine; returns whether one takes them. The
         caller then ends without a word to the client. If not, the engine may still go on."""
 
+    def try_wait(self, problem: str) -> bool:
+        """Keep the request until an engine can serve it, after `try_take_over` found none; returns
+        whether it is kept. The caller then ends likewise. If no engine comes in time, the client
+        gets the error `problem`. Only after a failure."""
+
     def try_move(self) -> bool:
         """Likewise of a stream that is kept and whose engine did not fail, but drains."""
 

@@ -227,7 +227,7 @@ class HandoffDriver:
         if kept is not None and (rest := kept.missing_end()) is not None:
             self._is_completed = True
             kept.body(rest, last=True)
-        elif self._may_take_over(cut) and self._try_take_over():
+        elif self._may_take_over(cut) and self._try_go_on(cut.message):
             self._abort_decode()
         else:
             at = CutPoint.WITHIN_EVENT if decode is None else decode.cut_point()
@@ -355,7 +355,7 @@ class HandoffDriver:
 
     def _send_error(self, error: events_actions.SendError) -> None:
         may_exhaust = error.may_exhaust or (error.decode_failed and self._has_exhausted)
-        if error.decode_failed and not may_exhaust and self._try_take_over():
+        if error.decode_failed and not may_exhaust and self._try_go_on(error.message):
             return
         if self._relay.written:
             message = self._record.cut_message(error.message)
@@ -415,6 +415,13 @@ class HandoffDriver:
         """Hand the request and its record to another engine; returns whether one takes them."""
         failover = self._generation.failover
         self._taken_over = failover is not None and failover.try_take_over()
+        return self._taken_over
+
+    def _try_go_on(self, problem: str) -> bool:
+        """Likewise, now or once there is another engine; this one failed because of `problem`."""
+        failover = self._generation.failover
+        if not self._try_take_over():
+            self._taken_over = failover is not None and failover.try_wait(problem)
         return self._taken_over
 
     def _end(self, state: events_actions.Ended) -> None:

@@ -333,7 +333,9 @@ class Forward(ABC):
                 message = self.report_loss(f"answered with an error ({self._head.status})")
                 if not moved:
                     self._abort()
-                    self._break_off(502, message)
+                    # What an engine refuses, it will refuse again.
+                    if self._head.status < 500 or not self._try_wait(message):
+                        self._break_off(502, message)
                 return False
         if self._start.is_error and self.kind is not None:
             self._report_error(data)
@@ -365,7 +367,7 @@ class Forward(ABC):
         kept = self._kept
         # A stream that lacks only its end needs no other engine.
         may_move = not self._relay.written if kept is None else kept.missing_end() is None
-        if not may_move or not self._try_take_over(result):
+        if not may_move or not (self._try_take_over(result) or self._try_wait(message)):
             self._break_off(502, message)
 
     def _is_failure(self) -> bool:
@@ -383,6 +385,14 @@ class Forward(ABC):
             return False
         self.end_leg(result if result is not Result.ANSWERED else Result.ERROR, detail)
         self._abort_call()
+        self.leave()
+        return True
+
+    def _try_wait(self, problem: str) -> bool:
+        """Have the request and its record wait for an engine, as its own failed because of
+        `problem`; returns whether they do."""
+        if self._failover is None or self._has_exhausted or not self._failover.try_wait(problem):
+            return False
         self.leave()
         return True
 

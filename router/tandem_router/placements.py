@@ -66,6 +66,15 @@ class Placements:
         if placement is not None:
             placement.on_response_headers(_response(record, head), time())
 
+    def on_rest(self, record: Record, head: ResponseHead) -> None:
+        """The prefill is over. What it took is not compared with the prediction, which did not know
+        that another engine had computed most of it."""
+        placement = self._running.get(record)
+        if placement is not None:
+            prefill = _prefill_name(record, head)
+            rest = ResponseHeaders(None, head.status, prefill, record.path)
+            placement.on_response_headers(rest, time())
+
     def on_request_end(self, record: Record) -> None:
         """Return the counts of the request's backends."""
         placement = self._running.pop(record, None)

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from tandem_cli.trace import trace
 from tandem_contract import headers
+from tandem_contract.paths import Role
 from tandem_contract.plan_verification import says_resume
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_router.configuration import load
@@ -34,7 +35,7 @@ from ..sidecar.resume.scripted import (
     text_of,
     without_head,
 )
-from .conftest import LOOPBACK, Harness
+from .conftest import LOOPBACK, Harness, until
 
 RESUMES = Settings(listen=LOOPBACK, admin=LOOPBACK, resume=True)
 
@@ -369,6 +370,39 @@ def answers_of(
             turn.end()
 
     return script
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+@pytest.mark.parametrize("split", [False, True])
+async def test_the_prompt_of_a_stream_that_moved_is_computed_once_it_goes_on(
+    harness: Harness, tmp_path: Path, split: bool, has_keys: bool
+) -> None:
+    (keys := tmp_path / "keys").mkdir()
+    (keys / "k").write_bytes(b"0123456789abcdef")
+    if split:
+        await harness.prefill("p")
+    more, goes_on = {"keys": keys} if has_keys else {}, asyncio.Event()
+
+    async def until_told(_turn: Turn) -> None:
+        await goes_on.wait()
+
+    scripts = [generates(3), generates(3, pause=until_told)]
+
+    async def fails_first(turn: Turn) -> None:
+        await scripts.pop(0)(turn)
+
+    for number in range(2):
+        await harness.decode(f"d-{number}", fails_first)
+    await harness.start({"enabled": split}, settings=RESUMES, **more)
+    fleet = harness.router.components.decisions.fleet
+    asking = asyncio.create_task(harness.ask(asked()))
+    await until(lambda: not scripts and not any(pod.tokens_in_flight for pod in fleet))
+    assert [pod.backend.role for pod in fleet if pod.in_flight] == [Role.DECODE]
+    # Of the first engine: to compute the prompt again takes less.
+    assert await harness.metric("tandem_epp_ttft_prediction_error_count") <= 1
+    goes_on.set()
+    _, body = await asking
+    assert body.endswith(DONE)
 
 
 async def test_a_stream_without_a_place_is_not_cut(harness: Harness) -> None:

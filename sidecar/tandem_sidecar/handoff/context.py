@@ -49,6 +49,10 @@ class RecordObserver(Protocol):
         """The answer's status is recorded, and its first bytes are about to be written. `head`: of
         the engine's answer; None: the sidecar answers with an error of its own."""
 
+    def on_rest(self, record: Record, head: ResponseHead) -> None:
+        """Another engine goes on with an answer that has begun: its own, whose head this is,
+        begins."""
+
     def on_request_end(self, record: Record) -> None:
         """The request ended; of its legs only releases may still end later."""
 

@@ -332,6 +332,7 @@ class HandoffDriver:
                 return events_actions.DecodeLost(
                     f"decode failed: answered with an error ({head.status})"
                 )
+            self._context.observer.on_rest(self._record, head)
         else:
             self._record_response(head.status, head)
         lines = self._served_by(timing).encode()

@@ -348,6 +348,7 @@ class Forward(ABC):
         record, head = self.record, self._head
         self.leg.first_byte = self._loop.time()
         if self._relay.written:
+            self.context.observer.on_rest(record, head)
             return
         record.status, record.first_byte = head.status, self.leg.first_byte
         self.inspect_first_bytes(head, data)

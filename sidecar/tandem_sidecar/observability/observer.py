@@ -119,6 +119,9 @@ class RequestObserver:
     def on_answer(self, record: Record, head: ResponseHead | None) -> None:
         """Nothing: all that is counted of an answer is in the record."""
 
+    def on_rest(self, record: Record, head: ResponseHead) -> None:
+        """Likewise."""
+
     def on_request_end(self, record: Record) -> None:
         """Call once, when nothing but release legs of the record can still change."""
         self._ended.append(record)

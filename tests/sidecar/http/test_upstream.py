@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import socket
+import time
 from collections.abc import Callable
 
 import pytest
@@ -270,6 +271,50 @@ async def test_a_connection_that_the_system_gives_up_without_a_limit_of_ours_is_
     pool.send(HostPort("127.0.0.1", 1), b"GET", b"", collector, connect_timeout=None)
     expected = NoAnswer(Failure.UNREACHABLE, "127.0.0.1:1: Connection timed out")
     assert await asyncio.wait_for(done, 10) == expected
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_that_was_made_while_the_loop_stood_still_is_not_late(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def connect() -> Answer | NoAnswer:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Answer | NoAnswer] = loop.create_future()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            server.setblocking(False)
+            address = HostPort(*server.getsockname())
+            request = request_bytes(b"GET", b"/", [], b"")
+            Pool().send(address, b"GET", request, Collector(done.set_result), connect_timeout=0.05)
+            # The task that connects begins in the next turn.
+            loop.call_soon(loop.call_soon, time.sleep, 0.2)
+            engine, _ = await loop.sock_accept(server)
+            with engine:
+                await loop.sock_recv(engine, 1024)
+                await loop.sock_sendall(engine, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                return await asyncio.wait_for(done, 10)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        assert isinstance(runner.run(connect()), Answer)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_connection_that_is_not_made_in_time_is_reported(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def connect() -> Answer | NoAnswer:
+        done: asyncio.Future[Answer | NoAnswer] = asyncio.get_running_loop().create_future()
+        # The system answers no further connection once as many wait.
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.socket() as first:
+            address = HostPort(*server.getsockname())
+            first.connect(address)
+            Pool().send(address, b"GET", b"", Collector(done.set_result), connect_timeout=0.05)
+            return await asyncio.wait_for(done, 10)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        answer = runner.run(connect())
+    assert isinstance(answer, NoAnswer)
+    assert answer.failure is Failure.UNREACHABLE
+    assert answer.detail.endswith(": no connection within 0.05s")
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])

@@ -7,7 +7,8 @@ requests, as under load. What is measured is `Scheduler.schedule`, which also lo
 the index, with 100 unified pods and with 50 prefill and 50 decode pods: first nothing is known of
 where they run, then each of 50 nodes in 5 fabric domains has one of both, and transfers take as
 long as they do within a node, within a domain and beyond. The last row adds a gateway's subset
-hint of 90 of these pods, the same one with each request.
+hint of 90 of these pods, the same one with each request. Rows with an objective have requests that
+are to meet a TTFT and an ITL.
 """
 
 import gc
@@ -35,6 +36,7 @@ from tandem_epp.estimates.request_load import RequestLoad
 from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.request.inference import InferenceRequest
 from tandem_planner.fabrics import FABRICS, Fabric
+from tandem_planner.objective import NO_OBJECTIVE, Objective, make_objective
 
 from .figures import Figure, at_most, progress, report, without_target
 
@@ -97,11 +99,18 @@ class Seconds(NamedTuple):
 
 
 def _decision_seconds(
-    roles: Sequence[Role], seed: int, *, has_nodes: bool, hinted: int | None = None
+    roles: Sequence[Role],
+    seed: int,
+    *,
+    has_nodes: bool,
+    hinted: int | None = None,
+    objective: Objective = NO_OBJECTIVE,
 ) -> Seconds:
-    """`hinted`: how many of the pods the gateway's hint allows; None: there is none."""
+    """`hinted`: how many of the pods the gateway's hint allows; None: there is none. `objective`:
+    of all requests."""
     random, now = Random(seed), 1000.0
     fleet = _fleet(roles, has_nodes=has_nodes)
+    fleet.objectives = {"m": objective}
     pods = list(fleet)
     addresses = [pod.address for pod in pods[:hinted] if pod.address is not None]
     subset = None if hinted is None else frozenset(addresses)
@@ -123,7 +132,8 @@ def _decision_seconds(
         durations.append(perf_counter() - began)
         cpu += process_time() - cpu_before
         prefill = result.prefill[0].estimates if result.prefill else None
-        open_requests.append(RequestLoad(result.decode[0].estimates, prefill, result.size, now))
+        decode = result.decode[0].estimates
+        open_requests.append(RequestLoad(decode, prefill, result.size, now, objective=objective))
         fleet.prefixes.confirm(fleet.prefixes.place(result.decode[0], request.chain))
         if len(open_requests) > 5 * PODS:
             open_requests.pop(0).end(now)
@@ -140,15 +150,18 @@ def main(rounds: int, file: Path | None) -> None:
     figures: list[Figure] = []
     gc.freeze()
     disaggregated = [Role.PREFILL, Role.DECODE] * (PODS // 2)
-    for name, roles, has_nodes, hinted in (
-        ("unified", [Role.UNIFIED] * PODS, False, None),
-        ("50 prefill, 50 decode", disaggregated, False, None),
-        ("50 prefill, 50 decode on 50 nodes", disaggregated, True, None),
-        ("the same, 90 of them in a repeated hint", disaggregated, True, 90),
+    objective = make_objective(2.0, 0.05, 0.9)
+    for name, roles, has_nodes, hinted, asked in (
+        ("unified", [Role.UNIFIED] * PODS, False, None, NO_OBJECTIVE),
+        ("unified, with an objective", [Role.UNIFIED] * PODS, False, None, objective),
+        ("50 prefill, 50 decode", disaggregated, False, None, NO_OBJECTIVE),
+        ("50 prefill, 50 decode, with an objective", disaggregated, False, None, objective),
+        ("50 prefill, 50 decode on 50 nodes", disaggregated, True, None, NO_OBJECTIVE),
+        ("the same, 90 of them in a repeated hint", disaggregated, True, 90, NO_OBJECTIVE),
     ):
         progress(f"{PODS} pods: {name}, {rounds} rounds")
         seconds = [
-            _decision_seconds(roles, seed, has_nodes=has_nodes, hinted=hinted)
+            _decision_seconds(roles, seed, has_nodes=has_nodes, hinted=hinted, objective=asked)
             for seed in range(rounds)
         ]
         micros = [1e6 * each.median for each in seconds]

@@ -199,14 +199,23 @@ def test_resume_stays_as_it_is_while_a_pool_cannot_be_read(mode: str) -> None:
     assert "resume" in _file(planned(edited)), "no file of ours: what the readable pools say"
 
 
-def test_flow_control_stays_as_it_is_while_a_pool_cannot_be_read() -> None:
-    before = settled(endpoint(decode("a", routing={"flowControl": {"enabled": True}}), decode("b")))
+@pytest.mark.parametrize(
+    ("routing", "section"),
+    [
+        ({"flowControl": {"enabled": True}}, "flow_control"),
+        ({"slo": {"ttft": "2s"}}, "slo"),
+    ],
+)
+def test_flow_control_and_objectives_stay_as_they_are_while_a_pool_cannot_be_read(
+    routing: dict[str, Any], section: str
+) -> None:
+    before = settled(endpoint(decode("a", routing=routing), decode("b")))
     broken = replace(
         endpoint(decode("b")),
         children=before.children,
         unreadable_pools=(UnreadablePool("uid-a", "a"),),
     )
-    assert "flow_control" in _file({**before.children, **planned(broken)})
+    assert section in _file({**before.children, **planned(broken)})
 
 
 def test_an_unreadable_pool_prevents_deletions() -> None:

@@ -118,8 +118,8 @@ def _with_what_others_may_ask(
     observed: ObservedEndpoint, required: EndpointRequirements
 ) -> EndpointRequirements:
     """The requirements of the readable pools, with what an unreadable one may have asked for as it
-    is: a typing error must neither open an endpoint nor turn `resume` or flow control on or
-    off."""
+    is: a typing error must neither open an endpoint nor turn `resume`, flow control or objectives
+    on or off."""
     names = Names(observed.key.name)
     secret = required.api_key_secret
     if not secret:
@@ -137,6 +137,7 @@ def _with_what_others_may_ask(
         api_key_secret=secret,
         resume=present("resume", required.resume),
         flow_control=present("flow_control", required.flow_control),
+        slo=present("slo", required.slo),
     )
 
 

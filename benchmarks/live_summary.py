@@ -24,6 +24,12 @@ def prediction_errors(decisions: Iterable[DecisionTrace]) -> dict[str, list[floa
     return errors
 
 
+def predicted_itl(decisions: Iterable[DecisionTrace]) -> float | None:
+    """Median of the predicted ITL, in seconds; None: none was predicted."""
+    values = [d.predicted_itl for d in decisions if d.predicted_itl is not None]
+    return statistics.median(values) if values else None
+
+
 def biases(decisions: Iterable[DecisionTrace]) -> dict[str, float]:
     """Path → median of measured - predicted TTFT, in seconds: what predictions leave out."""
     by_path: dict[str, list[float]] = {}

@@ -49,6 +49,7 @@ from .live_summary import (
     histogram_median,
     latencies,
     noise,
+    predicted_itl,
     prediction_errors,
 )
 
@@ -217,7 +218,21 @@ async def prediction(options: Options) -> list[Figure]:
         epp = statistics.median(d.measured_ttft for d in decisions if d.measured_ttft)
         figures.append(without_target("median TTFT at the EPP", 1e3 * epp, "ms"))
         figures.append(without_target("median TTFT at the client", 1e3 * client, "ms"))
-    return figures
+    return figures + _itl_figures(repeat, decisions)
+
+
+def _itl_figures(repeat: Repeat, decisions: Decisions) -> list[Figure]:
+    predicted, measured = predicted_itl(decisions), repeat.all.tpot
+    if predicted is None or measured is None:
+        return []
+    middle = measured.percentiles["50"]
+    return [
+        without_target("median of the predicted ITL", 1e3 * predicted, "ms"),
+        without_target("median of the answers' mean ITL at the client", 1e3 * middle, "ms"),
+        at_most(
+            "  their difference, over the latter", abs(predicted / middle - 1), "share", TARGET
+        ),
+    ]
 
 
 def _error_figures(decisions: Decisions) -> list[Figure]:

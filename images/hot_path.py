@@ -84,6 +84,7 @@ MODULES: Final = (
     "tandem_epp.choice.scheduler",
     "tandem_epp.estimates.answer_lengths",
     "tandem_epp.estimates.busy_period",
+    "tandem_epp.estimates.contention",
     "tandem_epp.estimates.cost_record",
     "tandem_epp.estimates.engine_counters",
     "tandem_epp.estimates.exposed_share",

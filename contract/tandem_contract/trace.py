@@ -190,6 +190,9 @@ class DecisionTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     lately beyond them (HTTP, proxies, the first decode step), in seconds."""
     served: str = ""
     """Address of the pod that served the request, if the gateway tells."""
+    predicted_itl: float | None = None
+    """Predicted seconds between two tokens, with the decodes that ran at the decision; None: no
+    cost was predicted."""
 
 
 def kv_tier(cached_tokens: int, loaded_tokens: int) -> str:

@@ -14,6 +14,7 @@ from tandem_planner.cost import FAILURE_SECONDS, PodFigures
 from tandem_planner.figure_table import FigureTable
 
 from ..estimates.answer_lengths import LengthClasses
+from ..estimates.contention import Contention
 from ..estimates.kinds import fill_in
 from ..estimates.pod_estimates import OUTPUT_PRIOR
 from .pods import Pod
@@ -25,6 +26,8 @@ class FleetFigures:
     def __init__(self) -> None:
         self.output_tokens = OUTPUT_PRIOR
         """Tokens of an answer, on average over the pods."""
+        self.contention = Contention()
+        """With other replicas, for the same pods."""
         self._lengths: dict[tuple[str, ...], LengthClasses] = {}
         """Models of a pod → the lengths of their answers."""
         self.set_pods(())
@@ -43,6 +46,12 @@ class FleetFigures:
         known."""
         self._next_expiry = inf
         """The earliest of these times, or earlier."""
+        # By name, since replicas discover pods in different orders. Where prompts are not computed,
+        # requests that meet do not wait for each other.
+        computing = [pod for pod in self.pods if pod.backend.role.serves(Role.PREFILL)]
+        computing.sort(key=lambda pod: pod.name)
+        self._turns = {self.rows[pod]: turn for turn, pod in enumerate(computing)}
+        """Row of a pod that computes prompts → its number among them."""
         models = {tuple(pod.backend.models) for pod in self.pods}
         self._lengths = {key: self._lengths.get(key) or LengthClasses() for key in models}
         for pod, row in self.rows.items():
@@ -89,6 +98,9 @@ class FleetFigures:
         figures = pod.estimates.figures(now)
         if rate := pod.health.failure_rate:
             figures = figures._replace(standing=figures.standing + FAILURE_SECONDS * rate)
+        if self.contention.replicas > 1 and (turn := self._turns.get(row)) is not None:
+            seconds = self.contention.seconds(turn, pod.estimates.mean_prefill)
+            figures = figures._replace(standing=figures.standing + seconds)
         self._table.write(row, figures)
         if (expires := pod.estimates.expires) == inf:
             self._expiring.pop(row, None)

@@ -106,6 +106,12 @@ class CostRecord:
         return ready + handoff + transfer + join, handoff, join
 
     @property
+    def itl(self) -> float:
+        """Seconds between two tokens that are expected of the chosen pod, with the decodes that run
+        there already."""
+        return self.pods[self.decode].step
+
+    @property
     def prefill_seconds(self) -> float:
         """Predicted seconds of the prefill alone, on the pod that computes it."""
         if self.prefill is None:

@@ -34,6 +34,10 @@ class Explanation(Protocol):
     def predict(self) -> Prediction:
         """When the first token is expected."""
 
+    @property
+    def itl(self) -> float:
+        """Expected seconds between two tokens."""
+
     def traces(self) -> Sequence[CostTrace]:
         """The costs of all candidates; computed when a person asks."""
 
@@ -84,6 +88,7 @@ class Decision:
         "observer",
         "overhead",
         "path",
+        "predicted_itl",
         "predicted_ttft",
         "prefill",
         "priority",
@@ -143,6 +148,8 @@ class Decision:
         self.explanation: Explanation | None = None
         self.predicted_ttft: float | None = None
         """Seconds from the beginning of the decision to the first token; None: not predicted."""
+        self.predicted_itl: float | None = None
+        """Seconds between two tokens; None: not predicted."""
         self.overhead = 0.0
         """The part of `predicted_ttft` that is no term of the costs."""
         self.beyond = self.join = 0.0
@@ -211,6 +218,7 @@ class Decision:
             measured_ttft=self.measured_ttft,
             overhead=self.overhead,
             served=self.served or "",
+            predicted_itl=self.predicted_itl,
         )
 
 
@@ -239,6 +247,7 @@ class History:
         first_token, handoff, join = explanation.predict()
         decision.predicted_ttft = first_token - handoff + beyond
         decision.overhead, decision.beyond, decision.join = beyond - handoff, beyond, join
+        decision.predicted_itl = explanation.itl
         if not self._decisions.maxlen:
             return
         decision.explanation = explanation

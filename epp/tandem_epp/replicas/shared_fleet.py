@@ -122,6 +122,11 @@ class Publisher(Protocol):
     def has_peers(self) -> bool:
         """Whether a replica is connected."""
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """This replica's place among those that are connected and itself, and their number: the
+        same order for all of them."""
+
     def publish(self, event: Event) -> None:
         """Send `event` to all connected replicas; never waits."""
 
@@ -163,8 +168,13 @@ class SharedFleet:
         placement.number = next(self._numbers)
         self._own[placement.number] = placement
         self._recent.start(placement)
+        contention = self._fleet.figures.contention
         if (publisher := self._publisher()) is not None:
+            contention.rank, contention.replicas = publisher.rank
+            contention.place(placement.decision.decided_at)
             publisher.publish(_started(placement, placement.decision.decided_at, SNAPSHOT_BYTES))
+        else:
+            contention.replicas = 1
 
     def on_answered(self, placement: Placement, response: ResponseHeaders) -> None:
         if (publisher := self._publisher()) is not None:
@@ -270,6 +280,7 @@ class SharedFleet:
         requests, now = self._remote[peer], self._clock()
         match event:
             case RequestStarted():
+                self._fleet.figures.contention.follow(now)
                 self._start(peer, event, now)
             case RequestAnswered() if event.request in requests:
                 response = _response.decode(event.response)

@@ -105,6 +105,8 @@ class Costs:
     def __init__(self, seconds: float) -> None:
         self.first_token = seconds
 
+    itl = 0.01
+
     def predict(self) -> Prediction:
         return self.first_token, 0.0, 0.0
 

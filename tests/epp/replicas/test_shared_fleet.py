@@ -187,7 +187,7 @@ def test_without_connected_peers_no_event_is_made() -> None:
     shared = SharedFleet(setup.fleet)
 
     class Alone:
-        has_peers, order = False, (0, 1)
+        has_peers, rank = False, (0, 1)
 
         def publish(self, event: object) -> None:
             raise AssertionError(event)

@@ -35,6 +35,7 @@ class LoopbackMesh:
     ) -> None:
         """`delay` is the median, in seconds; infinite: a partition."""
         self.delay = delay
+        self.replicas = len(replicas)
         self.now = 0.0
         self.at: At = lambda time, action: None
         """Calls for `advance` when something arrives; without it, events wait for the next call."""
@@ -92,6 +93,11 @@ class LoopbackChannel:
 
     def __init__(self, mesh: LoopbackMesh, source: int) -> None:
         self._mesh, self._source = mesh, source
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """As the channel's."""
+        return self._source, self._mesh.replicas
 
     def publish(self, event: Event) -> None:
         """Send `event` to the others."""

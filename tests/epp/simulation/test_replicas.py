@@ -7,7 +7,7 @@ import pytest
 from .real_picker import PickerSettings
 from .replicas import ReplicatedPicker
 from .run import Result, engines, simulate
-from .workload import conversations
+from .workload import Request, conversations
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
 pytestmark = [pytest.mark.interpreted, pytest.mark.long]
@@ -18,6 +18,21 @@ def run(replicas: int, delay: float = 0.02, seed: int = 1) -> tuple[Result, Repl
     pods = engines(4, seed=seed)
     router = ReplicatedPicker(pods, seed, LEAST_IN_FLIGHT, replicas=replicas, delay=delay)
     return simulate(conversations(150, rate=8.0, seed=seed), pods, router), router
+
+
+def test_requests_of_one_instant_that_meet_several_replicas_are_spread() -> None:
+    """Six prompts of 10,000 tokens each 3 s: one second of work for each pod."""
+    requests = [
+        Request(3.0 * (n // 6), 10_000, 20, tuple(range(20 * n, 20 * n + 20))) for n in range(180)
+    ]
+
+    def waiting(replicas: int) -> float:
+        pods = engines(6, seed=1)
+        router = ReplicatedPicker(pods, 1, replicas=replicas)
+        return fmean(simulate(requests, pods, router).waiting()[60:])
+
+    # 0.46 s if every replica chooses for itself, and 0.02 s with one.
+    assert waiting(3) < 0.3
 
 
 def test_every_count_is_returned_everywhere() -> None:

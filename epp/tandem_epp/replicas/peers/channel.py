@@ -103,6 +103,13 @@ class PeerChannel:
         return bool(self._local.connected)
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """This replica's place among all that are connected and itself, by their instances, and
+        their number."""
+        peers = self.connected
+        return sum(peer < self._instance for peer in peers), len(peers) + 1
+
+    @property
     def is_informed(self) -> bool:
         """Whether the snapshot of each peer that can be reached has come, or JOIN_SECONDS have
         passed since `open`. Stays True afterwards."""

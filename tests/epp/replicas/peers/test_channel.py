@@ -42,6 +42,8 @@ async def test_three_replicas_tell_each_other_and_not_themselves() -> None:
             await each.notes.until(lambda n=each.notes, o=others: n.remote == o)  # type: ignore[misc]
             assert each.figure("tandem_epp_peers", state="connected") == 2
             assert each.figure("tandem_epp_peer_events_sent_total") == 2
+        ranks = sorted(each.channel.rank for each in replicas)
+        assert ranks == [(0, 3), (1, 3), (2, 3)]
         replicas[0].end(0)
         await replicas[1].notes.until(lambda: replicas[1].notes.remote == {2})
         await until(lambda: replicas[0].figure("tandem_epp_peer_lag_seconds_count") >= 2)

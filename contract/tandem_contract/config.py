@@ -57,9 +57,9 @@ _DURATIONS: Final[Mapping[tuple[str, str], str | None]] = {
     ("flow_control", "no_endpoint_ttl"): None,
 }
 """Section and name of each duration, and what is wrong with one of 0; None: nothing."""
-MAX_TTL: Final = 3540.0
-"""Seconds that a request may wait in flow control at most: Envoy waits an hour for the EPP at
-most."""
+MAX_TTL: Final = 1740.0
+"""Seconds that a request may wait in flow control at most: Envoy ends a request
+after half an hour without a byte."""
 MIN_CHECK_INTERVAL: Final = 0.1
 """Seconds: the shortest interval between two checks of a backend. The EPP reads the metrics of a
 busy backend as often."""
@@ -408,7 +408,7 @@ def _check_flow(document: Document, flow: FlowControl) -> None:
     times |= {f"bands[{i}].ttl": band.ttl or 0.0 for i, band in enumerate(flow.bands)}
     for name, seconds in times.items():
         if seconds > MAX_TTL:
-            message = f"{format_duration(seconds)} is too long: write at most 59m"
+            message = f"{format_duration(seconds)} is too long: write at most 29m"
             raise document.error(f"flow_control.{name}", message)
     limits = {"max_requests": flow.max_requests, "max_bytes": flow.max_bytes}
     for i, band in enumerate(flow.bands):

@@ -165,6 +165,11 @@ class Fleet:
         """Whether some engine reported `model` as a LoRA adapter."""
         return model in self._adapters
 
+    @property
+    def depends_on_model(self) -> bool:
+        """Whether a request's model decides which pods may serve it, or whether any does."""
+        return self.has_mixed_models or bool(self._adapters or self._removed_models)
+
     def use_adapter(self, model: str | None, pods: Iterable[Pod]) -> None:
         """A request for `model` was placed on `pods`: if it is an adapter, they will hold it."""
         if model is not None and model in self._adapters:

@@ -18,7 +18,7 @@ from .candidate_layout import RecentlyUsed
 from .context import ChoiceContext
 from .cost_choice import CostScheduler
 from .fallback import choose_alone, unified_pods
-from .result import NoBackend, PathDecision, SchedulingResult
+from .result import NoBackend, PathDecision, SchedulingResult, SplitImpossible
 from .routing import Routing
 
 
@@ -63,6 +63,19 @@ class Scheduler:
             )
         result.size = self._cost.size(context, result.decode[0], result.prefill)
         return result
+
+    def would_split(self, context: ChoiceContext, model: str | None, now: float) -> bool:
+        """Whether a request would be split now, as far as that is known without placing it: where
+        other choosers decide, every request that may be."""
+        if not self.routing.serving.enabled:
+            return False
+        if self.routing.scheduling.chooser is not None:
+            return self.routing.scheduling.can_split
+        try:
+            choice = self._choose_by_cost(self._fleet.ready_pods(model), context, model, now)
+        except (NoBackend, SplitImpossible):
+            return False
+        return choice is not None and bool(choice.prefill)
 
     def _choose_by_cost(
         self,

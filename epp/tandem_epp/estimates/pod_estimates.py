@@ -104,6 +104,8 @@ class PodEstimates:
 
     loads: TransferFit | None = None
     """Loads from the pod's external store, by all pods of it; None: no store is known."""
+    capacity_tokens: float = inf
+    """Tokens for which the KV cache has room in all."""
     serves_decode: bool = True
     """Whether answers are generated here: a prefill leg is none."""
 
@@ -178,10 +180,10 @@ class PodEstimates:
     @property
     def active(self) -> float:
         """Requests that the engine has, as far as is known: those that run and those that wait."""
-        return self._known + self._unknown_running + self._unknown_waiting
+        return self.known + self._unknown_running + self._unknown_waiting
 
     @property
-    def _known(self) -> int:
+    def known(self) -> int:
         """Those of this EPP and its replicas."""
         # A prefill leaves the queue when it should have ended; its request may still await the
         # answer that tells.
@@ -232,12 +234,15 @@ class PodEstimates:
     ) -> None:
         """Take in a scrape; `capacity_tokens`: the size of the KV cache, None: not reported."""
         waiting = max(0.0, load.waiting - load.deferred)
-        known = self._known
-        self.slots.on_scrape(load.running, waiting, len(self.queue), known)
+        known = self.known
+        # What waits for KV from a prefill pod is no sign of a full engine.
+        explained = max(len(self.queue), self.awaiting_prefill)
+        self.slots.on_scrape(load.running, waiting, explained, known)
         unknown = max(0.0, waiting + load.running - known)
         self._unknown_waiting = min(unknown, max(0.0, waiting - len(self.queue)))
         self._unknown_running = unknown - self._unknown_waiting
         if capacity_tokens is not None:
+            self.capacity_tokens = capacity_tokens
             self._free_tokens = capacity_tokens * (1.0 - load.kv_usage)
             self._placed_tokens = 0.0
         self.utilization.fade(now)

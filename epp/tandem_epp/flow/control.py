@@ -1,11 +1,12 @@
 """Holds the tasks of requests while no pod has room for them.
 
-    must_wait(model, size)   cheap: whether `turn` would wait
-    async with turn(...)     waits; within it the request is placed, so that it counts before the
+    must_wait(model, size)   cheap: whether a request may have to wait
+    enter(request, ...)      what waits; None: it goes at once
+    async with turn(task)    waits; within it the request is placed, so that it counts before the
                              next one goes
 
-Time alone makes room, too, as prompts are computed: so a model with waiting requests is looked at
-every `_CHECK_SECONDS`, and no other.
+Time alone makes room, too, as prompts are computed: so while something waits, the pods are looked
+at every `_CHECK_SECONDS`.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from tandem_contract.config import FlowControl as FlowSettings
 
 from ..backends.fleet import Fleet
 from ..exchange import HttpRequest, NotPlaced
+from ..metrics.faults import Faults
 from ..request.inference import InferenceRequest
 from .elsewhere import WaitingElsewhere
 from .flows import DISPLACED, EXPIRED, FULL, LEFT, SHED, STOPPING, WENT, Flows, Held
@@ -27,7 +29,7 @@ from .headers import shorter_ttl, tenant_of
 from .metrics import FlowMetrics
 
 _CHECK_SECONDS: Final = 0.01
-"""Seconds between two looks at a model whose requests wait, if nothing else happens. Longer: an
+"""Seconds between two looks at the pods while requests wait, if nothing else happens. Longer: an
 engine may run dry. Shorter: costs CPU, a few microseconds each."""
 _MOST_RETRY_AFTER: Final = 60
 """Seconds."""
@@ -66,16 +68,22 @@ class Turn(NamedTuple):
     """Addresses of the pods that it may go to; None: any."""
 
 
-_AT_ONCE: Final = Turn()
-
-
-class _Task(Held):
+class FlowTask(Held):
     """A request that waits, and its task."""
 
     __slots__ = ("request", "turn")
 
     request: HttpRequest
     turn: "asyncio.Future[NotPlaced | None]"
+
+
+class Outlook(NamedTuple):
+    """What a request would take if it were placed now."""
+
+    tokens: int
+    """Of its prompt, as far as no pod has their KV."""
+    is_split: bool
+    """Whether a prefill pod would compute it."""
 
 
 class FlowController:
@@ -85,18 +93,19 @@ class FlowController:
         self,
         fleet: Fleet,
         metrics: FlowMetrics,
+        faults: Faults,
         *,
         refuse: Refuse,
-        needs_prefill: Callable[[HttpRequest, InferenceRequest, float], bool],
+        outlook: Callable[[HttpRequest, InferenceRequest, float], Outlook],
         priority: Callable[[HttpRequest], int],
         random: Random,
     ) -> None:
-        """`needs_prefill`: whether the choice would split the request now, Unix seconds."""
-        self._fleet, self._metrics, self._refuse = fleet, metrics, refuse
-        self._needs_prefill, self._priority = needs_prefill, priority
-        self._flows = Flows[_Task](fleet, self._on_end, random)
-        self._timers: dict[str | None, asyncio.TimerHandle] = {}
-        """By model."""
+        """`outlook`: what the choice would do now, Unix seconds."""
+        self._fleet, self._metrics, self._faults = fleet, metrics, faults
+        self._refuse, self._outlook, self._priority = refuse, outlook, priority
+        self._flows = Flows[FlowTask](fleet, self._on_end, random)
+        self._timer: asyncio.TimerHandle | None = None
+        """Looks again; not None exactly while something waits for room."""
         self._is_stopping = False
         self._inside = 0
         """Requests within `turn`."""
@@ -111,8 +120,8 @@ class FlowController:
     @settings.setter
     def settings(self, settings: FlowSettings | None) -> None:
         self._flows.settings = settings
-        for model in self._flows.models:
-            self._advance(model)
+        if self._flows.waiting:
+            self._advance()
 
     @property
     def elsewhere(self) -> WaitingElsewhere:
@@ -135,47 +144,45 @@ class FlowController:
     @property
     def waiting(self) -> int:
         """Requests that wait."""
-        return sum(self._flows.counts.values())
+        return self._flows.waiting
 
     @property
     def needs_model(self) -> bool:
         """Whether it depends on a request's model whether it waits."""
-        return self._fleet.has_mixed_models
+        return self._fleet.depends_on_model
 
-    def must_wait(self, model: str | None, size: int) -> bool:
-        """Whether a request for `model` whose body has `size` bytes cannot be placed at once."""
-        return self._flows.must_wait(model, size, time())
+    def must_wait(self, model: str | None, size: int, hint: frozenset[str] | None = None) -> bool:
+        """Whether a request for `model` whose body has `size` bytes may have to wait. `hint`:
+        addresses of the pods that its gateway allows; None: all."""
+        waits = False
+        with self._faults.contained("flow"):
+            waits = self._flows.must_wait(model, size, time(), hint)
+        return waits or (self._is_stopping and self.is_on)
+
+    def enter(
+        self, request: HttpRequest, parsed: InferenceRequest | None, size: int
+    ) -> FlowTask | None:
+        """A request whose body has `size` bytes, and which waits now or is refused: `turn` tells.
+        None: it goes at once. `parsed`: what was read of it; None: it is refused or passed through,
+        and waits for nothing."""
+        with self._faults.contained("flow"):
+            return self._enter(request, parsed, size)
+        return None
 
     @asynccontextmanager
-    async def turn(
-        self, request: HttpRequest, parsed: InferenceRequest | None, size: int
-    ) -> AsyncIterator[Turn]:
-        """Wait for the turn of a request whose body has `size` bytes; it is placed within.
-        `parsed`: what was read of it; None: it is refused or passed through, and waits for
-        nothing."""
-        settings = self.settings
-        if settings is None or parsed is None or not self.must_wait(parsed.model, size):
-            yield _AT_ONCE
-            return
-        task = self._task(request, parsed, size, settings)
-        reason = STOPPING if self._is_stopping else self._flows.admit(task, settings)
-        if reason is not None:
-            yield Turn(self._refusal(task, reason, task.arrived))
-            return
-        self._count(task)
+    async def turn(self, task: FlowTask) -> AsyncIterator[Turn]:
+        """Wait for the turn of a request; it is placed within."""
         self._inside += 1
         try:
-            self._advance(task.model)
+            self._advance()
             refusal = await task.turn
             yield Turn(refusal, time() - task.arrived, task.subset)
-        except asyncio.CancelledError:
-            self._flows.leave(task, time())
-            raise
         finally:
+            # Also without a turn: its client has left, or something went wrong.
+            self._flows.leave(task, time())
             self._inside -= 1
             self._left.set()
-            self._flows.placed(task)
-            self._advance(task.model)
+            self._advance()
 
     async def close(self) -> None:
         """Refuse all that wait and all that come from now on: the process ends. Returns when they
@@ -186,36 +193,66 @@ class FlowController:
             self._left.clear()
             await self._left.wait()
 
+    def _enter(
+        self, request: HttpRequest, parsed: InferenceRequest | None, size: int
+    ) -> FlowTask | None:
+        """The task of a request that waits, or is refused already; None: it goes at once."""
+        settings, now = self.settings, time()
+        if settings is None or parsed is None:
+            return None
+        if not self.must_wait(parsed.model, size, request.subset):
+            return None
+        task = self._task(request, parsed, size, settings)
+        if self._is_stopping:
+            reason: str | None = STOPPING
+        elif self._flows.passes(task, now):
+            return None
+        else:
+            reason = self._flows.admit(task, settings)
+        if reason is None:
+            self._count(task)
+        else:
+            task.has_ended = True
+            task.turn.set_result(self._refusal(task, reason, now))
+        return task
+
     def _task(
         self, request: HttpRequest, parsed: InferenceRequest, size: int, settings: FlowSettings
-    ) -> _Task:
+    ) -> FlowTask:
         now, flows = time(), self._flows
-        priority, model = self._priority(request), flows.key(parsed.model)
+        priority, model = self._priority(request), parsed.model
+        outlook = self._outlook(request, parsed, now)
         average = self._fleet.figures.output_tokens
         output = average if parsed.max_tokens is None else min(average, float(parsed.max_tokens))
-        tokens = parsed.prompt_tokens + output
-        task = _Task(
+        cost = parsed.prompt_tokens + output if settings.fairness == "tokens" else 1.0
+        task = FlowTask(
             model,
             priority,
             tenant_of(request.headers),
             now,
             now + shorter_ttl(request.headers, flows.ttl(model, priority, settings)),
             size=size,
-            tokens=tokens,
-            cost=max(1.0, tokens) if settings.fairness == "tokens" else 1.0,
-            is_split=flows.has_prefill_pods(model) and self._needs_prefill(request, parsed, now),
+            tokens=outlook.tokens + output,
+            cost=max(1.0, cost),
+            is_split=outlook.is_split and flows.has_prefill_pods(model),
         )
+        task.hint = request.subset
         task.request, task.turn = request, asyncio.get_running_loop().create_future()
         return task
 
-    def _advance(self, model: str | None) -> None:
-        if (timer := self._timers.pop(model, None)) is not None:
-            timer.cancel()
-        if self._flows.advance(model, time()):
+    def _advance(self) -> None:
+        """Let one request go if there is room, and see that somebody looks again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        is_waiting = True
+        with self._faults.contained("flow"):
+            is_waiting = self._flows.advance(time())
+        if is_waiting and self._flows.waiting:
             loop = asyncio.get_running_loop()
-            self._timers[model] = loop.call_later(_CHECK_SECONDS, self._advance, model)
+            self._timer = loop.call_later(_CHECK_SECONDS, self._advance)
 
-    def _on_end(self, task: _Task, reason: str, now: float) -> None:
+    def _on_end(self, task: FlowTask, reason: str, now: float) -> None:
         self._count(task)
         if reason in (WENT, LEFT):
             self._metrics.ended(task.priority, reason, now - task.arrived)
@@ -226,10 +263,10 @@ class FlowController:
         if not task.turn.done():
             task.turn.set_result(refusal)
 
-    def _count(self, task: _Task) -> None:
+    def _count(self, task: FlowTask) -> None:
         self._metrics.held(task.priority, self._flows.counts[task.priority], self._flows.bytes)
 
-    def _refusal(self, task: _Task, reason: str, now: float) -> NotPlaced:
+    def _refusal(self, task: FlowTask, reason: str, now: float) -> NotPlaced:
         self._metrics.ended(task.priority, reason, now - task.arrived)
         if reason == EXPIRED and not self._flows.has_pods(task.model):
             return self._refuse(task.request, 503, "no_backend", _NO_BACKEND)

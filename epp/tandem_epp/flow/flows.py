@@ -1,10 +1,10 @@
-"""All requests that wait, model by model: who waits, who goes when, who is refused. No clock, no
-task: `control` runs it in a process, and the simulation of the tests in its own time.
+"""All requests that wait: who waits, who goes when, who is refused. No clock, no task: `control`
+runs it in a process, and the simulation of the tests in its own time.
 
-Of a model one request goes at a time: the next one only when the last one is placed and counts.
+One request goes at a time: the next one only when the last one is placed and counts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Final, Generic, TypeVar
 
@@ -31,7 +31,7 @@ BYTES_PER_TOKEN: Final = 4
 class Held(Waiting):
     """A request that waits for pods of one model."""
 
-    __slots__ = ("group", "has_ended", "is_split", "model", "subset", "tokens")
+    __slots__ = ("group", "has_ended", "hint", "is_split", "model", "subset", "tokens")
 
     def __init__(
         self,
@@ -46,13 +46,16 @@ class Held(Waiting):
         cost: float,
         is_split: bool,
     ) -> None:
-        """`model`: as `Fleet.model_key` has it; `tokens`: of prompt and answer; `is_split`: whether
-        it needs a prefill pod."""
+        """`tokens`: of prompt and answer, as far as no pod has their KV; `is_split`: whether it
+        needs a prefill pod."""
         super().__init__(priority, tenant, arrived, deadline, size=size, cost=cost)
         self.model, self.tokens, self.is_split = model, tokens, is_split
+        self.hint: frozenset[str] | None = None
+        """Addresses of the pods that the gateway allows; None: all."""
         self.has_ended = False
         """Whether it waits no longer."""
         self.group = Group(model, priority, is_split)
+        """Its queue, and what other replicas are told. Set by `Flows`."""
         self.subset: frozenset[str] | None = None
         """Once it goes: the addresses of the pods that have room for it; None: any may get it."""
 
@@ -60,27 +63,10 @@ class Held(Waiting):
 H = TypeVar("H", bound=Held)
 
 
-class _ModelFlow(Generic[H]):
-    """The requests of one model."""
-
-    def __init__(self) -> None:
-        self.queues = FlowQueue[H](), FlowQueue[H]()
-        """Of requests that need no prefill pod, and of those that do: neither waits for what only
-        the other one needs."""
-        self.going: H | None = None
-        """Has its turn and is not placed yet."""
-        self.rate = Rate()
-        """Of requests that go."""
-
-    @property
-    def waiting(self) -> int:
-        """Requests that wait."""
-        return sum(map(len, self.queues))
-
-    def firsts(self) -> list[H]:
-        """The requests that may go next, the more important one first."""
-        firsts = [first for queue in self.queues if (first := queue.first()) is not None]
-        return sorted(firsts, key=lambda held: (-held.priority, held.arrived))
+YIELD_SECONDS: Final = 0.05
+"""Seconds for which a request that could go leaves the room to a more important one at another
+replica. A replica looks every 10 ms; one that takes nothing for so long cannot."""
+_Key = tuple[str | None, bool]
 
 
 class Flows(Generic[H]):
@@ -98,58 +84,70 @@ class Flows(Generic[H]):
         """Bytes of bodies that may wait, whatever the settings say."""
         self.elsewhere = WaitingElsewhere()
         """What waits at other replicas."""
-        self._flows: dict[str | None, _ModelFlow[H]] = {}
-        """Only models with requests that wait or go."""
+        self._queues: dict[_Key, FlowQueue[H]] = {}
+        """By model, as `Fleet.model_key` has it, and whether the requests need a prefill pod:
+        neither waits for what only the other one needs. Only queues with requests."""
+        self._going: H | None = None
+        """Has its turn and is not placed yet."""
+        self._rate = Rate()
+        """Of requests that go."""
+        self._yielding: float | None = None
+        """Since when a request leaves its room to another replica's; None: none does."""
         self.bytes = 0
         """Of the bodies that wait."""
         self.counts: dict[int, int] = {}
-        """Priority → requests that wait, over all models."""
+        """Priority → requests that wait."""
 
-    def key(self, model: str | None) -> str | None:
-        """What tells the models' flows apart: clients cannot make up more."""
-        return self._fleet.model_key(model) if self._fleet.has_mixed_models else None
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return sum(map(len, self._queues.values()))
 
     def has_pods(self, model: str | None) -> bool:
-        """Whether a pod is ready that may decode for `model`."""
-        return self._saturation.has_pods(model)
+        """Whether any pod is ready for `model`."""
+        return bool(self._fleet.ready_pods(model))
 
     def has_prefill_pods(self, model: str | None) -> bool:
         """Whether a pod is ready that only prefills for `model`."""
         return self._saturation.has_prefill_pods(model)
 
-    def must_wait(self, model: str | None, size: int, now: float) -> bool:
-        """Whether a request for `model` whose body has `size` bytes cannot be placed at once."""
+    def must_wait(
+        self, model: str | None, size: int, now: float, hint: frozenset[str] | None = None
+    ) -> bool:
+        """Whether a request for `model` whose body has `size` bytes may have to wait. `hint`: as
+        `Held.hint`."""
         if self.settings is None:
             return False
-        key = self.key(model)
-        if key in self._flows:
+        if not self.has_pods(model):
+            return self.settings.no_endpoint_ttl > 0.0 and self._may_come(model, now)
+        if self._queues or self._going is not None or hint is not None:
             return True
-        if not self.has_pods(key):
-            return self.settings.no_endpoint_ttl > 0.0 and self._may_come(model)
         tokens = size / BYTES_PER_TOKEN + self._fleet.figures.output_tokens
-        return not self._saturation.has_room(key, tokens, now)
+        return not self._saturation.has_room(model, tokens, now)
 
     def ttl(self, model: str | None, priority: int, settings: FlowControl) -> float:
         """Seconds that a request of `priority` may wait now."""
         return settings.band(priority).ttl if self.has_pods(model) else settings.no_endpoint_ttl
 
+    def passes(self, held: H, now: float) -> bool:
+        """Whether `held` goes at once: nothing waits, and a pod has room."""
+        return not self._queues and self._going is None and self._may_go(held, now)
+
     def admit(self, held: H, settings: FlowControl) -> str | None:
         """Let `held` wait, or say why not."""
-        flow = self._flows.get(held.model) or _ModelFlow[H]()
+        held.group = Group(self._fleet.model_key(held.model), held.priority, held.is_split)
         waiting = self.counts.get(held.priority, 0)
         in_fleet = waiting + self.elsewhere.requests(held.priority)
         if in_fleet >= settings.band(held.priority).max_requests:
             return FULL
-        if held.priority < 0 and self._random.random() < self._shed_share(flow, held):
+        if held.priority < 0 and self._random.random() < self._shed_share(held):
             return SHED
-        while self.bytes + held.size > min(settings.max_bytes, self.byte_limit):
-            lowest = [queue.lowest(held.priority) for queue in self._queues()]
-            lower = min(filter(None, lowest), key=lambda other: other.priority, default=None)
-            if lower is None or not settings.displace:
-                return FULL
-            self._end(lower, DISPLACED, held.arrived)
-        self._flows[held.model] = flow
-        queue = flow.queues[held.is_split]
+        excess = self.bytes + held.size - min(settings.max_bytes, self.byte_limit)
+        if excess > 0 and not (settings.displace and self._displace(held, excess)):
+            return FULL
+        key = (held.group.model, held.is_split)
+        if (queue := self._queues.get(key)) is None:
+            queue = self._queues[key] = FlowQueue()
         queue.is_by_deadline = settings.order == "deadline"
         queue.add(held)
         self.bytes += held.size
@@ -157,31 +155,28 @@ class Flows(Generic[H]):
         self.elsewhere.count(held.group, 1)
         return None
 
-    def advance(self, model: str | None, now: float) -> bool:
+    def advance(self, now: float) -> bool:
         """Refuse those whose time is over, and let the next request go if there is room. Returns
         whether it is worth to ask again without anything having happened."""
-        if (flow := self._flows.get(model)) is None:
-            return False
-        for held in [held for queue in flow.queues for held in queue.expired(now)]:
+        for held in [held for queue in self._queues.values() for held in queue.expired(now)]:
             self._end(held, EXPIRED, now)
-        if flow.going is not None:
+        if self._going is not None:
             return False
-        for first in flow.firsts():
-            if not self.elsewhere.has_more_important(first.group) and self._may_go(first, now):
-                flow.queues[first.is_split].take_first()
-                flow.going = first
-                flow.rate.add(now)
+        firsts = [first for queue in self._queues.values() if (first := queue.first()) is not None]
+        # The important before those that other queues have, too: they may need the same pods.
+        for first in sorted(firsts, key=lambda held: (-held.priority, held.arrived)):
+            if self._may_go(first, now) and not self._yields(first, now):
+                self._queues[first.group.model, first.is_split].take_first()
+                self._going = first
+                self._rate.add(now)
                 self._end(first, WENT, now)
                 return False
-        self._forget(model, flow)
-        return flow.waiting > 0
+        return bool(firsts)
 
     def placed(self, held: H) -> None:
         """What went is placed, or will not be."""
-        flow = self._flows.get(held.model)
-        if flow is not None and flow.going is held:
-            flow.going = None
-            self._forget(held.model, flow)
+        if self._going is held:
+            self._going = None
 
     def leave(self, held: H, now: float) -> None:
         """The client has left. Without effect if the request waits no longer."""
@@ -190,60 +185,73 @@ class Flows(Generic[H]):
 
     def stop(self, now: float) -> None:
         """Refuse all."""
-        for held in [held for queue in self._queues() for held in queue.all()]:
+        for held in [held for queue in self._queues.values() for held in queue.all()]:
             self._end(held, STOPPING, now)
-
-    @property
-    def models(self) -> list[str | None]:
-        """Those with requests that wait or go."""
-        return list(self._flows)
 
     def expected_wait(self, held: H) -> float:
         """Seconds that a request like `held` waits that comes now; 0 as long as nothing tells."""
-        return self._wait(self._flows.get(held.model) or _ModelFlow[H](), held)
+        rate = self._rate.per_second(held.arrived)
+        ahead = sum(queue.ahead(held.priority) for queue in self._queues.values())
+        return ahead / rate if rate else 0.0
 
-    def _wait(self, flow: _ModelFlow[H], held: H) -> float:
-        rate = flow.rate.per_second(held.arrived)
-        return sum(queue.ahead(held.priority) for queue in flow.queues) / rate if rate else 0.0
-
-    def _shed_share(self, flow: _ModelFlow[H], held: H) -> float:
+    def _shed_share(self, held: H) -> float:
         """The chance that a request of a negative priority is refused at once, although it has a
         place: the share of its time that it would wait. So they are refused the more, the longer
         the others wait, and not all from one moment on."""
         patience = held.deadline - held.arrived
-        return self._wait(flow, held) / patience if patience > 0 else 1.0
+        return self.expected_wait(held) / patience if patience > 0 else 1.0
 
-    def _queues(self) -> Iterator[FlowQueue[H]]:
-        return (queue for flow in self._flows.values() for queue in flow.queues)
+    def _displace(self, held: H, excess: int) -> bool:
+        """Refuse requests of the lowest priorities, below that of `held`, whose bodies have
+        `excess` bytes; returns whether they have."""
+        below = [item for queue in self._queues.values() for item in queue.all()]
+        below = [item for item in below if item.priority < held.priority]
+        if sum(item.size for item in below) < excess:
+            return False
+        # The newest of the lowest priority first.
+        for item in sorted(below, key=lambda item: (item.priority, -item.arrived)):
+            if excess > 0:
+                excess -= item.size
+                self._end(item, DISPLACED, held.arrived)
+        return True
 
-    def _may_come(self, model: str | None) -> bool:
+    def _may_come(self, model: str | None, now: float) -> bool:
         """Whether a pod for `model` may come: otherwise the request is refused at once."""
-        return model is None or self._fleet.can_serve(model)
+        fleet = self._fleet
+        return model is None or fleet.can_serve(model) or fleet.was_removed_recently(model, now)
 
     def _may_go(self, held: H, now: float) -> bool:
         held.subset = None
         if self.settings is None:
             return True
         if not self.has_pods(held.model):
-            return self.settings.no_endpoint_ttl == 0.0 or not self._may_come(held.model)
-        pods = self._saturation.pods_with_room(held.model, held.tokens, now, is_split=held.is_split)
+            return self.settings.no_endpoint_ttl == 0.0 or not self._may_come(held.model, now)
+        pods = self._saturation.pods_with_room(
+            held.model, held.tokens, now, is_split=held.is_split, hint=held.hint
+        )
         # The choice would weigh a pod with a long queue against the harm that is done elsewhere.
-        held.subset = frozenset(pod.address for pod in pods if pod.address)
+        held.subset = frozenset([pod.address for pod in pods if pod.address is not None])
         return bool(pods)
+
+    def _yields(self, first: H, now: float) -> bool:
+        """Whether `first` leaves its room to a more important request at another replica."""
+        if not self.elsewhere.has_more_important(first.group):
+            self._yielding = None
+            return False
+        if self._yielding is None:
+            self._yielding = now
+        return now - self._yielding < YIELD_SECONDS
 
     def _end(self, held: H, reason: str, now: float) -> None:
         if held.has_ended:
             return
         held.has_ended = True
-        flow = self._flows[held.model]
-        flow.queues[held.is_split].remove(held)
+        key = (held.group.model, held.is_split)
+        queue = self._queues[key]
+        queue.remove(held)
+        if not len(queue):
+            del self._queues[key]
         self.bytes -= held.size
         self.counts[held.priority] -= 1
         self.elsewhere.count(held.group, -1)
         self._on_end(held, reason, now)
-        self._forget(held.model, flow)
-
-    def _forget(self, model: str | None, flow: _ModelFlow[H]) -> None:
-        """Forget a model of which nothing waits or goes."""
-        if not flow.waiting and flow.going is None:
-            self._flows.pop(model, None)

@@ -151,8 +151,6 @@ class FlowQueue(Generic[W]):
         self._numbers = count()
         self._deadlines: list[tuple[float, int, W]] = []
         """Also those that are gone, until they come first."""
-        self._arrivals: dict[int, list[W]] = {}
-        """By priority, as they came; also those that are gone."""
 
     def __len__(self) -> int:
         return sum(band.count for band in self._bands.values())
@@ -163,7 +161,6 @@ class FlowQueue(Generic[W]):
         if (band := self._bands.get(item.priority)) is None:
             band = self._bands[item.priority] = _Band(self._numbers)
         band.add(item)
-        self._arrivals.setdefault(item.priority, []).append(item)
         heappush(self._deadlines, (item.deadline, next(self._numbers), item))
         self._forget_gone()
 
@@ -187,16 +184,6 @@ class FlowQueue(Generic[W]):
         """Requests that go before one of `priority` that comes now, at most."""
         return sum(band.count for own, band in self._bands.items() if own >= priority)
 
-    def lowest(self, below: int) -> W | None:
-        """The newest request of the lowest priority, if that is below `below`."""
-        lowest = min(self._bands, default=below)
-        if lowest >= below:
-            return None
-        arrivals = self._arrivals[lowest]
-        while arrivals[-1].is_gone:
-            arrivals.pop()
-        return arrivals[-1]
-
     def expired(self, now: float) -> list[W]:
         """Remove and return those whose time ends until `now`."""
         ended = []
@@ -218,14 +205,10 @@ class FlowQueue(Generic[W]):
 
     def _close(self, priority: int) -> None:
         if not self._bands[priority].count:
-            del self._bands[priority], self._arrivals[priority]
+            del self._bands[priority]
 
     def _forget_gone(self) -> None:
         """Those that are gone are at most as many as those that wait, and `_FEW`."""
         if len(self._deadlines) > _FEW + 2 * len(self):
             self._deadlines = [entry for entry in self._deadlines if not entry[2].is_gone]
             heapify(self._deadlines)
-        for priority, band in self._bands.items():
-            if len(self._arrivals[priority]) > _FEW + 2 * band.count:
-                waiting = [item for item in self._arrivals[priority] if not item.is_gone]
-                self._arrivals[priority] = waiting

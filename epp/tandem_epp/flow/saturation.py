@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from tandem_contract.paths import Role
-from tandem_planner.cost import PodFigures, wait_seconds
+from tandem_planner.cost import PodFigures
 
 from ..backends.fleet import Fleet
 from ..backends.pace import BUSY_INTERVAL
 from ..backends.pods import Pod
+from ..choice.scheduler import in_subset
 
 PATIENCE: Final = BUSY_INTERVAL
 """Seconds of prompts ahead with which a pod still has room: until the next scrape. Shorter: an
@@ -29,6 +30,9 @@ STALE_SECONDS: Final = 2.0
 that does not answer any more, nothing would be sent once that KV is used up."""
 _MOST_MODELS: Final = 4096
 """Models that are remembered: adapters come and go."""
+KV_SHARE: Final = 0.25
+"""Share of a pod's KV cache that a request needs to be free at most. Higher: the others wait here
+until one large prompt finds room. Lower: it waits, and others behind it, in an engine's queue."""
 PROBE_SECONDS: Final = 1.0
 """Seconds between two requests to a pod of which nothing is known that is new."""
 
@@ -53,17 +57,13 @@ class Saturation:
         self._probed: dict[Pod, float] = {}
         """Pod without fresh figures → when it last had room for want of them."""
 
-    def has_pods(self, model: str | None) -> bool:
-        """Whether a pod is ready that may decode for `model`."""
-        return bool(self._ready(model).decodes)
-
     def has_prefill_pods(self, model: str | None) -> bool:
         """Whether a pod is ready that only prefills for `model`."""
         return bool(self._ready(model).prefills)
 
     def has_room(self, model: str | None, tokens: float, now: float) -> bool:
         """Whether any request for `model` whose prompt and answer have `tokens` tokens would hardly
-        wait, split or not; also if no pod is ready, which the choice tells."""
+        wait, split or not; also if no pod is ready that may decode, which the choice tells."""
         _, decodes, prefills = self._ready(model)
         figures = self._fleet.figures
         table, rows = figures.at(now).pods, figures.rows
@@ -77,22 +77,41 @@ class Saturation:
         return not prefills or any(_can_compute(pod, table[rows[pod]], now) for pod in prefills)
 
     def pods_with_room(
-        self, model: str | None, tokens: float, now: float, *, is_split: bool
+        self,
+        model: str | None,
+        tokens: float,
+        now: float,
+        *,
+        is_split: bool,
+        hint: frozenset[str] | None = None,
     ) -> list[Pod]:
         """The pods that such a request may go to now; none: it waits. `is_split`: where pods are
-        ready that only prefill, whether one of them is to compute the prompt."""
-        _, decodes, prefills = self._ready(model)
+        ready that only prefill, whether one of them is to compute the prompt. `hint`: addresses of
+        the pods that count; None: all."""
+        ready, decodes, prefills = self._ready(model)
+        if hint is not None:
+            allowed = in_subset(ready, hint)
+            decodes = tuple(pod for pod in decodes if pod in allowed)
+            prefills = tuple(pod for pod in prefills if pod in allowed)
+        if not decodes:
+            # What there is serves alone, or the choice says why not.
+            return [*prefills] or [*ready]
         figures = self._fleet.figures
         table, rows = figures.at(now).pods, figures.rows
         free = [pod for pod in decodes if _can_decode(pod, table[rows[pod]], tokens, now)]
+        alone = [pod for pod in free if _can_compute(pod, table[rows[pod]], now)]
         if not prefills:
-            free = [pod for pod in free if _can_compute(pod, table[rows[pod]], now)]
-            return free or self._probe(decodes, now)
+            return alone or self._probe(decodes, now)
         computing = [pod for pod in prefills if _can_compute(pod, table[rows[pod]], now)]
-        free = free or self._probe(decodes, now)
-        if free and not computing:
+        if not is_split:
+            # It may have to be split by now: then any prefill pod computes it.
+            alone = alone or self._probe(decodes, now)
+            return [*alone, *(computing or prefills)] if alone else []
+        if not computing and free:
             computing = self._probe(prefills, now)
-        return [*free, *computing] if free and (computing or not is_split) else []
+        elif computing and not free:
+            free = self._probe(decodes, now)
+        return [*free, *computing] if free and computing else []
 
     def _ready(self, model: str | None) -> _Roles:
         pods, key = self._fleet.ready_pods(model), self._fleet.model_key(model)
@@ -119,16 +138,24 @@ class Saturation:
         return []
 
 
-def _has_slot(pod: Pod) -> bool:
-    return pod.estimates.active < pod.estimates.slots.limit
+def _has_slot(pod: Pod, now: float) -> bool:
+    estimates = pod.estimates
+    # What others sent is known from the page alone.
+    is_fresh = now - pod.scraped_at < STALE_SECONDS
+    return (estimates.active if is_fresh else estimates.known) < estimates.slots.limit
 
 
 def _can_decode(pod: Pod, figures: PodFigures, tokens: float, now: float) -> bool:
-    if not _has_slot(pod):
+    if not _has_slot(pod, now):
         return False
-    is_fresh = now - pod.scraped_at < STALE_SECONDS
-    return not is_fresh or not pod.in_flight or tokens <= figures.free_tokens
+    if now - pod.scraped_at >= STALE_SECONDS or not pod.in_flight:
+        return True
+    return min(tokens, KV_SHARE * pod.estimates.capacity_tokens) <= figures.free_tokens
 
 
 def _can_compute(pod: Pod, figures: PodFigures, now: float) -> bool:
-    return _has_slot(pod) and wait_seconds(figures, now) <= max(PATIENCE, figures.step)
+    # A prompt that takes longer than predicted closes no pod: nothing says for how long.
+    wait = figures.queued
+    if figures.late_share:
+        wait += max(0.0, figures.head_ends - now)
+    return _has_slot(pod, now) and wait <= max(PATIENCE, figures.step)

@@ -31,10 +31,12 @@ from ..backends.fleet import Fleet
 from ..backends.pods import Pod
 from ..choice.context import ChoiceContext
 from ..choice.fallback import FAULT, choose_alone
+from ..choice.prompt_tokens import prompt_tokens
 from ..choice.result import NoBackend, SchedulingResult, SplitImpossible
 from ..choice.routing import Routing
 from ..choice.scheduler import Scheduler, in_subset
 from ..exchange import NO_BACKEND, HttpRequest, NotPlaced
+from ..flow.control import Outlook
 from ..metrics.counters import Metrics
 from ..request.bodies import is_coded, is_form, is_json, kind_of, named_model
 from ..request.body_fields import BadBody
@@ -191,16 +193,20 @@ class EndpointPicker:
             placement.mutation = placement.mutation.with_header(wire.TRACEPARENT, traceparent)
         return placement
 
-    def would_split(self, request: HttpRequest, parsed: InferenceRequest, now: float) -> bool:
-        """Whether the choice would split the request now (Unix seconds): a prefill pod must then
-        have room."""
+    def outlook(self, request: HttpRequest, parsed: InferenceRequest, now: float) -> Outlook:
+        """What the choice would do with the request now (Unix seconds), as far as flow control asks
+        for it. Nothing is placed."""
+        self._set_scale(parsed)
         context = ChoiceContext(parsed, self._fleet.prefixes, None, request.headers, now)
-        model = parsed.model if self._fleet.has_mixed_models else None
-        try:
-            return bool(self._scheduler.schedule(context, model, request.subset, now).prefill)
-        except (NoBackend, SplitImpossible):
-            # The pick will say so.
-            return False
+        placed = prompt_tokens(context, self._fleet.figures).placed
+        tokens = max(0, parsed.prompt_tokens - max(placed, default=0))
+        return Outlook(tokens, self._scheduler.would_split(context, parsed.model, now))
+
+    def _set_scale(self, parsed: InferenceRequest) -> None:
+        if parsed.form is not PromptForm.IDS:
+            parsed.token_scale = self._fleet.token_scales.prompt_scale(
+                parsed.model, parsed.text_tokens, parsed.media_parts
+            )
 
     def body_too_large(self, request: HttpRequest | None, limit: int) -> NotPlaced:
         """The reply to a body of more than `limit` bytes."""
@@ -278,19 +284,15 @@ class EndpointPicker:
             if rewrite is not None:
                 decision.asked, decision.rewritten_by = rewrite.asked, rewrite.source
             self._check_model(request, decision.model, decision.decided_at)
-            if parsed is not None and parsed.form is not PromptForm.IDS:
-                parsed.token_scale = self._fleet.token_scales.prompt_scale(
-                    parsed.model, parsed.text_tokens, parsed.media_parts
-                )
+            if parsed is not None:
+                self._set_scale(parsed)
             model, now = decision.model, decision.decided_at
             prepared = preparation_of(request)
             precise = prepared.precise_of(parsed)
             check_length(parsed, self._fleet, prepared.sizes)
             context = ChoiceContext(parsed, self._fleet.prefixes, precise, request.headers, now)
             subset = subset_storing_response(request, parsed, self._fleet.ready_pods(model))
-            # What must go to certain pods goes there, also if they are full.
-            subset = prepared.subset if subset is None else subset
-            result = self._scheduler.schedule(context, model, subset, now)
+            result = self._schedule(context, model, subset, prepared.subset, now)
         except BadBody as err:
             raise self._error(request, 400, "bad_request", str(err), param=err.param) from err
         except NoBackend as err:
@@ -303,6 +305,25 @@ class EndpointPicker:
         if is_prefill_pod and not may_lack_sidecar:
             raise self._error(request, 503, NO_BACKEND, _NO_BACKEND)
         return self._placement(request, parsed, result, decision, rewrite)
+
+    def _schedule(
+        self,
+        context: ChoiceContext,
+        model: str | None,
+        subset: frozenset[str] | None,
+        with_room: frozenset[str] | None,
+        now: float,
+    ) -> SchedulingResult:
+        """Choose among `subset`; of these among the pods `with_room`, if that is possible. Raises
+        NoBackend, SplitImpossible."""
+        if with_room is not None:
+            try:
+                narrowed = with_room if subset is None else with_room & subset
+                return self._scheduler.schedule(context, model, narrowed, now)
+            except (NoBackend, SplitImpossible):
+                # Pods have left meanwhile, or the request must go to one that is full.
+                pass
+        return self._scheduler.schedule(context, model, subset, now)
 
     def _read(
         self, request: HttpRequest, body: bytes | None

@@ -61,7 +61,7 @@ class Preparer:
             model = named_model(request, body) if self._flow.needs_model else None
         except BadBody:
             return False
-        return self._flow.must_wait(model, len(body))
+        return self._flow.must_wait(model, len(body), request.subset)
 
     async def close(self) -> None:
         """End the process that reads large bodies."""
@@ -94,12 +94,18 @@ class Preparer:
             # A bad body waits for nothing: the pick refuses it.
             with suppress(BadBody):
                 parsed = parse(request, body)
-        async with self._flow.turn(request, parsed, len(body)) as turn:
+        task = self._flow.enter(request, parsed, len(body))
+        if task is None:
+            yield replace(prepared, parsed=parsed)
+            return
+        # The caller has the body, and it alone counts among the bytes that are held: what follows
+        # from it is made again when the request goes.
+        body, parsed = b"", None
+        async with self._flow.turn(task) as turn:
             # What the decision takes does not include the wait.
             began += turn.seconds
             yield replace(
                 prepared,
-                parsed=parsed,
                 began=began,
                 held=turn.seconds,
                 subset=turn.subset,

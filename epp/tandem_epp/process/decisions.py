@@ -62,8 +62,9 @@ class Decisions:
         self.flow = FlowController(
             self.fleet,
             FlowMetrics(self.metrics.registry),
+            self.metrics.faults,
             refuse=Refusals(self.metrics).error,
-            needs_prefill=self.picker.would_split,
+            outlook=self.picker.outlook,
             priority=lambda request: self.picker.objectives.priority(request.headers),
             random=Random(),
         )

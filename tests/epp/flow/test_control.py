@@ -15,16 +15,18 @@ from msgspec.structs import replace
 from tandem_contract import headers as wire
 from tandem_contract.config import Backend, FlowBand
 from tandem_contract.config import FlowControl as FlowSettings
-from tandem_epp.backends.pods import DiscoveredBackend
+from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.precise import PrecisePrefixes
 from tandem_epp.exchange import HttpRequest, NotPlaced
 from tandem_epp.flow.control import FlowController
 from tandem_epp.flow.elsewhere import Group
 from tandem_epp.flow.metrics import FlowMetrics
+from tandem_epp.flow.saturation import PATIENCE
 from tandem_epp.placement.placement import Placement
 from tandem_epp.placement.preparer import Preparer
 from tandem_epp.placement.refusals import Refusals
 from tandem_epp.replicas.shared_fleet import SharedFleet
+from tandem_planner.cost import wait_seconds
 
 from ..placement.test_picker import LONG, PickerSetup
 from ..simulation.replicas import LoopbackMesh
@@ -42,8 +44,9 @@ class FlowSetup(PickerSetup):
         self.flow = FlowController(
             self.fleet,
             FlowMetrics(self.metrics.registry),
+            self.metrics.faults,
             refuse=Refusals(self.metrics).error,
-            needs_prefill=self.picker.would_split,
+            outlook=self.picker.outlook,
             priority=lambda request: int(request.headers.get("priority", "0")),
             random=Random(1),
         )
@@ -56,9 +59,12 @@ class FlowSetup(PickerSetup):
             # Their figures never become old.
             pod.scraped_at = inf
 
-    async def send(self, prompt: str = LONG, model: str = "m", **headers: str) -> Placement:
+    async def send(
+        self, prompt: str = LONG, model: str = "m", *, stream: bool = False, **headers: str
+    ) -> Placement:
         """Place a request as a server does. Raises NotPlaced."""
-        body = json.dumps({"model": model, "prompt": prompt}).encode()
+        fields = {"stream": True} if stream else {}
+        body = json.dumps({"model": model, "prompt": prompt, **fields}).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         request = HttpRequest("POST", "/v1/completions", named)
         context = self.preparer.prepare(request, body)
@@ -350,7 +356,7 @@ async def test_a_bands_limit_is_that_of_all_replicas() -> None:
     setup = FlowSetup(FlowSettings(enabled=True, max_requests=2))
     await setup.send()
     waiting = await setup.start()
-    setup.flow.elsewhere.learn("other", Group(None, 0, is_split=False), 1)
+    setup.flow.elsewhere.learn("other", Group("m", 0, is_split=False), 1)
     with refused(429, "flow_full", "rejected-saturated"):
         await setup.send()
     setup.flow.elsewhere.forget("other")
@@ -372,3 +378,129 @@ async def test_what_is_no_generation_waits_for_nothing() -> None:
         with pytest.raises(NotPlaced) as refusal:
             setup.picker.place(replace(bad, preparation=preparation), b"no JSON", time())
     assert refusal.value.reply.status == 400
+
+
+async def test_pods_of_another_model_let_nothing_go() -> None:
+    setup = FlowSetup()
+    backend = setup["u"].backend
+    await setup.send()
+    waiting = [await setup.start() for _ in range(3)]
+    other = Backend(name="v", url="http://10.0.0.9:8000", models=("other",))
+    setup.fleet.apply(map(DiscoveredBackend, (backend, other)))
+    done, _ = await asyncio.wait(waiting, timeout=0.1)
+    assert not done
+    assert setup.held == 3
+    for task in waiting:
+        task.cancel()
+
+
+async def test_a_model_whose_pods_went_is_waited_for_beside_another() -> None:
+    setup = FlowSetup(FlowSettings(enabled=True, no_endpoint_ttl=60.0))
+    backend = setup["u"].backend
+    other = Backend(name="v", url="http://10.0.0.9:8000", models=("other",))
+    setup.fleet.apply(map(DiscoveredBackend, (backend, other)))
+    setup.fleet.apply([DiscoveredBackend(other)], now=time())
+    waiting = await setup.start()
+    assert setup.held == 1
+    setup.fleet.apply(map(DiscoveredBackend, (backend, other)))
+    await waiting
+
+
+async def test_a_fault_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = FlowSetup()
+    running = await setup.send()
+    waiting = await setup.start()
+    saturation = setup.flow._flows._saturation
+
+    def fail(*_: object, **__: object) -> list[Pod]:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saturation, "pods_with_room", fail)
+        later = await setup.start()
+        await asyncio.sleep(0.05)
+    assert not waiting.done()
+    running.end(time())
+    (await waiting).end(time())
+    (await later).end(time())
+    assert (setup.held, setup.held_bytes) == (0, 0)
+
+
+async def test_a_large_prompt_keeps_no_other_waiting() -> None:
+    setup = FlowSetup()
+    pod = setup["u"]
+    pod.estimates.slots.limit = 9
+    pod.estimates.capacity_tokens, pod.estimates._free_tokens = 10_000, 5_000
+    pod.estimates.changed()
+    await setup.send("hello")
+    large = await setup.start("word " * 20_000)
+    assert large.done(), "it waits in the engine, which has room for a part of it"
+
+
+async def test_a_late_first_token_closes_no_pod() -> None:
+    setup = FlowSetup()
+    setup["u"].estimates.slots.limit = 9
+    placed = await setup.send("hello", stream=True)
+    assert placed.decision.path
+    # Far beyond the time that was predicted for it.
+    later = time() + 5.0
+    figures = setup.fleet.figures.at(later).pods[0]
+    assert wait_seconds(figures, later) > PATIENCE
+    assert setup.flow._flows._saturation.has_room("m", 10.0, later)
+
+
+async def test_a_cached_prefix_needs_no_room() -> None:
+    setup = FlowSetup()
+    pod = setup["u"]
+    pod.estimates.slots.limit = 9
+    await setup.send("word " * 500)
+    pod.estimates.capacity_tokens, pod.estimates._free_tokens = 100_000, 300
+    pod.estimates._placed_tokens = 0.0
+    pod.estimates.changed()
+    other = await setup.start("else " * 500)
+    assert not other.done()
+    other.cancel()
+    await asyncio.wait([other])
+    again = await setup.start("word " * 500 + "more")
+    assert again.done()
+
+
+@pytest.mark.parametrize("hinted", ["u", "v"])
+async def test_a_hint_is_respected(hinted: str) -> None:
+    setup = FlowSetup(u="unified", v="unified")
+    full = setup["u"]
+    full.in_flight, full.estimates.decodes = 1, 1
+    hint = frozenset((setup[hinted].address or "",))
+    body = json.dumps({"model": "m", "prompt": LONG}).encode()
+    request = HttpRequest("POST", "/v1/completions", {}, hint)
+    context = setup.preparer.prepare(request, body)
+    assert context is not None
+    entering = asyncio.create_task(context.__aenter__())
+    await asyncio.sleep(0)
+    assert entering.done() == (hinted == "v")
+    if not entering.done():
+        entering.cancel()
+        await asyncio.wait([entering])
+    else:
+        await context.__aexit__(None, None, None)
+
+
+async def test_a_peer_that_takes_nothing_blocks_nothing() -> None:
+    setup = FlowSetup()
+    running = await setup.send()
+    waiting = await setup.start()
+    setup.flow.elsewhere.learn("dead", Group("m", 9, is_split=False), 1)
+    running.end(time())
+    await waiting
+
+
+async def test_nothing_is_displaced_in_vain() -> None:
+    size = len(json.dumps({"model": "m", "prompt": LONG}))
+    setup = FlowSetup(FlowSettings(enabled=True, max_bytes=2 * size, displace=True))
+    await setup.send()
+    waiting = [await setup.start(), await setup.start()]
+    with refused(429, "flow_full", "rejected-saturated"):
+        await setup.send(LONG * 3, priority="1")
+    assert setup.held == 2
+    for task in waiting:
+        task.cancel()

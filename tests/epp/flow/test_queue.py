@@ -110,7 +110,6 @@ STEPS = st.lists(
         st.tuples(st.just("take")),
         st.tuples(st.just("remove"), st.integers(0, 99)),
         st.tuples(st.just("expire"), st.integers(1, 9)),
-        st.tuples(st.just("displace"), st.integers(-1, 2)),
     ),
     max_size=60,
 )
@@ -138,12 +137,6 @@ def test_each_request_leaves_once(steps: list[tuple[str, ...]]) -> None:
             ended = queue.expired(float(values[0]))
             assert {*ended} == {item for item in inside if item.deadline <= float(values[0])}
             inside = [item for item in inside if item.deadline > float(values[0])]
-        elif name == "displace":
-            lowest = queue.lowest(int(values[0]))
-            least = min((item.priority for item in inside), default=9)
-            assert (lowest is None) == (least >= int(values[0]))
-            if lowest is not None:
-                assert lowest is [item for item in inside if item.priority == least][-1]
         assert len(queue) == len(inside)
         assert queue.ahead(0) == sum(item.priority >= 0 for item in inside)
     assert {*queue.all()} == {*inside}

@@ -75,6 +75,9 @@ class FlowSimulation(Simulation):
             cost=tokens if self.flow.fairness == "tokens" else 1.0,
             is_split=False,
         )
+        if self._flows.passes(held, now):
+            self._place_now(request, replica, sent, now)
+            return
         self._held[held] = request, replica, sent
         if (reason := self._flows.admit(held, self.flow)) is not None:
             self._refuse(held, reason)
@@ -89,7 +92,7 @@ class FlowSimulation(Simulation):
         gone = -1
         while gone != len(self.served):
             gone = len(self.served)
-            self._is_checking = self._flows.advance(None, now)
+            self._is_checking = self._flows.advance(now)
         self.queues += [len(pod.waiting) for pod in self.pods]
         if self._is_checking:
             self.at(now + CHECK, lambda: self._check(now + CHECK))

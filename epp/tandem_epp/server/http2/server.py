@@ -224,7 +224,11 @@ class ServerConnection:
             return None
         requests = [stream for stream in streams if not stream.is_lasting]
         # An answer begins once the EPP has the request, or as much of it as it needs.
-        has_all = any(stream.has_answer or not stream.is_remote_open for stream in requests)
+        # Of one that is paused, the pick waits, not the peer.
+        has_all = any(
+            stream.has_answer or stream.is_paused or not stream.is_remote_open
+            for stream in requests
+        )
         return None if has_all else (bool(requests), seconds)
 
     def evict(self) -> None:

@@ -1,5 +1,6 @@
 """Both transports over a real socket, with grpcio's client: the same answers from either."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
+from tandem_epp.exchange import HttpRequest
 from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
 from tandem_epp.server.ext_proc.grpc_server import GrpcServer
 from tandem_epp.server.ext_proc.http2_server import Http2Server
@@ -145,3 +147,26 @@ async def test_a_port_in_use_is_an_error(kind: Kind) -> None:
     with pytest.raises(ListenError, match=f"127.0.0.1:{port}"):
         await second.start()
     await first.stop(0)
+
+
+async def test_a_connection_whose_pick_waits_is_not_slow() -> None:
+    """In full duplex the gateway's side of a stream stays open while its request waits."""
+    setup, entered, leave = PickerSetup(d="decode"), asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def prepare(_: HttpRequest, __: bytes) -> AsyncIterator[object]:
+        entered.set()
+        await leave.wait()
+        yield None
+
+    async with serving(Http2Server, setup) as (server, call):
+        assert isinstance(server, Http2Server)
+        server.prepare = prepare
+        await call.write(head("/v1/completions", end=False))
+        await call.write(body(b'{"model": "m", "prompt": "hi"}', end=True))
+        await entered.wait()
+        (connection,) = server.server.connections
+        now, limits = asyncio.get_running_loop().time(), server.server.limits
+        connection.check(now + 2 * max(limits.request_seconds, limits.idle_seconds))
+        leave.set()
+        assert (await call.read()).request_headers.response.header_mutation.set_headers

@@ -23,6 +23,7 @@ from typing import Final, Protocol, cast
 from tandem_contract.commandline import HostPort
 from tandem_contract.connections import keep_alive, unsent_bytes
 
+from .deadline import Deadline
 from .framing import BadFraming, Framing
 from .messages import BadHead, ResponseHead
 
@@ -33,11 +34,6 @@ MAX_INTERIM: Final = 32
 """Largest number of interim answers (1xx) before the final one."""
 _FLUSH_SECONDS: Final = 30.0
 """Seconds for a server to take the last bytes of a closed tunnel."""
-
-_TURN: Final = 0.001
-"""Seconds in which the event loop looks at its sockets at least once."""
-_CONNECT_TURNS: Final = 5
-"""Such turns after which a connection that the system has made is one of the event loop's, too."""
 
 
 class Failure(StrEnum):
@@ -334,29 +330,6 @@ class ServerConnection:
             call.receiver.failed(failure, f"{self.address}: {why}")
 
 
-class _ConnectDeadline:
-    """Ends the opening of a connection after some seconds.
-
-    Timers run before what the sockets have is processed, so that after a stall of the event loop a
-    connection may have been made. It counts: the loop gets the turns that it takes to notice.
-    """
-
-    def __init__(self, timeout: asyncio.Timeout, seconds: float) -> None:
-        self._timeout = timeout
-        self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(seconds, self._wait, _CONNECT_TURNS)
-
-    def cancel(self) -> None:
-        """The connection is made, or no longer waited for."""
-        self._timer.cancel()
-
-    def _wait(self, turns: int) -> None:
-        if turns:
-            self._timer = self._loop.call_later(_TURN, self._wait, turns - 1)
-        else:
-            self._timeout.reschedule(self._loop.time())
-
-
 class Call:
     """One request in flight."""
 
@@ -481,17 +454,12 @@ class Call:
         self._connection = None
 
     async def _open(self) -> None:
-        limit = self.connect_timeout
         try:
-            async with asyncio.timeout(None) as timeout:
-                deadline = None if limit is None else _ConnectDeadline(timeout, limit)
-                try:
-                    connection = await self._pool.connect(self.address, plain=self.plain)
-                finally:
-                    if deadline is not None:
-                        deadline.cancel()
+            async with Deadline(self.connect_timeout):
+                connection = await self._pool.connect(self.address, plain=self.plain)
         except TimeoutError as err:
             # TimeoutError and ConnectionRefusedError are OSErrors, so they are caught before it.
+            limit = self.connect_timeout
             # Without a limit it is the system's.
             why = describe_error(err) if limit is None else f"no connection within {limit:.3g}s"
             self._report_unreachable(why)

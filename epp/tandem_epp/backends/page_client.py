@@ -20,6 +20,7 @@ import aiohttp
 from tandem_contract.commandline import HostPort
 from tandem_http1.answers import Answer, Collector, NoAnswer
 from tandem_http1.connection import Failure
+from tandem_http1.deadline import Deadline
 from tandem_http1.upstream import Pool
 
 MAX_PAGE: Final = 16 << 20
@@ -53,7 +54,7 @@ class PageClient:
         """The page at `url`, which must come within `seconds`. `tls`: for https; None: the system's
         authorities. `api_key`: what the backend asks for; empty: nothing. Raises PageUnavailable,
         NotServing, TimeoutError."""
-        async with asyncio.timeout(seconds):
+        async with Deadline(seconds):
             # aiohttp checks what a header may hold.
             target = _target(url) if not api_key else None
             if target is None:

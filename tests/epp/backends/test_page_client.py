@@ -1,6 +1,7 @@
 """The client that requests pages of backends, against servers that answer byte by byte as told."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
@@ -130,6 +131,12 @@ async def test_a_page_that_comes_too_late_has_its_connection_closed() -> None:
             await client.get(server.url, 0.05)
         async with asyncio.timeout(SECONDS):
             await server.ended.wait()
+
+
+async def test_a_page_that_comes_while_the_loop_stands_still_is_not_late() -> None:
+    async with running(PAGE) as (server, client):
+        asyncio.get_running_loop().call_soon(time.sleep, 1.1)
+        assert await client.get(server.url, 1.0) == b"page"
 
 
 async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:

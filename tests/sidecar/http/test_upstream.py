@@ -284,9 +284,9 @@ def test_a_connection_that_was_made_while_the_loop_stood_still_is_not_late(
             server.setblocking(False)
             address = HostPort(*server.getsockname())
             request = request_bytes(b"GET", b"/", [], b"")
-            Pool().send(address, b"GET", request, Collector(done.set_result), connect_timeout=0.05)
+            Pool().send(address, b"GET", request, Collector(done.set_result), connect_timeout=1.0)
             # The task that connects begins in the next turn.
-            loop.call_soon(loop.call_soon, time.sleep, 0.2)
+            loop.call_soon(loop.call_soon, time.sleep, 1.1)
             engine, _ = await loop.sock_accept(server)
             with engine:
                 await loop.sock_recv(engine, 1024)

@@ -103,8 +103,9 @@ class PlacedRequest:
         self._failed: Sequence[Failed] = ()
         self._problem = ""
         """Why its last backend failed, while it waits for another."""
-        self._tried: tuple[frozenset[str], int] = frozenset(), 0
-        """Among which backends it was placed last, and of which version of the fleet's members."""
+        self._tried: tuple[frozenset[str], int] | None = None
+        """Among which backends it was placed last since it waits, and of which version of the
+        fleet's members."""
         kind = kind_of(request.method, request.target)
         self._kept: KeptStream | None = None
         self._most = FAILOVERS
@@ -220,7 +221,7 @@ class PlacedRequest:
             return False
         if not self._begin_rest():
             return False
-        self._failed, self._problem = failed, problem
+        self._failed, self._problem, self._tried = failed, problem, None
         self._parts.placements.leave(self._record)
         self._client.continue_with(WaitingRequest(self, self._parts.waiting))
         return True

@@ -35,6 +35,7 @@ from .cluster.fixtures import (
     toxiproxy_program,
     versitygw_program,
 )
+from .processor_time import ProcessorTime
 
 __all__ = [
     "chromium_program",
@@ -80,10 +81,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="run the tests on N processes, forks of this one; 0: on this one",
     )
+    parser.addoption(
+        "--cpu",
+        action="store_true",
+        help="show which files take most CPU time, with all processes of their tests (root)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     record(config)
+    if config.getoption("--cpu"):
+        config.pluginmanager.register(ProcessorTime())
     os.environ.setdefault("SSL_CERT_FILE", str(_AUTHORITY))
     # API servers, kubectl, helm and Istio collect garbage less often: a fifth of their CPU time.
     os.environ.setdefault("GOGC", "400")

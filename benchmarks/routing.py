@@ -16,6 +16,8 @@ places is known to the others after the time that benchmarks/exchange.py measure
 unified pods, `--only pools` over six pods for prefill and four for decode; `--regime NAME` with
 other loads and pods (tests/epp/simulation/regimes.py). `--policy clairvoyant` gives a bound.
 `--only slo` and `--only slo-pools` compare the picker that knows an objective with itself.
+`--only grants` takes away what the simulation grants the picker (routing_grants.py), and
+`--only llmd-real` has llm-d's own EPP choose (routing_llmd.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +37,8 @@ from tests.epp.simulation.run import CACHE_TOKENS, engines, simulate
 from tests.epp.simulation.scenarios import PODS, NewRouter
 
 from .figures import Figure, at_least, at_most, progress, report, without_target
+from .routing_grants import compare_grants
+from .routing_llmd import compare_with_real
 from .routing_load import ROUNDED, Load
 from .routing_rivals import SEPARATE, UNIFIED, compare
 from .routing_slo import gains
@@ -210,6 +214,14 @@ def _slo_pools(runs: Runs) -> list[Figure]:
     return gains(SEPARATE, runs.load, runs.seeds, runs.pool)
 
 
+def _grants(runs: Runs) -> list[Figure]:
+    return compare_grants(runs.load, runs.seeds, runs.pool)
+
+
+def _llmd_real(runs: Runs) -> list[Figure]:
+    return compare_with_real(runs.load)
+
+
 def _shared(runs: Runs) -> list[Figure]:
     progress("a shared system prompt, 200 requests at once")
     burst = runs.each(scenarios.burst_imbalance)
@@ -281,6 +293,8 @@ _EXPERIMENTS: Final[Mapping[str, Callable[[Runs], list[Figure]]]] = {
     "pools": _pools,
     "slo": _slo,
     "slo-pools": _slo_pools,
+    "grants": _grants,
+    "llmd-real": _llmd_real,
 }
 
 

@@ -134,9 +134,9 @@ def compare(
     trials: dict[str, list[Row]] = {name: [] for name in names}
     for name, future in futures:
         trials[name].append(future.result())
-        progress(f"  {name}: {_text(trials[name][-1])}")
-    rows = {name: _medians(trials[name]) for name in names}
-    _show(comparison, title, rows)
+        progress(f"  {name}: {row_text(trials[name][-1])}")
+    rows = {name: medians(trials[name]) for name in names}
+    show(comparison, title, rows)
     return targets(comparison, rows)
 
 
@@ -151,7 +151,7 @@ def row_of(comparison: Comparison, name: str, load: Load, seed: int) -> Row:
         router = regime.picker(pods, seed)
     else:
         router = comparison.routers[name](pods, seed)
-    return _row(simulated(comparison, load, pods, router, seed), comparison.slos)
+    return summarize(simulated(comparison, load, pods, router, seed), comparison.slos)
 
 
 def simulated(
@@ -166,7 +166,8 @@ def simulated(
     return simulation.run(tick=TICK if comparison.always else None)
 
 
-def _row(result: Result, slos: Sequence[Slo]) -> Row:
+def summarize(result: Result, slos: Sequence[Slo]) -> Row:
+    """How a router did, by what happened; `slos` are the targets of goodput."""
     return Row(
         result.ttft_mean(),
         result.ttft_percentile(99),
@@ -178,7 +179,8 @@ def _row(result: Result, slos: Sequence[Slo]) -> Row:
     )
 
 
-def _medians(rows: Sequence[Row]) -> Row:
+def medians(rows: Sequence[Row]) -> Row:
+    """The median of each figure."""
     return Row(
         median(row.ttft_mean for row in rows),
         median(row.ttft for row in rows),
@@ -190,7 +192,8 @@ def _medians(rows: Sequence[Row]) -> Row:
     )
 
 
-def _text(row: Row) -> str:
+def row_text(row: Row) -> str:
+    """The row on a line."""
     goodput = " ".join(f"{share:.3f}" for share in row.goodput)
     return (
         f"TTFT {row.ttft_mean:.2f} / {row.ttft:.1f} s, waiting {row.waiting:.2f} s, "
@@ -198,7 +201,8 @@ def _text(row: Row) -> str:
     )
 
 
-def _show(comparison: Comparison, title: str, rows: Mapping[str, Row]) -> None:
+def show(comparison: Comparison, title: str, rows: Mapping[str, Row]) -> None:
+    """Print a line for each router."""
     goodputs = [slo.text for slo in comparison.slos]
     table = Table("router", "TTFT mean", "p99 s", "p99 waiting", "p99 ITL ms", *goodputs)
     table.title = title

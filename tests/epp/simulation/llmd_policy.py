@@ -71,7 +71,7 @@ class LlmdDefault(Policy):
             choice = Choice(decode)
             if is_split:
                 choice = Choice(decode, self._computing_pod(work, self._pools.prefills))
-        self._place(work, choice, now)
+        self.place(work, choice, now)
         return choice
 
     def on_response(self, work: Work, status: int, now: float) -> None:
@@ -83,7 +83,15 @@ class LlmdDefault(Policy):
         """It is no longer in flight."""
         self._requests[self._answering.pop(work.index)] -= 1
 
-    def _place(self, work: Work, choice: Choice, now: float) -> None:
+    def about_equal(self, work: Work, error: float) -> Sequence[int]:
+        """The unified pods that it may choose if it knows tokens up to a share of `error`."""
+        pods = self._sticky(work, self.allowed(work))
+        loads = [self._tokens[pod] + self._uncached(pod, work) for pod in pods]
+        most = min(loads) * (1 + error) / (1 - error)
+        return [pod for pod, load in zip(pods, loads, strict=True) if load <= most]
+
+    def place(self, work: Work, choice: Choice, now: float) -> None:
+        """Count the request on the pods of `choice`."""
         computing = choice.decode if choice.prefill is None else choice.prefill
         tokens = self._uncached(computing, work)
         self._tokens[computing] += tokens

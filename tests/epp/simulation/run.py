@@ -37,6 +37,20 @@ DECISION_SECONDS_PER_TOKEN: Final = 7e-8
 """Seconds of a decision: each replica of the EPP makes one at a time. They fit what
 `EndpointPicker.place` takes for these prompts on two cores: 0.4 ms for 1,000 tokens, 2 ms for
 25,000. Without them, requests of one instant would be decided at one instant."""
+
+
+class Timing(NamedTuple):
+    """When a router learns of what happens, and how long it takes, in seconds."""
+
+    scrape: float = SCRAPE_SECONDS
+    page_age: float = SCRAPE_DELAY
+    decision: float = 1.0
+    """Times the seconds that a decision takes."""
+    report: float = 0.0
+    """From a first token, an error or an end to the router."""
+
+
+TIMING: Final = Timing()
 TICK: Final = 0.02
 """Seconds between two moments at which what happened on the pods can cause new requests there."""
 
@@ -159,6 +173,7 @@ class Simulation:
     """Called when a request has ended: it may `send` another one."""
     failing: set[int] = field(default_factory=set)
     """Indexes of pods that answer every request with 500."""
+    timing: Timing = TIMING
     served: list[Served] = field(default_factory=list)
     _later: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     """Heap: time, a number for ties, what happens then."""
@@ -209,6 +224,7 @@ class Simulation:
     def _arrive(self, request: Request, now: float) -> None:
         replica = self._random.randrange(self.router.replicas)
         seconds = DECISION_SECONDS + request.prompt_tokens * DECISION_SECONDS_PER_TOKEN
+        seconds *= self.timing.decision
         decided = self._busy[replica] = max(now, self._busy.get(replica, 0.0)) + seconds
         self.at(decided, lambda: self._place(request, replica, now, decided))
 
@@ -229,15 +245,22 @@ class Simulation:
 
     def _fail(self, served: Served, now: float) -> None:
         served.status = 500
-        self.router.on_response(served.work, 500, now)
+        self._report(now, lambda at: self.router.on_response(served.work, 500, at))
         self._end(served, now)
 
     def _on_pod_token(self, served: Served, work: Work, now: float) -> None:
         if served.answer is None or work is served.answer:
             served.first_token = now
-            self.router.on_response(served.work, 200, now)
+            self._report(now, lambda at: self.router.on_response(served.work, 200, at))
         else:
             self._transfer(served, served.answer, now)
+
+    def _report(self, now: float, tell: Callable[[float], None]) -> None:
+        """The router hears of what happens now."""
+        if delay := self.timing.report:
+            self.at(now + delay, lambda: tell(now + delay))
+        else:
+            tell(now)
 
     def _transfer(self, served: Served, answer: Work, now: float) -> None:
         decode = served.choice.decode
@@ -258,14 +281,15 @@ class Simulation:
     def _end(self, served: Served, now: float) -> None:
         served.ended = now
         self._unfinished -= 1
-        self.router.on_end(served.work, now)
+        self._report(now, lambda at: self.router.on_end(served.work, at))
         self.on_end(served, now)
 
     def _scrape(self, now: float) -> None:
         pages = [_page(pod) for pod in self.pods]
-        shown = now + SCRAPE_DELAY
+        shown = now + self.timing.page_age
         self.at(shown, lambda: self.router.on_scrape(pages, shown))
-        self.at(now + SCRAPE_SECONDS, lambda: self._scrape(now + SCRAPE_SECONDS))
+        following = now + self.timing.scrape
+        self.at(following, lambda: self._scrape(following))
 
 
 def simulate(

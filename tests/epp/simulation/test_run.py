@@ -2,16 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from tandem_contract.paths import Role
+from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.request.inference import RequestKind, parse_request
 
 from .block_pool import BLOCK
 from .policies import Choice, ExactCost, LeastLoaded, Policy, RoundRobin
 from .real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
-from .run import Simulation, Slo, engines, simulate
+from .run import DECISION_SECONDS, Simulation, Slo, Timing, engines, simulate
 from .work import Work
 from .workload import Request, body, conversations, shared_prompts
 
@@ -55,6 +57,39 @@ def test_perfect_knowledge_answers_sooner_than_blind_policies() -> None:
         return simulate(requests, pods, router(pods, 3)).ttft_percentile(90)
 
     assert ttft(ExactCost) < 0.9 * min(ttft(RoundRobin), ttft(LeastLoaded))
+
+
+class Listener(RoundRobin):
+    """Notes what it hears, and when."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.heard: list[tuple[str, float]] = []
+
+    def on_response(self, work: Work, status: int, now: float) -> None:
+        self.heard.append(("response", now))
+
+    def on_end(self, work: Work, now: float) -> None:
+        self.heard.append(("end", now))
+
+    def on_scrape(self, pages: Sequence[ScrapeResult], now: float) -> None:
+        self.heard.append(("scrape", now))
+
+
+def test_a_router_hears_of_what_happens_as_late_as_said() -> None:
+    pods = engines(1, seed=1)
+    listener = Listener(pods, 1)
+    simulation = Simulation(pods, listener, timing=Timing(2.0, 1.0, 10.0, 0.5))
+    simulation.send(Request(0.0, BLOCK, 2, (0,)), 0.0)
+    simulation.send(Request(9.0, BLOCK, 2, (0,)), 9.0)
+    first, _ = simulation.run().served
+    assert first.first_token is not None
+    assert first.ended is not None
+    assert first.work.arrived == pytest.approx(10 * (DECISION_SECONDS + BLOCK * 7e-8))
+    assert ("response", first.first_token + 0.5) in listener.heard
+    assert ("end", first.ended + 0.5) in listener.heard
+    scrapes = [at for name, at in listener.heard if name == "scrape"]
+    assert scrapes == [0.0, 1.0, 3.0, 5.0, 7.0, 9.0]
 
 
 class AlwaysSplit(Policy):

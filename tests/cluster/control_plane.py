@@ -7,15 +7,19 @@ All files are in `folder`, all ports are on loopback, and no process outlives th
 """
 
 import base64
+import functools
 import json
 import shutil
 import socket
+import ssl
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from tandem_local.ports import free_port
 
@@ -79,6 +83,24 @@ class ControlPlane:
         """kubectl's stdout, as administrator. Raises kubectl.Failed."""
         return kubectl.run(self.kubeconfig, *arguments, input=input)
 
+    def request(self, method: str, path: str, body: object = None) -> Any:
+        """The API server's answer to the administrator, in a tenth of kubectl's CPU time.
+
+        `path` begins with `/`. Raises HTTPError for a refusal, OSError without an answer.
+        """
+        return json.loads(self._answer(method, path, body))
+
+    def serves(self, path: str) -> bool:
+        """Whether the API server answers the administrator's GET with success."""
+        try:
+            self._answer("GET", path)
+        except urllib.error.HTTPError as refusal:
+            refusal.close()
+            return False
+        except OSError:
+            return False
+        return True
+
     def wait_until_established(self, *definitions: str) -> None:
         """Wait until the API server serves the kinds of CustomResourceDefinitions.
 
@@ -137,7 +159,7 @@ class ControlPlane:
             self._put_in_etcd(b"bump")
         api = self._launch("kube-apiserver", *self._api_flags())
         self._servers.append(api)
-        self._until("kube-apiserver", api, lambda: self._succeeds("get", "--raw=/readyz"))
+        self._until("kube-apiserver", api, lambda: self.serves("/readyz"))
 
     def _stop_servers(self) -> None:
         while self._servers:
@@ -188,16 +210,25 @@ class ControlPlane:
                 process_group=0,
             )
 
-    def _succeeds(self, *arguments: str) -> bool:
-        try:
-            self.kubectl(*arguments)
-        except kubectl.Failed:
-            return False
-        return True
+    def _answer(self, method: str, path: str, body: object = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
+        with self._administrator.open(request, timeout=30) as answer:
+            return bytes(answer.read())
+
+    @functools.cached_property
+    def _administrator(self) -> urllib.request.OpenerDirector:
+        issued = self._authority
+        context = ssl.create_default_context(cafile=issued.certificate("ca"))
+        context.load_cert_chain(issued.certificate("admin"), issued.key("admin"))
+        # As kubectl, it asks no proxy for an address of this machine.
+        direct = urllib.request.ProxyHandler({})
+        return urllib.request.build_opener(direct, urllib.request.HTTPSHandler(context=context))
 
     def _controllers_are_active(self) -> bool:
         """Whether the default service account exists; a namespace without it accepts no pod."""
-        return self._succeeds("get", "serviceaccount", "default", "--namespace=default")
+        return self.serves("/api/v1/namespaces/default/serviceaccounts/default")
 
     def _until(
         self, name: str, process: subprocess.Popen[bytes], condition: Callable[[], bool]

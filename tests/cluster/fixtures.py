@@ -6,6 +6,7 @@ and a section in capitals at the end of the run says what was left out and which
 
 import json
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -130,13 +131,14 @@ def control_plane(
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
     """A fresh namespace in which pods can be created; deleted after the test without waiting."""
     name = f"test-{uuid.uuid4().hex[:10]}"
-    control_plane.kubectl("create", "namespace", name)
-    control_plane.kubectl(
-        *("wait", "--for=create", "serviceaccount/default"),
-        *(f"--namespace={name}", "--timeout=60s"),
-    )
+    control_plane.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    deadline = time.monotonic() + 60
+    while not control_plane.serves(account):
+        assert time.monotonic() < deadline, f"{name} got no service account"
+        time.sleep(0.02)
     yield name
-    control_plane.kubectl("delete", "namespace", name, "--wait=false")
+    control_plane.request("DELETE", f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture(scope="session")

@@ -189,6 +189,7 @@ MODULES: Final = (
     "tandem_sidecar.handoff.proven_prefill",
     "tandem_sidecar.handoff.proxy",
     "tandem_sidecar.handoff.reply",
+    "tandem_sidecar.handoff.single_engine",
     "tandem_sidecar.handoff.timing",
     "tandem_sidecar.handoff.token_gaps",
     "tandem_sidecar.handoff.transfer_monitor",

@@ -24,8 +24,8 @@ from ..bodies.parse import Body
 from ..observability.record import NO_ENGINE, MoveMethod
 from ..security.route import SPLIT, Candidate
 from .context import GenerationRequest, SidecarContext
-from .forward import SingleEngineGeneration
 from .planned import plan_header
+from .single_engine import SingleEngineGeneration
 
 
 class Alternates:

@@ -1,13 +1,12 @@
 """Forwards one request to this pod's engine and its answer back, without a hand-off.
 
-Forward ─┬─ SingleEngineGeneration        a generation that this engine serves alone
+Forward ─┬─ SingleEngineGeneration        see `single_engine`
          └─ Passthrough                   see `passthrough`
                └─ ProvenPrefill           see `proven_prefill`
 """
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,10 +14,8 @@ from msgspec.structs import replace
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 from tandem_contract.overlaps import Overlap
-from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.prompt_length import EXHAUSTING
 from tandem_contract.request_kinds import RequestKind
-from tandem_contract.timing import UNKNOWN
 from tandem_http1.answers import CutPoint, EventChunks, Relay
 from tandem_http1.client import ClientConnection
 from tandem_http1.connection import Call, Failure
@@ -33,8 +30,8 @@ from .engine_liveness import LegLiveness
 from .machine import DRAIN_EXPIRED_MESSAGE
 from .outbound import engine_request, new_attempt_id
 from .parsed_call import ParsedCall
-from .reply import ANSWER_DROPPED, NO_RETRY, ServedBy, not_sent, send_error
-from .timing import EVENTS_SEARCHED, complete_timing, measure_leg, read_timing
+from .reply import ANSWER_DROPPED, NO_RETRY, not_sent, send_error
+from .timing import EVENTS_SEARCHED
 
 log = logging.getLogger(__name__)
 
@@ -438,70 +435,3 @@ class Forward(ABC):
             if self._is_unsent:
                 lines += not_sent(self._request)
             send_error(self._client, self._request, status, message, lines, close=closing)
-
-
-class SingleEngineGeneration(Forward):
-    """A generation that is not split: the engine's answer with the sidecar's headers."""
-
-    computes_prompt = True
-
-    def __init__(
-        self,
-        context: SidecarContext,
-        client: ClientConnection,
-        request: Request,
-        record: Record,
-        failover: Failover | None = None,
-        *,
-        kept: KeptStream | None,
-        kind: RequestKind,
-        routed: bool,
-        may_exhaust: Callable[[], bool],
-    ) -> None:
-        """`routed`: a router sent the request and reads the timing from the answer. `may_exhaust`:
-        whether the prompt may itself be what hangs an engine."""
-        super().__init__(context, client, request, record, failover, kept=kept)
-        self.kind = kind
-        self._routed = routed
-        self._may_exhaust = may_exhaust
-
-    def may_exhaust(self) -> bool:
-        return self._may_exhaust()
-
-    def header_lines(self) -> bytes:
-        leg, path = self.leg, self.record.path or RoutingPath.UNIFIED
-        timing = (self.record.timing or UNKNOWN) if self._routed else None
-        return ServedBy(self.record.request_id, path, leg.backend, timing=timing).encode()
-
-    def inspect_first_bytes(self, head: ResponseHead, data: bytes) -> None:
-        self.leg.timing = engine = read_timing(head)
-        begins_with_error = self._start.is_error
-        failed = head.status >= 400 or begins_with_error
-        seconds = None if failed else self._start.seconds_since(self.leg.started)
-        others = None if self._overlap is None else self._overlap.others
-        whole = not head.event_stream
-        first = data if whole else data[:EVENTS_SEARCHED]
-        self.record.timing = measure_leg(engine, seconds, first, inflight=others, whole=whole)
-        self._end_overlap()
-        if head.status >= 500:
-            self._count_error(
-                f"decode by {self.leg.backend}: answered with an error ({head.status})"
-            )
-        elif begins_with_error:
-            detail = "a stream that begins with an error"
-            self.leg.end(Result.ERROR, self._loop.time(), status=head.status, detail=detail)
-            self._count_error(f"decode by {self.leg.backend}: {detail}")
-
-    def inspect_last_bytes(self, data: bytes) -> None:
-        timing = self.record.timing
-        if timing is not None and timing.prompt is None:
-            self.record.timing = complete_timing(timing, data)
-
-    def report_loss(self, detail: str) -> str:
-        self._count_error(f"decode failed: {detail}")
-        return f"decode failed: {detail}"
-
-    def _count_error(self, detail: str) -> None:
-        self.record.errors += (ErrorPhase.DECODE,)
-        ids = {"request_id": self.record.request_id, "engine_id": self.leg.attempt_id}
-        log.warning("%s", detail, extra=ids)

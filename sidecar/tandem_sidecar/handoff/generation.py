@@ -14,9 +14,9 @@ from ..observability.record import Record
 from ..security.route import SPLIT, Route
 from .context import Failover, GenerationRequest, SidecarContext
 from .driver import HandoffDriver
-from .forward import SingleEngineGeneration
 from .passthrough import Passthrough
 from .reply import send_error
+from .single_engine import SingleEngineGeneration
 
 
 class OwnGeneration(SingleEngineGeneration):

@@ -23,8 +23,8 @@ from tandem_http1.messages import Headers, ResponseHead
 from ..observability.record import Outcome
 from ..security.route import Route
 from .context import Failover, GenerationRequest, SidecarContext
-from .forward import SingleEngineGeneration
 from .reply import ServedBy
+from .single_engine import SingleEngineGeneration
 
 _SECONDS: Final = 60.0 + CLOCK_SECONDS
 """For how long a plan is valid: it is followed as soon as it arrives."""

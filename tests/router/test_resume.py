@@ -405,18 +405,6 @@ async def test_the_prompt_of_a_stream_that_moved_is_computed_once_it_goes_on(
     assert body.endswith(DONE)
 
 
-async def test_a_stream_without_a_place_is_not_cut(harness: Harness) -> None:
-    """Another backend is ready, but it only prefills."""
-    await harness.prefill("p")
-    await harness.decode("d-0", generates(3))
-    await harness.start({"fallback_to_unified": False}, settings=RESUMES)
-    _, body = await harness.ask(asked())
-    assert "no further engine may serve" in events(body)[-1]["error"]["message"]
-    lost = 'cause="crash",method="none",result="no_engine"'
-    assert await harness.metric(f"tandem_sidecar_stream_moves_total{{{lost}}}") == 1
-    assert await harness.metric("tandem_sidecar_stream_moves_total") == 1
-
-
 async def shown(harness: Harness, request_id: str) -> list[str]:
     """What `tandem trace` prints, without the times."""
     url = f"http://{harness.router.admin}"

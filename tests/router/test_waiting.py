@@ -173,6 +173,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_stream_ends_with_an_error_if_no_engine_comes(
     harness: Harness, split: bool
 ) -> None:
+    """If it is split, another backend is ready, but it only prefills."""
     if split:
         await harness.prefill("p")
     engine = await harness.decode("d")

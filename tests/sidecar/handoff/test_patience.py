@@ -1,6 +1,7 @@
 """Legs that can leave a silent engine wait less for it than others; time is the test's own."""
 
 import asyncio
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -67,7 +68,8 @@ class Case:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.pool = engine, Pool()
         self.monitor = LivenessMonitor(self.pool, SILENCE, PATIENCE)
-        self.begin = asyncio.get_running_loop().time()
+        # A whole number, so that sums are exact: a deadline is reached to the second.
+        self.begin = float(math.ceil(asyncio.get_running_loop().time()))
         self.legs: list[Leg] = []
         self.answers = False
         """Whether the engine answers each probe before the next check."""

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
-from random import Random
 from time import time
 
 import pytest
@@ -18,13 +17,10 @@ from tandem_contract.config import FlowControl as FlowSettings
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.precise import PrecisePrefixes
 from tandem_epp.exchange import HttpRequest, NotPlaced
-from tandem_epp.flow.control import FlowController
 from tandem_epp.flow.elsewhere import Group
-from tandem_epp.flow.metrics import FlowMetrics
 from tandem_epp.flow.saturation import PATIENCE
 from tandem_epp.placement.placement import Placement
 from tandem_epp.placement.preparer import Preparer
-from tandem_epp.placement.refusals import Refusals
 from tandem_epp.replicas.shared_fleet import SharedFleet
 from tandem_planner.cost import wait_seconds
 
@@ -41,16 +37,7 @@ class FlowSetup(PickerSetup):
 
     def __init__(self, settings: FlowSettings = ON, **roles: str) -> None:
         super().__init__(**roles or UNIFIED)
-        self.flow = FlowController(
-            self.fleet,
-            FlowMetrics(self.metrics.registry),
-            self.metrics.faults,
-            refuse=Refusals(self.metrics).error,
-            outlook=self.picker.outlook,
-            priority=lambda request: int(request.headers.get("priority", "0")),
-            random=Random(1),
-        )
-        self.flow.settings = settings
+        self.flow = self.flow_control(settings)
         precise = PrecisePrefixes(self.fleet, lambda *_: None)
         rewrites, faults = self.picker.rewrites, self.metrics.faults
         self.preparer = Preparer(precise, rewrites, faults, self.flow)

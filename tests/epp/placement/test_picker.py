@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem_contract import headers as wire
-from tandem_contract.config import Backend, DisaggregatedServing
+from tandem_contract.config import Backend, DisaggregatedServing, FlowControl
 from tandem_contract.documents import parse_documents
 from tandem_contract.paths import Role, RoutingPath
 from tandem_contract.plan import Plan, ResumeLimits, Timeouts, key_id
@@ -24,11 +24,14 @@ from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.choice.routing import Routing
 from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.exchange import HttpRequest, NotPlaced, ResponseHeaders
+from tandem_epp.flow.control import FlowController
+from tandem_epp.flow.metrics import FlowMetrics
 from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.metrics.counters import Metrics
 from tandem_epp.placement.history import History
 from tandem_epp.placement.picker import EndpointPicker
 from tandem_epp.placement.placement import Placement
+from tandem_epp.placement.refusals import Refusals
 from tandem_epp.process.configuration import load_text
 from tandem_planner.prefill_fit import PREFILL_PRIOR, PrefillCost
 
@@ -71,6 +74,20 @@ class PickerSetup:
 
     def __getitem__(self, name: str) -> Pod:
         return next(pod for pod in self.fleet if pod.name == name)
+
+    def flow_control(self, settings: FlowControl | None = None) -> FlowController:
+        """Flow control in front of the picker; None: it is off. The header `priority` counts."""
+        flow = FlowController(
+            self.fleet,
+            FlowMetrics(self.metrics.registry),
+            self.metrics.faults,
+            refuse=Refusals(self.metrics).error,
+            outlook=self.picker.outlook,
+            priority=lambda request: int(request.headers.get("priority", "0")),
+            random=Random(1),
+        )
+        flow.settings = settings
+        return flow
 
     def down(self, name: str) -> None:
         self[name].record_failed_check()

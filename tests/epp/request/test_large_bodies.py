@@ -139,7 +139,7 @@ async def test_a_form_is_read_in_another_process_and_not_searched_again(
     expected = with_form_model(FORM_TYPE, body, "other")
     setup = PickerSetup(d="decode")
     precise = PrecisePrefixes(setup.fleet, lambda *_: None)
-    preparer = Preparer(precise, setup.picker.rewrites, setup.metrics.faults)
+    preparer = Preparer(precise, setup.picker.rewrites, setup.metrics.faults, setup.flow_control())
     headers = {"content-type": FORM_TYPE, MODEL_REWRITES[0]: "other"}
     request = HttpRequest("POST", "/v1/audio/transcriptions", headers, None)
     monkeypatch.setattr(large_bodies, "read", None)

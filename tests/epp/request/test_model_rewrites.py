@@ -200,7 +200,7 @@ async def test_a_large_body_is_rewritten_once_and_read_elsewhere(setup: PickerSe
     )
     setup.picker.rewrites._random.seed(5)
     precise = PrecisePrefixes(setup.fleet, lambda *_: None)
-    preparer = Preparer(precise, setup.picker.rewrites, setup.metrics.faults)
+    preparer = Preparer(precise, setup.picker.rewrites, setup.metrics.faults, setup.flow_control())
     request = HttpRequest("POST", "/v1/completions", {})
     body = json.dumps({"model": "alias", "prompt": "word " * 200_000}).encode()
     targets = []

@@ -38,7 +38,6 @@ SUPPORT = {
     "process_tree",
     "programs",
     "proxies",
-    "queueing_engine",
     "relay",
     "router_stacks",
     "storage_engines",

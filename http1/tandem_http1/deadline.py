@@ -17,7 +17,7 @@ _TURN: Final = 0.001
 """Seconds in which the event loop looks at its sockets at least once."""
 _TURNS: Final = 5
 """Such turns after all steps: what the system has, a connection for example, takes as many to reach
-whoever waits."""
+the task that waits."""
 
 
 class Deadline:

@@ -194,11 +194,6 @@ class FlowQueue(Generic[W]):
                 ended.append(item)
         return ended
 
-    @property
-    def next_deadline(self) -> float | None:
-        """When the next time ends, or earlier; None: none waits."""
-        return self._deadlines[0][0] if self._bands else None
-
     def all(self) -> list[W]:
         """All that wait."""
         return [item for _, _, item in self._deadlines if not item.is_gone]

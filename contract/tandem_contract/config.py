@@ -19,7 +19,7 @@ import msgspec
 from .api_paths import ApiPaths
 from .config_variables import resolve_credentials
 from .documents import Document, DocumentError, load_documents
-from .durations import format_duration, parse_duration
+from .durations import format_duration
 from .labels import FABRIC_DOMAIN
 from .paths import Role
 from .plan import ResumeLimits
@@ -373,7 +373,7 @@ def _resolve_durations(document: Document, data: dict[str, Any]) -> None:
     for (section, name), mistake in _DURATIONS.items():
         fields = data.get(section)
         if isinstance(fields, dict) and name in fields:
-            seconds = _seconds(document, f"{section}.{name}", fields[name], mistake)
+            seconds = document.seconds(f"{section}.{name}", fields[name], mistake)
             data[section] = {**fields, name: seconds}
     flow = data.get("flow_control")
     bands = flow.get("bands") if isinstance(flow, dict) else None
@@ -386,21 +386,7 @@ def _resolved_band(document: Document, number: int, band: object) -> object:
     if not isinstance(band, dict) or "ttl" not in band:
         return band
     path, mistake = f"flow_control.bands[{number}].ttl", _DURATIONS["flow_control", "ttl"]
-    return {**band, "ttl": _seconds(document, path, band["ttl"], mistake)}
-
-
-def _seconds(document: Document, path: str, text: object, mistake: str | None) -> float:
-    """The seconds in the duration `text` at `path`; `mistake` as in `_DURATIONS`."""
-    # A bare number in YAML is refused: its unit would be a guess.
-    if not isinstance(text, str):
-        raise document.error(path, f'{text!r} has no unit: write "30s" or "250ms"')
-    try:
-        seconds = parse_duration(text)
-    except ValueError as err:
-        raise document.error(path, str(err)) from err
-    if seconds == 0 and mistake:
-        raise document.error(path, mistake)
-    return seconds
+    return {**band, "ttl": document.seconds(path, band["ttl"], mistake)}
 
 
 def _check_flow(document: Document, flow: FlowControl) -> None:

@@ -19,6 +19,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scalarbool import ScalarBoolean
 
+from .durations import parse_duration
+
 Path_ = Sequence[str | int]
 _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
@@ -43,6 +45,20 @@ class Document:
         """An error about the value at `path`."""
         dotted = path if isinstance(path, str) else dotted_path(path)
         return DocumentError(f"{self.where(path)}: {dotted + ': ' if dotted else ''}{message}")
+
+    def seconds(self, path: str | Path_, value: object, zero: str | None) -> float:
+        """The seconds in the duration `value` at `path`. `zero`: what is wrong with one of 0; None:
+        nothing. Raises DocumentError."""
+        # A bare number in YAML is refused: its unit would be a guess.
+        if not isinstance(value, str):
+            raise self.error(path, f'{value!r} has no unit: write "30s" or "250ms"')
+        try:
+            seconds = parse_duration(value)
+        except ValueError as err:
+            raise self.error(path, str(err)) from err
+        if seconds == 0 and zero:
+            raise self.error(path, zero)
+        return seconds
 
     def part(self, path: str | Path_) -> "Document":
         """The value at `path` as a document of its own, whose errors keep their lines; None as

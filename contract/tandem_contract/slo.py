@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from .documents import Document
-from .durations import parse_duration
 
 SECTION: Final = "slo"
 """Field of the router's and the EPP's file; written by users and the operator."""
+_ZERO: Final = "no request meets a time of 0: write a time above 0"
 _DURATIONS: Final = ("ttft", "itl")
 _FIELDS: Final = (*_DURATIONS, "attainment")
 
@@ -55,7 +55,9 @@ def _slo(document: Document, path: list[str | int], model: str, slos: Mapping[An
         message = f"is an unknown field: an objective has {', '.join(_FIELDS)}"
         raise document.error([*at, str(unknown)], message)
     seconds = {
-        name: _seconds(document, [*at, name], fields[name]) for name in _DURATIONS if name in fields
+        name: document.seconds([*at, name], fields[name], _ZERO)
+        for name in _DURATIONS
+        if name in fields
     }
     attainment = fields.get("attainment", Slo().attainment)
     is_number = isinstance(attainment, int | float) and not isinstance(attainment, bool)
@@ -63,16 +65,3 @@ def _slo(document: Document, path: list[str | int], model: str, slos: Mapping[An
         message = f"{attainment!r} is no share above 0 and at most 1, such as 0.9"
         raise document.error([*at, "attainment"], message)
     return Slo(**seconds, attainment=float(attainment))
-
-
-def _seconds(document: Document, path: list[str | int], value: object) -> float:
-    # A bare number in YAML is refused: its unit would be a guess.
-    if not isinstance(value, str):
-        raise document.error(path, f'{value!r} has no unit: write "2s" or "50ms"')
-    try:
-        seconds = parse_duration(value)
-    except ValueError as err:
-        raise document.error(path, str(err)) from err
-    if not seconds:
-        raise document.error(path, "no request meets a time of 0: write a time above 0")
-    return seconds

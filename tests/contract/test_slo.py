@@ -42,7 +42,7 @@ def test_there_are_none_unless_stated(tmp_path: Path, text: str) -> None:
         ("slo:\n  m: {}", 2, "slo.m: states no objective"),
         ("slo:\n  m:\n    attainment: 0.9", 2, "slo.m: states no objective"),
         ("slo:\n  7: {ttft: 2s}", 1, "slo: 7 is no name of a model"),
-        ("slo:\n  m:\n    ttft: 2", 3, 'slo.m.ttft: 2 has no unit: write "2s" or "50ms"'),
+        ("slo:\n  m:\n    ttft: 2", 3, 'slo.m.ttft: 2 has no unit: write "30s" or "250ms"'),
         ("slo:\n  m:\n    ttft: soon", 3, "slo.m.ttft: "),
         ("slo:\n  m:\n    itl: 0s", 3, "slo.m.itl: no request meets a time of 0"),
         ("slo:\n  m: {ttft: 2s}\n  M.5:\n    itl: 0ms", 4, "slo.M.5.itl: no request meets"),

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 from tests.epp.simulation.clairvoyant import Clairvoyant
 from tests.epp.simulation.dynamo_policy import DynamoCost, DynamoSettings
-from tests.epp.simulation.engine import Engine
 from tests.epp.simulation.llmd_policy import LlmdDefault, LlmdSettings
 from tests.epp.simulation.policies import LeastLoaded, LeastTokens, Pools, RoundRobin, Router
 from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
@@ -25,6 +24,7 @@ from tests.epp.simulation.scenarios import PODS, NewRouter
 from tests.epp.simulation.sglang_policy import SglangCacheAware
 
 from tandem_contract.paths import Role
+from tandem_planner.simulation.engine import Engine
 
 from .figures import Figure, at_least, at_most, progress
 from .routing_load import Load

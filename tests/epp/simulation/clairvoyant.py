@@ -11,10 +11,11 @@ may rise.
 from collections.abc import Sequence
 from typing import Final
 
-from .engine import Engine
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.work import Work
+
 from .policies import Choice, Policy
 from .run import Slo
-from .work import Work
 from .workload import Request
 
 _END: Final = 1e9

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from .block_pool import BLOCK
-from .engine import Engine
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.work import Work
+
 from .placed_prefixes import PlacedPrefixes
 from .policies import Choice, Policy, Pools
-from .work import Work
 
 _BYPASS_TOKENS: Final = 2048
 _BYPASS_SHARE: Final = 0.7

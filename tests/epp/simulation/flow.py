@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 from tandem_contract.config import FlowControl
 from tandem_epp.flow.flows import WENT, Flows, Held
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.engine import Engine
 
-from .block_pool import BLOCK
-from .engine import Engine
 from .real_picker import RealPicker
 from .run import Result, Served, Simulation
 from .workload import Request

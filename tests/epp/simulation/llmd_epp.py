@@ -27,12 +27,12 @@ from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
 from tandem_epp.server.ext_proc.interface import SERVICE
 from tandem_epp.server.ext_proc.messages import BodyMode
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.work import Work
 
 from ...llmd.programs import Configuration, llmd_epp
-from .engine import Engine
 from .llmd_policy import LlmdDefault, LlmdSettings
 from .policies import Choice, OneProcess
-from .work import Work
 from .workload import body
 
 T = TypeVar("T")

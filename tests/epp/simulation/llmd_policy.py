@@ -16,12 +16,14 @@ pd-disaggregation. In words:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .block_pool import BLOCK
-from .engine import Engine
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.work import Work
+from tandem_planner.step_cost import prompt_seconds
+
 from .placed_prefixes import PlacedPrefixes
 from .policies import Choice, Policy, Pools
-from .speed import BUDGET, Speed
-from .work import Work
+from .speed import BUDGET, SPEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class LlmdSettings:
     """affinityThreshold."""
     penalty: float = 18.0
     """maxTTFTPenaltyMs, in seconds."""
-    throughput: float = BUDGET / Speed().prefill_seconds(0, BUDGET)
+    throughput: float = BUDGET / prompt_seconds(SPEED, 0, BUDGET, BUDGET)
     """peakPrefillThroughput, tokens per second: what llm-d's calibration measures of a pod of the
     simulation's mean speed, one chunk over its TTFT."""
     min_uncached: int = 0

@@ -3,8 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from .block_pool import BLOCK
-from .work import Work
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.work import Work
 
 
 class PlacedPrefixes:

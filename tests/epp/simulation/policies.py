@@ -15,10 +15,10 @@ from tandem_planner.cost import (
 )
 from tandem_planner.figure_table import FigureTable
 from tandem_planner.objective import ITL_WEIGHT
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.work import Work
 
-from .engine import Engine
-from .speed import BUDGET, QUADRATIC
-from .work import Work
+from .speed import BUDGET, speed_of
 
 
 class Choice(NamedTuple):
@@ -163,7 +163,7 @@ class ExactCost(Policy):
 
 def _figures(engine: Engine) -> PodFigures:
     """What the picker estimates, without error."""
-    speed, requests = engine.speed, engine.running + len(engine.waiting)
+    speed, requests = speed_of(engine), engine.running + len(engine.waiting)
     coming = sum(w.prompt_tokens - w.expected for w in engine.waiting)
     context = engine.context / len(engine.decoding) if engine.decoding else 0.0
     slope = speed.per_decode + speed.per_context * context
@@ -171,9 +171,9 @@ def _figures(engine: Engine) -> PodFigures:
     here = [*engine.decoding, *engine.prefilling, *loads, *engine.waiting]
     return PodFigures(
         queued=engine.remaining_prefill_seconds(),
-        fixed=speed.empty,
-        per_token=1 / speed.rate + engine.decode_step_seconds() / BUDGET,
-        per_pair=1 / (2 * QUADRATIC * speed.rate),
+        fixed=speed.fixed,
+        per_token=speed.per_token + engine.decode_step_seconds() / BUDGET,
+        per_pair=speed.per_pair,
         stall=ITL_WEIGHT * sum(stall_share(w.output_tokens) for w in here),
         itl_harm=DECODE_WEIGHT * slope * requests,
         free_tokens=engine.pool.capacity - engine.pool.used - coming,

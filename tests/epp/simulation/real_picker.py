@@ -28,11 +28,11 @@ from tandem_epp.prefix.kv_events.collector import PreciseMatch
 from tandem_epp.prefix.prefix_tree import PrefixMatch, PrefixTree
 from tandem_epp.process.configuration import Routing
 from tandem_planner.objective import make_objective
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.work import Work
 
-from .block_pool import BLOCK
-from .engine import Engine
 from .policies import Choice, OneProcess
-from .work import Work
 from .workload import body
 
 BLOCK_TOKENS: Final = 64

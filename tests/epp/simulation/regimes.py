@@ -7,12 +7,14 @@ from math import ceil
 from random import Random
 from typing import Final
 
-from .block_pool import BLOCK
-from .engine import Engine
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.engine import Engine
+
 from .real_picker import PickerSettings, RealPicker, Reports
 from .replicas import ReplicatedPicker
 from .run import CACHE_TOKENS, Simulation, engines
 from .scenarios import PODS, NewRouter, Pods
+from .speed import speed_of
 from .workload import Request, conversations, shared_prompts
 
 _AGENTS: Final = 5
@@ -103,7 +105,7 @@ def _tiny_caches(seed: int) -> list[Engine]:
 def _two_speeds(seed: int) -> list[Engine]:
     pods = engines(PODS, seed, cache_tokens=CACHE_TOKENS)
     for pod in pods[::2]:
-        pod.speed = pod.speed.times(2.0)
+        pod.speed = speed_of(pod).times(2.0)
     return pods
 
 
@@ -115,7 +117,7 @@ def _throttle(simulation: Simulation) -> None:
     pod = simulation.pods[0]
 
     def slow_down() -> None:
-        pod.speed = pod.speed.times(1 / 3)
+        pod.speed = speed_of(pod).times(1 / 3)
 
     simulation.at(_THROTTLED, slow_down)
 

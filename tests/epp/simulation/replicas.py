@@ -14,11 +14,11 @@ from tandem_epp.replicas.peers.frames import Event, decode_frame, encode_event
 from tandem_epp.replicas.peers.inbox import Inbox
 from tandem_epp.replicas.peers.outbox import Outbox
 from tandem_epp.replicas.shared_fleet import SharedFleet
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.work import Work
 
-from .engine import Engine
 from .policies import At, Choice
 from .real_picker import PickerSettings, RealPicker
-from .work import Work
 
 DELAY: Final = 0.0019
 """Median seconds from an event to another replica, as benchmarks/exchange.py measures."""

@@ -8,13 +8,13 @@ from statistics import fmean
 from typing import Final
 
 from tandem_loadtest.figures.distributions import percentile
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.store import Store
 
-from .block_pool import BLOCK
-from .engine import Engine
 from .real_picker import PickerSettings, RealPicker
 from .run import CACHE_TOKENS, Served, Simulation
-from .speed import Speed
-from .store import Store
+from .speed import SPEED
 from .workload import Request
 
 _CONVERSATIONS: Final = 40
@@ -45,7 +45,7 @@ def returning(seed: int, bytes_per_second: float, *, knows_stores: bool) -> Retu
     `bytes_per_second`. Pods load where it pays, whether the picker knows of it or not."""
     stores = [Store(bytes_per_second) for _ in range(2)]
     pods = [
-        Engine(Speed(), cache_tokens=CACHE_TOKENS, seed=seed * 10 + i, store=stores[i // 2])
+        Engine(SPEED, cache_tokens=CACHE_TOKENS, seed=seed * 10 + i, store=stores[i // 2])
         for i in range(4)
     ]
     settings = PickerSettings(has_exact_caches=True, knows_stores=knows_stores)

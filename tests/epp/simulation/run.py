@@ -9,13 +9,14 @@ from statistics import fmean
 from typing import Final, NamedTuple
 
 from tandem_epp.backends.engine_page import ScrapeResult
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_loadtest.figures.distributions import percentile
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.store import KV_BYTES
+from tandem_planner.simulation.work import Work
 
-from .engine import Engine
 from .policies import Choice, Router
-from .speed import Speed
-from .store import KV_BYTES
-from .work import Work
+from .speed import SPEED
 from .workload import Request
 
 CACHE_TOKENS: Final = 1_000_000
@@ -60,9 +61,9 @@ def engines(count: int, seed: int, *, cache_tokens: int = CACHE_TOKENS) -> list[
     random = Random(seed)
     pods = []
     for i in range(count):
-        decode = Speed().times(random.uniform(0.7, 1.3))
-        rate = Speed().rate * random.uniform(0.7, 1.3)
-        speed = Speed(rate, decode.empty, decode.per_decode, decode.per_context)
+        decode = SPEED.times(random.uniform(0.7, 1.3))
+        prefill = SPEED.times(random.uniform(0.7, 1.3))
+        speed = decode._replace(per_token=prefill.per_token, per_pair=prefill.per_pair)
         pods.append(Engine(speed, cache_tokens=cache_tokens, seed=seed * 1000 + i))
     return pods
 
@@ -160,7 +161,7 @@ class Result:
     def _prefill_seconds(self, served: Served) -> float:
         decode, prefill = served.choice
         pod = self.pods[decode if prefill is None else prefill]
-        return pod.speed.prefill_seconds(served.work.hit_tokens, served.work.prompt_tokens)
+        return pod.prefill_seconds(served.work.hit_tokens, served.work.prompt_tokens)
 
 
 @dataclass(eq=False)
@@ -307,6 +308,12 @@ def simulate(
     return simulation.run(tick=tick)
 
 
+def gauges(pod: Engine) -> Gauges:
+    """What the metrics page of a pod says of its load."""
+    usage = min(1.0, pod.pool.used / pod.pool.capacity)
+    return Gauges(float(pod.running), float(len(pod.waiting)), usage)
+
+
 def _page(pod: Engine) -> ScrapeResult:
     blocks = pod.pool.capacity // BLOCK_TOKENS
-    return ScrapeResult(pod.gauges, b"1", BLOCK_TOKENS, blocks, pod.counters)
+    return ScrapeResult(gauges(pod), b"1", BLOCK_TOKENS, blocks, EngineCounters(**pod.totals))

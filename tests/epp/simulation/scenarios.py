@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from itertools import count
 from statistics import fmean
 
-from .block_pool import BLOCK
-from .engine import Engine
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.engine import Engine
+
 from .policies import Router
 from .real_picker import RealPicker
 from .run import CACHE_TOKENS, TICK, Served, Simulation, engines, simulate
-from .speed import Speed
+from .speed import SPEED, speed_of
 from .workload import Request, shared_prompts
 
 Pods = Sequence[Engine]
@@ -69,7 +70,7 @@ def loop_imbalance(
 def least_share(seed: int, new_router: NewRouter = RealPicker) -> float:
     """Requests at low load, without a common prefix, to two pods of one speed: the share of the pod
     that gets fewer."""
-    pods = [Engine(Speed(), cache_tokens=CACHE_TOKENS, seed=2 * seed + i) for i in range(2)]
+    pods = [Engine(SPEED, cache_tokens=CACHE_TOKENS, seed=2 * seed + i) for i in range(2)]
     requests = [Request(2.0 * i, 1000, 20, (2 * i, 2 * i + 1)) for i in range(100)]
     served = simulate(requests, pods, new_router(pods, seed)).served
     first = sum(each.choice.decode == 0 for each in served)
@@ -146,10 +147,10 @@ def half_speed(
     """One of ten pods at half of its speed."""
     pods = engines(PODS, seed)
     slow = engines(PODS, seed)
-    slow[0].speed = slow[0].speed.times(0.5)
+    slow[0].speed = speed_of(slow[0]).times(0.5)
     others = engines(PODS, seed)[1:]
     results = [simulate(requests, p, new_router(p, seed)) for p in (slow, pods, others)]
-    work = [each[0].counters.computed_tokens or 1.0 for each in (slow, pods)]
+    work = [each[0].totals["computed_tokens"] for each in (slow, pods)]
     waiting = [result.waiting_percentile(99) for result in results]
     served = sum(served.choice.decode == 0 for served in results[0].served)
     return HalfSpeed(

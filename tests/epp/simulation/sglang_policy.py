@@ -17,11 +17,12 @@ does.
 from collections.abc import Sequence
 from typing import Final
 
-from .block_pool import BLOCK
-from .engine import Engine
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.work import Work
+
 from .placed_prefixes import PlacedPrefixes
 from .policies import Choice, Policy, Pools
-from .work import Work
 
 _CACHE_THRESHOLD: Final = 0.3
 _BALANCE_ABS: Final = 64

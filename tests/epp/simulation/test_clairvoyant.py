@@ -1,29 +1,30 @@
 """The bound: forked engines do what theirs do, and knowing all is worth something."""
 
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.work import Work
+
 from .clairvoyant import Clairvoyant
-from .engine import Engine
 from .policies import RoundRobin
 from .run import CACHE_TOKENS, Slo, engines, simulate
-from .speed import Speed
-from .work import Work
+from .speed import SPEED
 from .workload import Request, conversations
 
 SLO = Slo(2.0, 0.05)
 
 
 def test_a_fork_goes_on_without_its_engine() -> None:
-    engine = Engine(Speed(), cache_tokens=CACHE_TOKENS, seed=1)
+    engine = Engine(SPEED, cache_tokens=CACHE_TOKENS, seed=1)
     first, second = Work(0, 0.0, 5000, 50, range(9)), Work(1, 0.1, 3000, 20, range(5))
     engine.add(first)
     engine.add(second)
     engine.advance(0.2)
-    before = (engine.counters, engine.pool.used, first.done, second.done)
+    before = (dict(engine.totals), engine.pool.used, first.done, second.done)
     fork = engine.fork()
     copies = list(fork.works())
     fork.advance(1e6)
     assert {work.index for work in copies} == {0, 1}
     assert all(work.ended is not None for work in copies)
-    assert (engine.counters, engine.pool.used, first.done, second.done) == before
+    assert (dict(engine.totals), engine.pool.used, first.done, second.done) == before
     engine.advance(1e6)
     ends = sorted((work.index, work.ended or 0.0) for work in copies)
     for (_, end), work in zip(ends, (first, second), strict=True):
@@ -38,7 +39,7 @@ def test_a_coming_request_is_kept_apart_from_a_long_one() -> None:
         Request(1.0, 60_000, 5, tuple(range(100, 218))),
         Request(1.1, 1000, 5, (0, 2)),
     ]
-    pods = [Engine(Speed(), cache_tokens=CACHE_TOKENS, seed=i) for i in range(2)]
+    pods = [Engine(SPEED, cache_tokens=CACHE_TOKENS, seed=i) for i in range(2)]
     served = simulate(requests, pods, Clairvoyant(pods, 1, requests=requests, slo=SLO)).served
     assert served[1].choice.decode != served[2].choice.decode
 

@@ -4,17 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
-from .block_pool import BLOCK
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.work import Work
+
 from .dynamo_policy import DynamoCost, DynamoSettings
-from .engine import Engine
 from .llmd_policy import LlmdDefault, LlmdSettings
 from .placed_prefixes import PlacedPrefixes
 from .policies import LeastTokens, Policy, Pools, Router
 from .real_picker import PickerSettings, RealPicker
 from .run import CACHE_TOKENS, TICK, Result, engines, simulate
 from .sglang_policy import SglangCacheAware
-from .speed import Speed
-from .work import Work
+from .speed import SPEED
 from .workload import conversations
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
@@ -23,7 +24,7 @@ POOLS = Pools(prefills=(0, 1), decodes=(2, 3))
 
 
 def pods(count: int = 3) -> list[Engine]:
-    return [Engine(Speed(), cache_tokens=CACHE_TOKENS, seed=i) for i in range(count)]
+    return [Engine(SPEED, cache_tokens=CACHE_TOKENS, seed=i) for i in range(count)]
 
 
 def prompt(index: int, blocks: range, own: int = 0) -> Work:

@@ -9,12 +9,12 @@ import pytest
 from tandem_contract.paths import Role
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.request.inference import RequestKind, parse_request
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.work import Work
 
-from .block_pool import BLOCK
 from .policies import Choice, ExactCost, LeastLoaded, Policy, RoundRobin
 from .real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
 from .run import DECISION_SECONDS, Simulation, Slo, Timing, engines, simulate
-from .work import Work
 from .workload import Request, body, conversations, shared_prompts
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
@@ -104,9 +104,9 @@ def test_a_split_request_is_computed_on_one_pod_and_answered_on_the_other() -> N
     simulation = Simulation(pods, AlwaysSplit(pods, 1))
     simulation.send(Request(0.0, 8 * BLOCK, 50, tuple(range(8))), 0.0)
     served = simulation.run(tick=0.01).served[0]
-    assert pods[0].counters.computed_tokens == 8 * BLOCK
-    assert pods[1].counters.computed_tokens == 1
-    assert pods[1].counters.generated_tokens == 50
+    assert pods[0].totals["computed_tokens"] == 8 * BLOCK
+    assert pods[1].totals["computed_tokens"] == 1
+    assert pods[1].totals["generated_tokens"] == 50
     assert served.answer is not None
     assert served.work.first_token is not None
     # Half a gigabyte of KV at 5 GB/s.

@@ -9,9 +9,8 @@ from random import Random
 from typing import Final
 
 from tandem_loadtest.workload.traces import load_trace
-
-from .block_pool import BLOCK
-from .work import Work
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.work import Work
 
 _MEAN_PROMPT: Final = 4000
 """Tokens of a conversation's first prompt, on average."""

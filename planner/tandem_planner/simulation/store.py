@@ -12,9 +12,12 @@ KV_BYTES: Final = 131_072
 class Store:
     """One store. Writing takes no time: engines write beside their steps."""
 
-    def __init__(self, bytes_per_second: float, latency: float = 0.01) -> None:
-        """`latency`: seconds of a load of no bytes. Loads do not slow each other down."""
-        self.bytes_per_second, self.latency = bytes_per_second, latency
+    def __init__(
+        self, bytes_per_second: float, latency: float = 0.01, kv_bytes: float = KV_BYTES
+    ) -> None:
+        """`latency`: seconds of a load of no bytes; `kv_bytes`: bytes of KV per token. Loads do not
+        slow each other down."""
+        self.bytes_per_second, self.latency, self.kv_bytes = bytes_per_second, latency, kv_bytes
         self._blocks: set[int] = set()
 
     def add(self, blocks: Sequence[int]) -> None:
@@ -28,4 +31,4 @@ class Store:
 
     def seconds(self, tokens: int) -> float:
         """How long a pod loads `tokens`."""
-        return self.latency + tokens * KV_BYTES / self.bytes_per_second
+        return self.latency + tokens * self.kv_bytes / self.bytes_per_second

@@ -19,6 +19,8 @@ class Work:
     """Index of the one pod that the gateway allows; None allows all."""
     is_remote: bool = False
     """Whether the prompt's KV came from another pod: only the last token is computed here."""
+    prefill_seconds: float = 0.0
+    """How long the other pod computed the prompt, if it `is_remote`."""
     started: float | None = None
     """When the prefill began."""
     first_token: float | None = None

@@ -1,12 +1,17 @@
 """The model of a pod: durations, batching, the prefix cache and preemption."""
 
-from .block_pool import BLOCK
-from .engine import Engine
-from .speed import BUDGET, Speed
-from .store import Store
-from .work import Work
+import pytest
 
-_SPEED = Speed()
+from tandem_planner.kv_size import KvSize
+from tandem_planner.simulation.block_pool import BLOCK
+from tandem_planner.simulation.engine import BATCHING, Batching, Engine
+from tandem_planner.simulation.link import Link
+from tandem_planner.simulation.store import Store
+from tandem_planner.simulation.work import Work
+from tandem_planner.step_cost import LinearStep
+from tandem_planner.transfer import TransferCost
+
+_SPEED = LinearStep(0.008, 1e-4, 2e-8, 1e-4, 2.5e-10)
 
 
 def engine(*, blocks: int = 100) -> Engine:
@@ -31,8 +36,8 @@ def test_a_prompt_takes_its_tokens_at_the_rate() -> None:
     finish(pod)
     assert request.first_token is not None
     # A noise of 10 % on each step.
-    assert 0.9 < request.first_token / _SPEED.prefill_seconds(0, 20 * BLOCK) < 1.1
-    assert request.first_token > 20 * BLOCK / _SPEED.rate * 0.9
+    assert 0.9 < request.first_token / engine().prefill_seconds(0, 20 * BLOCK) < 1.1
+    assert request.first_token > 20 * BLOCK * _SPEED.per_token * 0.9
 
 
 def test_a_cached_prefix_is_not_computed_again() -> None:
@@ -60,12 +65,12 @@ def test_what_another_pod_computed_is_loaded_if_that_takes_at_most_half_as_long(
         second.add(other)
         finish(second)
         assert (request.loaded_tokens, request.hit_tokens) == (loaded, loaded)
-        assert second.counters.loaded_tokens == loaded
+        assert second.totals["loaded_tokens"] == loaded
         assert request.first_token is not None
         assert other.first_token is not None
         # It waits for its load, and the other one does not.
         assert request.first_token >= store.seconds(loaded)
-        assert not loaded or other.first_token < _SPEED.prefill_seconds(0, 31 * BLOCK)
+        assert not loaded or other.first_token < engine().prefill_seconds(0, 31 * BLOCK)
 
 
 def test_a_prompt_finds_what_the_one_before_it_in_the_queue_computed() -> None:
@@ -92,8 +97,8 @@ def test_a_prompt_whose_kv_was_transferred_computes_its_last_token() -> None:
     pod.add(request)
     finish(pod)
     assert request.first_token is not None
-    assert request.first_token < 2 * _SPEED.empty
-    assert pod.counters.computed_tokens == 1
+    assert request.first_token < 2 * _SPEED.fixed
+    assert pod.totals["computed_tokens"] == 1
 
 
 def test_prompts_are_computed_in_the_order_of_their_arrival() -> None:
@@ -116,7 +121,52 @@ def test_a_long_prefill_slows_the_decodes_beside_it() -> None:
     finish(pod)
     assert alone.itl is not None
     assert beside.itl is not None
-    assert beside.itl > alone.itl + BUDGET / _SPEED.rate / 20
+    assert beside.itl > alone.itl + BATCHING.budget * _SPEED.per_token / 20
+
+
+def test_without_chunks_decodes_wait_for_whole_prompts() -> None:
+    pod = Engine(
+        _SPEED, cache_tokens=100 * BLOCK, seed=1, batching=Batching(is_chunked=False), noise=0.0
+    )
+    answer, prompt = work(0, range(1), output=20), work(1, range(50, 90))
+    pod.add(answer)
+    pod.advance(1e-3)
+    pod.add(prompt)
+    finish(pod)
+    stall = _SPEED.seconds(0, 0, 40 * BLOCK, (40.0 * BLOCK) ** 2)
+    # One of the answer's gaps is the whole prompt, the others are decode steps.
+    assert sum(count for _, count in pod.gaps) == 19
+    longest = max(seconds for seconds, count in pod.gaps if count)
+    assert longest == pytest.approx(stall + _SPEED.seconds(1, 512), rel=1e-3)
+    assert min(seconds for seconds, count in pod.gaps if count) < 2 * _SPEED.fixed
+
+
+def test_a_transfer_takes_its_blocks_when_it_begins() -> None:
+    link = Link(TransferCost(0.5, 1e-9), KvSize(100_000.0))
+    pod = Engine(_SPEED, cache_tokens=30 * BLOCK, seed=1, link=link, noise=0.0)
+    first, second = work(0, range(20), output=2), work(1, range(50, 70), output=2)
+    for each in (first, second):
+        each.is_remote = True
+        pod.add(each)
+    pod.advance(0.1)
+    assert pod.pool.used == 20 * BLOCK
+    finish(pod)
+    seconds = link.cost.seconds(20 * BLOCK * 100_000.0)
+    assert first.first_token == pytest.approx(seconds + _SPEED.fixed, rel=0.01)
+    # There was no room for both.
+    assert second.first_token is not None
+    assert first.ended is not None
+    assert second.first_token > first.ended + seconds
+    assert link.busy == pytest.approx(2 * seconds)
+
+
+def test_a_streamed_transfer_moves_within_the_prefill() -> None:
+    link = Link(TransferCost(0.0, 1e-9), KvSize(1e6), streamed=0.9)
+    prompt = work(0, range(2))
+    prompt.prefill_seconds = 10.0
+    assert link.receive(prompt, 1000, now=5.0) == pytest.approx(5.1)
+    prompt.prefill_seconds = 0.5
+    assert link.receive(prompt, 1000, now=5.1) == pytest.approx(5.6)
 
 
 def test_decodes_slow_each_other() -> None:
@@ -141,7 +191,7 @@ def test_a_request_that_does_not_fit_waits() -> None:
     assert first.ended is not None
     assert second.started is not None
     assert second.started >= first.ended
-    assert pod.counters.preemptions == 0
+    assert pod.totals["preemptions"] == 0
 
 
 def test_an_answer_that_outgrows_the_cache_costs_another_request_its_kv() -> None:
@@ -153,8 +203,8 @@ def test_an_answer_that_outgrows_the_cache_costs_another_request_its_kv() -> Non
     assert first.preemptions == 0
     assert second.preemptions > 0
     assert second.ended is not None
-    assert pod.counters.generated_tokens == 3000
-    computed = pod.counters.computed_tokens
+    assert pod.totals["generated_tokens"] == 3000
+    computed = pod.totals["computed_tokens"]
     assert computed is not None
     assert computed > 8 * BLOCK
 
@@ -163,7 +213,7 @@ def test_counters_describe_requests_that_ended() -> None:
     pod = engine()
     pod.add(work(0, range(20), output=100))
     pod.advance(1.5)
-    assert (pod.counters.prefills, pod.counters.computed_tokens) == (0, 20 * BLOCK)
+    assert (pod.totals["prefills"], pod.totals["computed_tokens"]) == (0, 20 * BLOCK)
     finish(pod)
-    assert pod.counters.prefills == 1
-    assert pod.counters.prefill_tokens == 20 * BLOCK
+    assert pod.totals["prefills"] == 1
+    assert pod.totals["prefill_tokens"] == 20 * BLOCK

@@ -1,6 +1,6 @@
 """Eviction by least recent use, and what requests use."""
 
-from .block_pool import BLOCK, BlockPool
+from tandem_planner.simulation.block_pool import BLOCK, BlockPool
 
 
 def pool(blocks: int) -> BlockPool:

@@ -1,0 +1,38 @@
+"""Steps, and what fits would learn of them."""
+
+import pytest
+
+from tandem_planner.step_cost import (
+    LinearStep,
+    decode_cost,
+    pairs,
+    prefill_cost,
+    prompt_seconds,
+)
+
+STEP = LinearStep(0.008, 1e-4, 2e-8, 1e-4, 2.5e-10)
+
+
+def test_the_parts_of_a_linear_step_add_up() -> None:
+    assert STEP.seconds(0, 0) == 0.008
+    assert STEP.seconds(10, 1000) == pytest.approx(0.008 + 1e-3 + 2e-5)
+    assert STEP.seconds(0, 0, 100, pairs(50, 150)) == pytest.approx(0.008 + 1e-2 + 5e-6)
+    assert STEP.times(2.0).seconds(10, 1000) == pytest.approx(STEP.seconds(10, 1000) / 2)
+
+
+def test_chunks_look_at_what_is_before_them() -> None:
+    assert pairs(0, 300) == pairs(0, 100) + pairs(100, 300) == 300**2
+    whole = prompt_seconds(STEP, 0, 300, budget=300)
+    assert prompt_seconds(STEP, 0, 300, budget=100) == pytest.approx(whole + 2 * STEP.fixed)
+
+
+def test_a_fit_of_prompts_in_one_step_has_the_steps_own_coefficients() -> None:
+    cost = prefill_cost(STEP, 2000, budget=2000)
+    assert cost == pytest.approx((STEP.fixed, STEP.per_token, STEP.per_pair))
+    assert cost.seconds(500, 700) == pytest.approx(prompt_seconds(STEP, 700, 1200, 2000))
+
+
+def test_a_fit_of_decodes_has_their_context_in_its_slope() -> None:
+    cost = decode_cost(STEP, 100, 1000.0)
+    assert cost.slope == pytest.approx(STEP.per_decode + 1000 * STEP.per_context)
+    assert cost.step == pytest.approx(STEP.fixed)

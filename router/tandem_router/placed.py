@@ -30,9 +30,11 @@ from tandem_sidecar.bodies.parse import Body
 from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
 from tandem_sidecar.handoff.generation import start_generation, start_passthrough
 from tandem_sidecar.handoff.planned import PlannedGeneration
+from tandem_sidecar.handoff.render_question import RenderQuestion
 from tandem_sidecar.handoff.reply import ServedBy, send_error
 from tandem_sidecar.observability.record import (
     NO_ENGINE,
+    NOT_PARSED,
     MoveMethod,
     Outcome,
     Phase,
@@ -84,6 +86,14 @@ class Failed:
     """Whether it got something of the request, which may be what made it fail."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A backend that can go on with a chat that is parsed, and what it makes of it."""
+
+    placement: Placement
+    rendered: bytes
+
+
 class PlacedRequest:
     """Serves one request; it is its own `handoff.context.Failover`, and waits for a backend."""
 
@@ -103,6 +113,9 @@ class PlacedRequest:
         self._failed: Sequence[Failed] = ()
         self._problem = ""
         """Why its last backend failed, while it waits for another."""
+        self._is_asking = False
+        """Whether a backend is asked if it can go on with the stream."""
+        self._asked: Asked | None = None
         self._tried: tuple[frozenset[str], int] | None = None
         """Among which backends it was placed last since it waits, and of which version of the
         fleet's members."""
@@ -270,19 +283,26 @@ class PlacedRequest:
             "age_seconds": round(self._parts.context.loop.time() - record.received, 3),
         }
 
-    def try_move(self, keep: Callable[[], Call | None] | None = None) -> bool:
-        """Give a stream whose backend drains to another one; returns whether one takes it. `keep`:
-        as of `planned.Mover`."""
+    def try_move(
+        self, again: Callable[[], None], keep: Callable[[], Call | None] | None = None
+    ) -> bool:
+        """Give a stream whose backend drains to another one; returns whether one takes it. `again`:
+        as of `Failover`; `keep`: as of `planned.Mover`."""
         kept, body, left = self._kept, self._body, self._placement.decode
         subset = self._others([*self._failed, Failed(left.address, time(), is_sent=True)])
         has_expired = self._parts.context.lifecycle.has_expired
-        if kept is None or body is None or not subset or has_expired:
+        if kept is None or body is None or not subset or has_expired or self._is_asking:
             return False
         # Before the stream is cut: without a place it goes on where it is.
-        placement = self._place(subset, body.data)
+        asked, self._asked = self._asked, None
+        placement = self._place(subset, body.data) if asked is None else asked.placement
         if placement is None:
             return False
-        rest = kept.move_by_ids()
+        if asked is None and kept.needs_question:
+            self._ask(placement, body, again)
+            return False
+        is_there = placement.decode.address in subset
+        rest = kept.move_by_ids(None if asked is None else asked.rendered) if is_there else None
         if rest is None:
             placement.end(time())
             return False
@@ -293,12 +313,36 @@ class PlacedRequest:
             self._continue_at(placement)
         return True
 
+    def _ask(self, placement: Placement, chat: Body, again: Callable[[], None]) -> None:
+        """Ask the engine of `placement` whether it can go on with a stream that is parsed, and have
+        `again` move the stream there."""
+        parts, record, left = self._parts, self._record, self._placement
+
+        def answered(rendered: bytes | None) -> None:
+            self._is_asking = False
+            if rendered is None:
+                record.not_resumed = NOT_PARSED
+            # Else it has gone elsewhere meanwhile, as its backend failed.
+            elif self._placement is left:
+                self._asked = Asked(placement, rendered)
+                again()
+            if self._placement is not placement:
+                self._asked = None
+                placement.end(time())
+
+        self._is_asking = True
+        engine = address_of(placement.decode.backend)
+        context, request = parts.context, self._request
+        RenderQuestion(context, engine, request, record, chat=chat.data, answered=answered)
+
     def _reads_kv_of(self, left: Pod, placement: Placement, kept: KeptStream) -> bool:
         """Whether the engine of `left` hands off the KV of the stream that leaves it."""
         is_split = placement.decision.path is RoutingPath.PREFILL_THEN_DECODE
         # One that is gone, or hangs, would be waited for.
         is_there = left.leaving and not left.has_left and not self._parts.sidecars_verify
-        is_readable = kept.is_continued and is_kv_compatible(left, placement.decode)
+        # The rest of a parsed stream is served by its engine alone.
+        is_continued = kept.is_continued and kept.rest is None
+        is_readable = is_continued and is_kv_compatible(left, placement.decode)
         return is_split and is_there and is_readable
 
     def _failed_by_now(self) -> Sequence[Failed]:

@@ -14,6 +14,8 @@ from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_router.configuration import load
 
 from ..sidecar.peers import FakeDecode, Turn
+from ..sidecar.resume.answers import TOOL, comparable, read
+from ..sidecar.resume.parsing import GENERATE, RENDER, ParsingEngine
 from ..sidecar.resume.scripted import TOKENS, asked, events, generates, without_head
 from .conftest import Harness, until
 from .test_resume import RESUMES
@@ -257,3 +259,50 @@ async def test_another_backend_that_fails_the_stream_counts(paused: Paused) -> N
     _, body = await asking
     assert "no further engine" in events(body)[-1]["error"]["message"]
     assert len(served) == 4
+
+
+@pytest.mark.parametrize("drains", DRAINS)
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("parses", [True, False])
+async def test_a_parsed_chat_goes_on_where_the_next_engine_parses(
+    paused: Paused, drains: Begins, split: bool, parses: bool
+) -> None:
+    """It is asked before the engine that drains loses the stream."""
+    await paused.start(split=split)
+    other = ParsingEngine("other", refuses="" if parses else RENDER)
+    for engine in paused.engines.values():
+        engine.generate = ParsingEngine("first")
+    # Drawn without a seed, it is not generated again.
+    body, path = asked(is_chat=True, tools=[TOOL], max_tokens=50), PATHS[RequestKind.CHAT]
+    _, whole = await paused.harness.ask(body, path)
+    turns: list[tuple[str, Turn]] = []
+
+    async def waits(turn: Turn) -> None:
+        leaving = [asyncio.create_task(each.wait()) for each in (turn.gone, paused.going)]
+        await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
+
+    for name, engine in paused.engines.items():
+
+        async def script(turn: Turn, name: str = name) -> None:
+            turns.append((name, turn))
+            script = ParsingEngine("first", after=10, pause=waits) if len(turns) == 1 else other
+            await script(turn)
+
+        engine.generate = script
+    asking = asyncio.create_task(paused.harness.ask(body, path))
+    await until(lambda: turns)
+    name, turn = turns[0]
+    lifecycle = paused.harness.router.components.lifecycle
+    await until(lambda: [work.describe()["phase"] for work in lifecycle.work] == ["answering"])
+    drains(paused.harness, name, paused.engines[name])
+    if parses:
+        await asyncio.wait_for(turn.gone.wait(), 10)
+    else:
+        await until(lambda: len(turns) == 2)
+        paused.going.set()
+    _, stream = await asking
+    assert comparable(read([stream])) == comparable(read([whole]))
+    asked_for = [turn.request.target for _, turn in turns[1:]]
+    assert asked_for[:2] == ([RENDER, GENERATE] if parses else [RENDER])
+    pods = paused.harness.router.components.decisions.fleet.ready_pods(None)
+    assert not any(pod.in_flight for pod in pods)

@@ -11,6 +11,8 @@ other pod generates, it also hands off the KV: the plan names this pod as the on
 left, which has all but the last block in its prefix cache.
 """
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from tandem_contract.commandline import HostPort, parse_host_port
@@ -21,10 +23,11 @@ from tandem_http1.client import ClientConnection
 from tandem_http1.messages import Headers
 
 from ..bodies.parse import Body
-from ..observability.record import NO_ENGINE, MoveMethod
+from ..observability.record import NO_ENGINE, NOT_PARSED, MoveMethod
 from ..security.route import SPLIT, Candidate
 from .context import GenerationRequest, SidecarContext
 from .planned import plan_header
+from .render_question import RenderQuestion
 from .single_engine import SingleEngineGeneration
 
 
@@ -50,6 +53,10 @@ class Alternates:
         self._left, self._moves_left = list(generation.route.alternates), max_moves
         self._may_return = False
         """Whether the stream left `engine` only because it drains."""
+        self._question: RenderQuestion | None = None
+        """To the next pod, which may get the stream as this one drains."""
+        self._rendered: bytes | None = None
+        """Its answer."""
 
     @property
     def resumes(self) -> bool:
@@ -81,22 +88,48 @@ class Alternates:
         """No: only the pods that the plan names may serve it."""
         return False
 
-    def try_move(self) -> bool:
+    def try_move(self, again: Callable[[], None]) -> bool:
         """Give the rest of the stream to the next pod, if it is at this pod's engine."""
         kept, alternates = self._generation.kept, self._generation.route.alternates
         if kept is None or len(self._left) < len(alternates):
             return False
-        rest = kept.move_by_ids()
+        if kept.needs_question and self._rendered is None and self._left:
+            if self._question is None:
+                self._question = self._ask_next_pod(again)
+            return False
+        rest = kept.move_by_ids(self._rendered)
         if rest is None:
             return False
         self._may_return = True
         route = self._generation.route
         # Not split: a hand-off was not worth it, or the other pod may not be able to read the KV.
-        # If nothing was delivered, the engine may not have computed the prompt.
-        is_read = route.path is SPLIT and kept.is_continued
+        # If nothing was delivered, the engine may not have computed the prompt; what is parsed, the
+        # other pod's engine serves alone.
+        is_read = route.path is SPLIT and kept.is_continued and kept.rest is None
         own = Target(route.decode_name, route.decode_address, route.decode_rank, True)
         self._send_to_another_pod(rest, own if is_read else None)
         return True
+
+    def _ask_next_pod(self, again: Callable[[], None]) -> RenderQuestion:
+        """Ask whether it can go on with a stream that is parsed; `again`: as of `try_move`."""
+        record = self._generation.record
+
+        def answered(rendered: bytes | None) -> None:
+            self._rendered = rendered
+            if rendered is None:
+                record.not_resumed = NOT_PARSED
+            else:
+                again()
+
+        generation, engine = self._generation, parse_host_port(self._left[0].address)
+        return RenderQuestion(
+            self._context,
+            engine,
+            generation.request,
+            record,
+            chat=generation.body.data,
+            answered=answered,
+        )
 
     def _send_to_another_pod(self, rest: Body, own: Target | None = None) -> None:
         target = self._left.pop(0)

@@ -77,8 +77,9 @@ class Failover(Protocol):
         whether it is kept. The caller then ends likewise. If no engine comes in time, the client
         gets the error `problem`. Only after a failure."""
 
-    def try_move(self) -> bool:
-        """Likewise of a stream that is kept and whose engine did not fail, but drains."""
+    def try_move(self, again: Callable[[], None]) -> bool:
+        """Likewise of a stream that is kept and whose engine did not fail, but drains. `again` is
+        called where another engine has to be asked first, once it has said that it can go on."""
 
 
 class Work(Protocol):

@@ -7,6 +7,7 @@ alone performs the actions it returns.
 """
 
 import logging
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -108,7 +109,8 @@ class HandoffDriver:
         generation = self._generation
         if generation.kept is None or engine not in (None, self._engine):
             return
-        if generation.failover is not None and generation.failover.try_move():
+        again = partial(self.engine_drains, engine)
+        if generation.failover is not None and generation.failover.try_move(again):
             self._taken_over = True
             self._handle(events_actions.DecodeTakenOver())
 

@@ -7,6 +7,8 @@ Forward ─┬─ SingleEngineGeneration        see `single_engine`
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -199,12 +201,12 @@ class Forward(ABC):
     def engine_drains(self, engine: HostPort | None) -> None:
         if self._kept is None or engine not in (None, self._engine):
             return
-        if self._try_move():
+        if self._try_move(partial(self.engine_drains, engine)):
             self._abort()
             self.leave()
 
-    def _try_move(self) -> bool:
-        return self._failover is not None and self._failover.try_move()
+    def _try_move(self, again: Callable[[], None]) -> bool:
+        return self._failover is not None and self._failover.try_move(again)
 
     def describe(self) -> dict[str, object]:
         return {

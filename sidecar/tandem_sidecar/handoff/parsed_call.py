@@ -24,7 +24,7 @@ from ..resume.errors import StreamBroken
 from ..resume.parsed_rest import NotContinued, ParsedRest
 from ..resume.whole_events import MALFORMED
 
-_RENDER: Final = b"/v1/chat/completions/render"
+RENDER: Final = b"/v1/chat/completions/render"
 _DERENDER: Final = b"/v1/chat/completions/derender"
 _GENERATE: Final = PATHS[RequestKind.GENERATE].encode()
 _POST: Final = b"POST"
@@ -72,8 +72,11 @@ class ParsedCall:
         """As of a `Call`; not known, and asked for only of a request whose client has nothing."""
 
     def start(self, chat: bytes) -> None:
-        """Ask the engine what it makes of the chat."""
-        self._ask(_RENDER, chat, self._rendered)
+        """Ask the engine what it makes of the chat, unless it has said so."""
+        if self._rest.prepared is None:
+            self._ask(RENDER, chat, self._rendered)
+        else:
+            self._generate(self._rest.prepared)
 
     def pause(self) -> None:
         """Send nothing more to the receiver until `resume`."""
@@ -137,7 +140,7 @@ class ParsedCall:
 
     def _rendered(self, answer: Answer) -> None:
         if answer.head.status != HTTPStatus.OK:
-            path = _RENDER.decode()
+            path = RENDER.decode()
             self._refuse(f"the engine does not parse tokens ({answer.head.status} for {path})")
             return
         try:
@@ -147,10 +150,13 @@ class ParsedCall:
         except MALFORMED as err:
             self._refuse(f"what the engine makes of it cannot be read ({type(err).__name__})")
         else:
-            request = self._make_request(_GENERATE, body, generates=True)
-            self._tokens = self._pool.send(self._engine, _POST, request, self)
-            if self._is_paused:
-                self._tokens.pause()
+            self._generate(body)
+
+    def _generate(self, body: bytes) -> None:
+        request = self._make_request(_GENERATE, body, generates=True)
+        self._tokens = self._pool.send(self._engine, _POST, request, self)
+        if self._is_paused:
+            self._tokens.pause()
 
     def _refuse(self, why: str) -> None:
         self._is_over = True

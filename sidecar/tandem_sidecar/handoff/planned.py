@@ -67,7 +67,9 @@ def plan_header(
 class Mover(Failover, Protocol):
     """The failover of a request whose pods have sidecars."""
 
-    def try_move(self, keep: Callable[[], Call | None] | None = None) -> bool:
+    def try_move(
+        self, again: Callable[[], None], keep: Callable[[], Call | None] | None = None
+    ) -> bool:
         """`keep`: gives the call that serves the stream up, without ending it, so that the pod's
         engine is kept until the next one has read the KV. If it is not called, the caller ends the
         call."""
@@ -161,9 +163,9 @@ class PlannedGeneration(SingleEngineGeneration):
             self._kept_call.abort()
             self._kept_call = None
 
-    def _try_move(self) -> bool:
+    def _try_move(self, again: Callable[[], None]) -> bool:
         # An engine that has not begun may not have read the KV itself.
-        return self._mover.try_move(self._give_up_call if self._has_begun else None)
+        return self._mover.try_move(again, self._give_up_call if self._has_begun else None)
 
     def _give_up_call(self) -> Call | None:
         call = self._call

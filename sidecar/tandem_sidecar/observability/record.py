@@ -191,6 +191,8 @@ class MoveMethod(StrEnum):
 
 NO_ENGINE: Final = "no further engine may serve the request"
 """`Record.not_resumed` of a request that has no other engine left."""
+NOT_PARSED: Final = "the next engine has not said that it parses tokens"
+"""Likewise of a chat that is parsed, as its engine drains."""
 
 
 class Move(msgspec.Struct, eq=False, gc=False):

@@ -4,7 +4,7 @@
     kept.asked                                      what the first engine is sent
     kept.read(payload, last=…) ─► kept.body(…)      its answer
     kept.move()                                     what the next engine is sent, after a failure
-    kept.move_by_ids()                              likewise, without a failure
+    kept.move_by_ids(rendered)                      likewise, without a failure
 
 It takes the place of `Relay`: the client's head is sent once, and then whole events of whichever
 engine serves the stream.
@@ -39,7 +39,7 @@ from .continuation import (
 )
 from .errors import AnswerDiffers, StreamBroken
 from .ledger import DONE, PARSED, Ledger
-from .parsed_rest import ParsedRest
+from .parsed_rest import NotContinued, ParsedRest, generation_request
 from .rules import (
     count_choices,
     has_tools,
@@ -183,18 +183,27 @@ class KeptStream(Relay):
             why, rest = self._continue(reader)
         return self._noted(why, rest)
 
-    def move_by_ids(self) -> Body | None:
+    @property
+    def needs_question(self) -> bool:
+        """Whether an engine is to say what it makes of the chat, before the stream leaves another
+        that still sends it: it may not parse the rest."""
+        reader, begun = self._reader, bool(self.written) and self._is_stream
+        return begun and isinstance(reader, Ledger) and self._may_parse_rest(reader)
+
+    def move_by_ids(self, rendered: bytes | None = None) -> Body | None:
         """Likewise of a stream that its engine still sends; None: it is left as it is. Not by
-        generating the answer again: that takes longer and can end the stream."""
+        generating the answer again: that takes longer and can end the stream. `rendered`: what the
+        next engine makes of the chat, if the stream `needs_question`."""
         self.rest = None
         if not self.written:
             return self._start_again()
         reader = self._reader
         if not self._is_stream:
             why, rest = "the answer is no stream of events", None
-        elif isinstance(reader, Transcript) or self._is_parsed(reader):
-            # The other engine might not parse it, when this one is already gone.
+        elif isinstance(reader, Transcript):
             why, rest = "it is not continued by token ids", None
+        elif self._is_parsed(reader):
+            why, rest = self._continue_rendered(reader, rendered)
         else:
             why, rest = self._continue(reader)
         return self._noted(why, rest)
@@ -254,7 +263,7 @@ class KeptStream(Relay):
         """Whether the tokens that are left are to be parsed by themselves. If none was delivered,
         it is simpler to generate them again."""
         is_simpler = ledger.transcript is not None and not ledger.delivered
-        return self._is_parsed(ledger) and not is_simpler and not self._parsing_obstacle(ledger)
+        return not is_simpler and self._may_parse_rest(ledger)
 
     def _parsing_obstacle(self, ledger: Ledger) -> str:
         """Why the tokens that are left of a parsed stream are not parsed by themselves; empty: they
@@ -265,7 +274,30 @@ class KeptStream(Relay):
             return "the engine sent no token ids"
         return parsing_obstacle(self.asked.members) or ""
 
-    def _continue_parsed(self, ledger: Ledger) -> Body:
+    def _may_parse_rest(self, ledger: Ledger) -> bool:
+        return self._is_parsed(ledger) and not self._parsing_obstacle(ledger)
+
+    def _continue_rendered(
+        self, ledger: Ledger, rendered: bytes | None
+    ) -> tuple[str, Body | None]:
+        """The chat whose rest the next engine is to parse, which made `rendered` of it; or why it
+        is not to."""
+        if obstacle := self._parsing_obstacle(ledger):
+            return obstacle, None
+        if rendered is None:
+            return "no other engine parses its tokens", None
+        prompt, done = ledger.prompt_ids.tolist(), ledger.ids[: ledger.delivered].tolist()
+        try:
+            # Before what the engine sent beyond that is forgotten.
+            prepared = generation_request(rendered, prompt, done)
+        except NotContinued as err:
+            return str(err), None
+        except MALFORMED as err:
+            return f"what an engine makes of it cannot be read ({type(err).__name__})", None
+        rest = self._continue_parsed(ledger, prepared)
+        return "", rest
+
+    def _continue_parsed(self, ledger: Ledger, prepared: bytes | None = None) -> Body:
         ledger.begin_parsed()
         options = msgspec.json.decode(self.asked.members.get("stream_options", Raw(b"null"))) or {}
         self.rest = ParsedRest(
@@ -274,6 +306,7 @@ class KeptStream(Relay):
             usage=options.get("include_usage") is True,
             continuous=options.get("continuous_usage_stats") is True,
         )
+        self.rest.prepared = prepared
         count, prompt = ledger.delivered, len(ledger.prompt_ids)
         self._begin_move(MoveMethod.CONTINUED, count, count, prompt)
         return self.asked

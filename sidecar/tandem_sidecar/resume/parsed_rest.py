@@ -126,35 +126,12 @@ class ParsedRest:
         """How many tokens of its prompt the engine had computed before."""
         self.is_whole = False
         """Whether the engine sent its last event."""
+        self.prepared: bytes | None = None
+        """The body of the request for the tokens; None: the engine is to be asked first."""
 
     def generation(self, rendered: bytes) -> bytes:
-        """The body of the request for the tokens; `rendered`: what the engine makes of the chat.
-        Raises NotContinued, or one of `whole_events.MALFORMED`."""
-        request, chat = _object.decode(rendered), read_rendered(rendered)
-        sampling = {**_DEFAULTS, **_object.decode(chat.sampling_params)}
-        done = len(self._before)
-        if chat.token_ids != self._prompt:
-            raise NotContinued("the engine renders another prompt")
-        if chat.features is not None:
-            raise NotContinued("messages with media are not continued")
-        for name, raw in sampling.items():
-            value, allowed = msgspec.json.decode(raw), _DEPENDS_ON_IDS.get(name, ())
-            if value is not None and allowed is not None and value not in allowed:
-                raise NotContinued(f"{name} is not continued")
-        left = msgspec.json.decode(sampling["max_tokens"], type=int) - done
-        if left <= 0:
-            raise NotContinued("all tokens were sent")
-        least = msgspec.json.decode(sampling["min_tokens"], type=int)
-        changes = {"max_tokens": left, "min_tokens": max(0, least - done)}
-        changed = {
-            "token_ids": self._prompt + self._before,
-            "sampling_params": {**sampling, **changes},
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        # An id of its own, since one engine may get both requests.
-        kept = {name: raw for name, raw in request.items() if name not in _OF_THE_CHAT}
-        return msgspec.json.encode({**kept, **changed})
+        """The body of the request for the tokens, as `generation_request`."""
+        return generation_request(rendered, self._prompt, self._before)
 
     def take(self, payload: bytes) -> None:
         """Note what the engine sends. Raises StreamBroken."""
@@ -250,6 +227,36 @@ class ParsedRest:
             "total_tokens": prompt + tokens,
             "completion_tokens": tokens,
         }
+
+
+def generation_request(rendered: bytes, prompt: list[int], done: list[int]) -> bytes:
+    """The body of the request for the tokens that are left after `done`; `rendered`: what the
+    engine makes of the chat, whose prompt was `prompt`. Raises NotContinued, or one of
+    `whole_events.MALFORMED`."""
+    request, chat = _object.decode(rendered), read_rendered(rendered)
+    sampling = {**_DEFAULTS, **_object.decode(chat.sampling_params)}
+    if chat.token_ids != prompt:
+        raise NotContinued("the engine renders another prompt")
+    if chat.features is not None:
+        raise NotContinued("messages with media are not continued")
+    for name, raw in sampling.items():
+        value, allowed = msgspec.json.decode(raw), _DEPENDS_ON_IDS.get(name, ())
+        if value is not None and allowed is not None and value not in allowed:
+            raise NotContinued(f"{name} is not continued")
+    left = msgspec.json.decode(sampling["max_tokens"], type=int) - len(done)
+    if left <= 0:
+        raise NotContinued("all tokens were sent")
+    least = msgspec.json.decode(sampling["min_tokens"], type=int)
+    changes = {"max_tokens": left, "min_tokens": max(0, least - len(done))}
+    changed = {
+        "token_ids": prompt + done,
+        "sampling_params": {**sampling, **changes},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    # An id of its own, since one engine may get both requests.
+    kept = {name: raw for name, raw in request.items() if name not in _OF_THE_CHAT}
+    return msgspec.json.encode({**kept, **changed})
 
 
 _OF_THE_CHAT: Final = frozenset({"request_id", "token_offsets", "features", "reasoning_ended"})

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, cycle
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ import msgspec
 
 from ..peers import Turn
 from .events import DONE, chat_event, role_event
-from .scripted import PROMPT, dies
+from .scripted import PROMPT, Pause, dies
 
 RENDER: Final = "/v1/chat/completions/render"
 DERENDER: Final = "/v1/chat/completions/derender"
@@ -27,12 +27,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class ParsingEngine:
-    """`after`: it dies after so many tokens; `joined`: tokens of its events, repeated; `refuses`: a
-    path that it answers with `status`; `wrong`: one, and what it answers; `more`: sampling
-    parameters that it adds to a request."""
+    """`after`: it dies after so many tokens, or with `pause` waits for that and goes on, unless its
+    peer is gone by then; `joined`: tokens of its events, repeated; `refuses`: a path that it
+    answers with `status`; `wrong`: one, and what it answers; `more`: sampling parameters that it
+    adds to a request."""
 
     name: str
     after: int | None = None
+    pause: Pause | None = None
     joined: Sequence[int] = (1,)
     refuses: str = ""
     status: int = 403
@@ -59,7 +61,15 @@ class ParsingEngine:
         for event in events:
             turn.chunk(event)
         await turn.writer.drain()
-        if events[-1] == DONE:
+        if events[-1] != DONE and self.pause is not None:
+            await self.pause(turn)
+            if turn.gone.is_set():
+                return
+            whole = replace(self, after=None)._chat(turn.request.json)
+            for event in whole[len(events) :]:
+                turn.chunk(event)
+            turn.end()
+        elif events[-1] == DONE:
             turn.end()
         else:
             dies(turn, b"")

@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_sidecar.handoff import render_question
+from tandem_sidecar.handoff.context import Work
 
 from ..conftest import Harness
 from ..peers import Peer, Received, Script, Turn, hangs, is_prefill, produces
 from ..processes import drain
+from .answers import TOOL, Json, comparable, read
+from .parsing import GENERATE, LENGTH, RENDER, FailsWhile, ParsingEngine
 from .scripted import (
     TOKENS,
     Pause,
@@ -305,3 +309,133 @@ async def test_a_stream_that_moved_does_not_say_why_the_drain_had_left_it(
         error = events(begin + await response.read())[-1]["error"]["message"]
     assert "shutting down" in error
     assert "no other engine" not in error
+
+
+class Parsed:
+    """Chats that are parsed, whose streams pause after some tokens at the first pod's engine."""
+
+    def __init__(self, pods: Pods) -> None:
+        self._pods, self.going = pods, asyncio.Event()
+
+    async def ask(self) -> bytes:
+        _, stream = await self._pods.ask(CHAT, tools=[TOOL], max_tokens=50, temperature=1.0)
+        return stream
+
+    async def whole(self) -> Json:
+        self._pods.first.decode.script = ParsingEngine("first")
+        stream = await self.ask()
+        self._pods.first.decode.requests.clear()
+        return comparable(read([stream]))
+
+    async def begin(self, other: Script, after: int = 10) -> "asyncio.Task[bytes]":
+        """A stream whose engine has sent so many tokens; `other` is the next pod's engine."""
+
+        async def waits(turn: Turn) -> None:
+            gone = asyncio.create_task(turn.gone.wait())
+            going = asyncio.create_task(self.going.wait())
+            await asyncio.wait((gone, going), return_when=asyncio.FIRST_COMPLETED)
+
+        self._pods.first.decode.script = ParsingEngine("first", after=after, pause=waits)
+        self._pods.second.decode.script = other
+        asking = asyncio.create_task(self.ask())
+        [work] = await self._running()
+        while work.describe()["phase"] != "answering":
+            await asyncio.sleep(0.005)
+        return asking
+
+    async def _running(self) -> set[Work]:
+        lifecycle = self._pods.first.sidecar.lifecycle
+        async with asyncio.timeout(10):
+            while not lifecycle.work:
+                await asyncio.sleep(0.005)
+        return lifecycle.work
+
+
+@pytest.fixture
+def parsed(pods: Pods) -> Parsed:
+    return Parsed(pods)
+
+
+@pytest.mark.parametrize("after", range(1, LENGTH))
+async def test_a_parsed_chat_goes_on_where_the_next_engine_parses(
+    pods: Pods, parsed: Parsed, after: int
+) -> None:
+    whole = await parsed.whole()
+    asking = await parsed.begin(ParsingEngine("other"), after)
+    pods.first.sidecar.lifecycle.drain()
+    assert comparable(read([await asking])) == whole
+    asked = [each.target for each in pods.second.decode.requests]
+    # The answer to the question is used, so that it is asked once.
+    assert asked[:2] == [RENDER, GENERATE]
+    assert asked.count(RENDER) == 1
+    assert not pods.first.sidecar.lifecycle.work
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ParsingEngine("other", refuses=RENDER),
+        ParsingEngine("other", wrong=(RENDER, b"[]")),
+        ParsingEngine("other", more=(("a_parameter_of_tomorrow", 1),)),
+        dies_at_once,
+    ],
+    ids=["refuses", "answers wrongly", "knows more", "dies"],
+)
+async def test_a_parsed_chat_stays_where_the_next_engine_does_not(
+    pods: Pods, parsed: Parsed, other: Script
+) -> None:
+    whole = await parsed.whole()
+    asking = await parsed.begin(other)
+    pods.first.sidecar.lifecycle.drain()
+    await pods.second.decode.received(1)
+    parsed.going.set()
+    assert comparable(read([await asking])) == whole
+    assert [each.target for each in pods.second.decode.requests] == [RENDER]
+
+
+@pytest.mark.parametrize("ends", ["whole", "client leaves"])
+async def test_a_parsed_chat_that_ends_before_the_answer_moves_nowhere(
+    pods: Pods, parsed: Parsed, ends: str
+) -> None:
+    answering = asyncio.Event()
+
+    async def slow(turn: Turn) -> None:
+        await answering.wait()
+        await ParsingEngine("other")(turn)
+
+    asking = await parsed.begin(slow)
+    pods.first.sidecar.lifecycle.drain()
+    await pods.second.decode.received(1)
+    if ends == "whole":
+        parsed.going.set()
+        assert b"data: [DONE]" in await asking
+    else:
+        asking.cancel()
+    await asyncio.wait_for(pods.first.sidecar.lifecycle.idle(), 10)
+    answering.set()
+    await pods.second.decode.received(1)
+    assert not pods.first.sidecar.lifecycle.work
+    assert [each.target for each in pods.second.decode.requests] == [RENDER]
+
+
+async def test_a_parsed_chat_whose_question_has_no_answer_stays(
+    pods: Pods, parsed: Parsed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render_question, "_SECONDS", 0.05)
+    failing = FailsWhile(RENDER)
+    asking = await parsed.begin(failing)
+    pods.first.sidecar.lifecycle.drain()
+    await asyncio.wait_for(failing.is_left.wait(), 10)
+    parsed.going.set()
+    assert b"data: [DONE]" in await asking
+
+
+async def test_a_parsed_chat_returns_if_the_next_engine_fails_with_it(
+    pods: Pods, parsed: Parsed
+) -> None:
+    whole = await parsed.whole()
+    asking = await parsed.begin(ParsingEngine("other", after=12))
+    pods.first.decode.script = ParsingEngine("first")
+    pods.first.sidecar.lifecycle.drain()
+    assert comparable(read([await asking])) == whole
+    assert GENERATE in [each.target for each in pods.first.decode.requests]

@@ -277,9 +277,7 @@ class KeptStream(Relay):
     def _may_parse_rest(self, ledger: Ledger) -> bool:
         return self._is_parsed(ledger) and not self._parsing_obstacle(ledger)
 
-    def _continue_rendered(
-        self, ledger: Ledger, rendered: bytes | None
-    ) -> tuple[str, Body | None]:
+    def _continue_rendered(self, ledger: Ledger, rendered: bytes | None) -> tuple[str, Body | None]:
         """The chat whose rest the next engine is to parse, which made `rendered` of it; or why it
         is not to."""
         if obstacle := self._parsing_obstacle(ledger):

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -197,13 +197,6 @@ class FlowBand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_requests: int | None = None
 
 
-class FlowLimits(NamedTuple):
-    """How many requests of a priority may wait, and how long."""
-
-    ttl: float
-    max_requests: int
-
-
 class FlowControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether requests wait in the EPP while no pod has room; durations are in seconds after
     loading."""
@@ -228,21 +221,6 @@ class FlowControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority."""
     bands: tuple[FlowBand, ...] = ()
     """Priorities that are treated differently."""
-
-    @property
-    def longest_ttl(self) -> float:
-        """Seconds that any request may wait."""
-        ttls = (band.ttl for band in self.bands if band.ttl is not None)
-        return max(self.ttl, self.no_endpoint_ttl, *ttls)
-
-    def band(self, priority: int) -> FlowLimits:
-        """What holds for requests of `priority`."""
-        for band in self.bands:
-            if band.priority == priority:
-                ttl = self.ttl if band.ttl is None else band.ttl
-                most = self.max_requests if band.max_requests is None else band.max_requests
-                return FlowLimits(ttl, most)
-        return FlowLimits(self.ttl, self.max_requests)
 
 
 class BackendCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

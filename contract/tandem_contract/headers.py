@@ -109,6 +109,13 @@ OBJECTIVE_OLDER: Final = "x-gateway-inference-objective"
 OBJECTIVES: Final = (OBJECTIVE, OBJECTIVE_OLDER)
 """Both names, the one that counts first."""
 
+TTFT_TARGETS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+"""Client → EPP: milliseconds until the first token that it asks for. llm-d's name, then its older
+one. Plugins that choose by predicted latencies read it, and flow control in the order `ttft`."""
+
+ITL_TARGETS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+"""The same for the time between two tokens, for these plugins."""
+
 FAIRNESS: Final = "x-llm-d-inference-fairness-id"
 """Client or gateway → EPP: the tenant, which flow control gives its share."""
 

@@ -247,16 +247,17 @@ def _as_llmd(context: click.Context, settings: Settings, llmd: Mapping[str, Any]
 def _serve(settings: Settings) -> None:
     """Run the EPP; exits with 1 or 2 and a reason if it cannot."""
     file, directory, lists = settings.config, settings.plan_key_dir, settings.lists_backends
+    gates = settings.feature_gates
     try:
         configuration = (
-            load(file, os.environ, lists_backends=lists)
+            load(file, os.environ, lists_backends=lists, gates=gates)
             if file is not None
-            else load_text(settings.config_text, os.environ, lists_backends=lists)
+            else load_text(settings.config_text, os.environ, lists_backends=lists, gates=gates)
         )
         plan_keys = load_keys(directory) if directory else {}
     except (DocumentError, ValueError, OSError) as err:
         fail(str(err), status=2)
-    log_notices(configuration, settings.feature_gates)
+    log_notices(configuration)
     if directory is None:
         log_unsent_settings(configuration)
     _log.info("the request path is %s", "compiled" if is_compiled() else "not compiled")

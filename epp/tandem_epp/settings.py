@@ -1,6 +1,7 @@
 """Settings of the process. The flags take their defaults from the fields of `Settings`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -80,9 +81,9 @@ class Settings:
     """Whether a line of the log is a JSON object."""
     subset_hints: bool = True
     """Whether a gateway's list of allowed backends is followed."""
-    feature_gates: frozenset[str] = frozenset()
-    """Names of llm-d's feature gates that the command line sets: the configuration's entries of
-    these gates do not count."""
+    feature_gates: Mapping[str, bool] = field(default_factory=dict)
+    """llm-d's feature gates that the command line sets, and whether they are on: the
+    configuration's entries of these gates do not count."""
     peers: tuple[HostPort, ...] = ()
     """Names or addresses of all replicas of this EPP; empty: it is the only one."""
     peer_listen: HostPort = PeerSettings.listen

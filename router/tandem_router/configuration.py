@@ -63,7 +63,9 @@ def load(file: Path, environ: Mapping[str, str], *, lists_backends: bool = True)
     if configuration.router.extra or configuration.router.slo:
         return configuration
     serving = configuration.router.disaggregated_serving
-    routing = load_routing(documents[0], LEAST_IN_FLIGHT, serving)
+    routing = load_routing(
+        documents[0], LEAST_IN_FLIGHT, serving, flow=configuration.router.flow_control
+    )
     return replace(configuration, routing=routing)
 
 

@@ -152,6 +152,11 @@ class Pod:
         return gauges is not None and (gauges.running > 0 or gauges.waiting > 0)
 
     @property
+    def placed_since_scrape(self) -> int:
+        """By how many requests in flight there are more than at the last scrape."""
+        return max(0, self.in_flight - self._in_flight_at_scrape)
+
+    @property
     def receives_kv(self) -> bool:
         """Whether other pods may prefill for this one: for a decode pod, and for a unified one
         that has prefill pods beside it (known where the cost chooses)."""
@@ -227,3 +232,15 @@ def _literal_address(backend: Backend) -> str | None:
 def log_return(pod: Pod, reason: str) -> None:
     """Log that the ejection of `pod` has ended."""
     _log.info("backend %s serves again: %s", pod.name, reason)
+
+
+def in_subset(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:
+    """The pods that the gateway's subset hint allows, by `ip:port` or by `ip`."""
+    if subset is None:
+        # The same object, so that what was computed for it is found again.
+        return pods
+    return tuple(
+        pod
+        for pod in pods
+        if pod.address in subset or (pod.address or "").rpartition(":")[0] in subset
+    )

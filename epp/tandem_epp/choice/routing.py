@@ -13,6 +13,7 @@ from tandem_planner.objective import Objective, make_objective
 from ..backends.fleet import Fleet
 from ..backends.pods import BLOCK_TOKENS, CAPACITY_BLOCKS, Pod
 from ..backends.scrape_settings import ScrapeSettings
+from ..flow.settings import FlowSettings
 from ..prefix.kv_events.settings import EventSettings
 from ..prefix.prefix_tree import LIMIT_BYTES
 from ..prefix.tokenization.tokenizer import TokenizerSettings
@@ -80,8 +81,6 @@ class Notice:
     reason: str
     is_lost: bool = True
     """Whether its user misses something; False: the EPP does the same without it."""
-    gate: str = ""
-    """The feature gate that it is about; empty: something else."""
 
     @property
     def line(self) -> int:
@@ -109,6 +108,8 @@ class Scheduling:
     added_headers: Sequence[AddedHeader] = ()
     """What responses tell clients in addition."""
     scraping: ScrapeSettings = field(default_factory=ScrapeSettings)
+    flow: FlowSettings | None = None
+    """How requests wait while no pod has room; None: none waits."""
     notices: tuple[Notice, ...] = ()
     """What has no effect."""
 

@@ -13,7 +13,7 @@ from random import Random
 from tandem_contract.paths import RoutingPath
 
 from ..backends.fleet import Fleet
-from ..backends.pods import Pod
+from ..backends.pods import Pod, in_subset
 from .candidate_layout import RecentlyUsed
 from .context import ChoiceContext
 from .cost_choice import CostScheduler
@@ -119,15 +119,3 @@ class Scheduler:
             raise NoBackend
         decision = PathDecision(RoutingPath.FALLBACK, "no_decode_backend")
         return SchedulingResult(decision, [choose_alone(ready, self._random)])
-
-
-def in_subset(pods: tuple[Pod, ...], subset: frozenset[str] | None) -> tuple[Pod, ...]:
-    """The pods that the gateway's subset hint allows, by `ip:port` or by `ip`."""
-    if subset is None:
-        # The same object, so that what was computed for it is found again.
-        return pods
-    return tuple(
-        pod
-        for pod in pods
-        if pod.address in subset or (pod.address or "").rpartition(":")[0] in subset
-    )

@@ -17,16 +17,15 @@ from random import Random
 from time import time
 from typing import Final, NamedTuple, Protocol
 
-from tandem_contract.config import FlowControl as FlowSettings
-
 from ..backends.fleet import Fleet
 from ..exchange import HttpRequest, NotPlaced
 from ..metrics.faults import Faults
 from ..request.inference import InferenceRequest
 from .elsewhere import WaitingElsewhere
 from .flows import DISPLACED, EXPIRED, FULL, LEFT, SHED, STOPPING, WENT, Flows, Held
-from .headers import shorter_ttl, tenant_of
+from .headers import shorter_ttl, tenant_of, ttft_target
 from .metrics import FlowMetrics
+from .settings import BandSettings, FlowSettings
 
 _CHECK_SECONDS: Final = 0.01
 """Seconds between two looks at the pods while requests wait, if nothing else happens. Longer: an
@@ -224,11 +223,12 @@ class FlowController:
         outlook = self._outlook(request, parsed, now)
         average = self._fleet.figures.output_tokens
         output = average if parsed.max_tokens is None else min(average, float(parsed.max_tokens))
-        cost = parsed.prompt_tokens + output if settings.fairness == "tokens" else 1.0
+        band = settings.band(priority)
+        cost = parsed.prompt_tokens + output if band.fairness == "tokens" else 1.0
         task = FlowTask(
             model,
             priority,
-            tenant_of(request.headers),
+            "" if band.fairness == "none" else tenant_of(request.headers),
             now,
             now + shorter_ttl(request.headers, flows.ttl(model, priority, settings)),
             size=size,
@@ -236,7 +236,7 @@ class FlowController:
             cost=max(1.0, cost),
             is_split=outlook.is_split and flows.has_prefill_pods(model),
         )
-        task.hint = request.subset
+        task.hint, task.order = request.subset, _order(task, request, band)
         task.request, task.turn = request, asyncio.get_running_loop().create_future()
         return task
 
@@ -275,3 +275,14 @@ class FlowController:
             return self._refuse(task.request, 503, reason, message)
         wait = max(1, min(_MOST_RETRY_AFTER, ceil(self._flows.expected_wait(task))))
         return self._refuse(task.request, 429, reason, message, retry_after=wait)
+
+
+def _order(task: FlowTask, request: HttpRequest, band: BandSettings) -> float:
+    """What the requests of a tenant are ordered by."""
+    match band.order:
+        case "arrival":
+            return task.arrived
+        case "deadline":
+            return task.deadline
+        case "ttft":
+            return task.arrived + ttft_target(request.headers)

@@ -53,6 +53,10 @@ class WaitingElsewhere:
             for other in groups
         )
 
+    def all_requests(self) -> int:
+        """Requests that wait elsewhere."""
+        return sum(sum(groups.values()) for groups in self._others.values())
+
     def requests(self, priority: int) -> int:
         """Requests of `priority` that wait elsewhere."""
         return sum(

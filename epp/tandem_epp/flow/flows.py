@@ -8,13 +8,13 @@ from collections.abc import Callable
 from random import Random
 from typing import Final, Generic, TypeVar
 
-from tandem_contract.config import FlowControl
-
 from ..backends.fleet import Fleet
+from .detectors import DetectedSaturation
 from .elsewhere import Group, WaitingElsewhere
 from .queue import FlowQueue, Waiting
 from .rate import Rate
 from .saturation import Saturation
+from .settings import FlowSettings
 
 WENT: Final = "went"
 LEFT: Final = "left"
@@ -69,6 +69,13 @@ replica. A replica looks every 10 ms; one that takes nothing for so long cannot.
 _Key = tuple[str | None, bool]
 
 
+def shed_share(wait: float, patience: float) -> float:
+    """The chance that a request of a negative priority is refused at once: the share of its time,
+    `patience` seconds, that it is expected to wait. So they are refused the more, the longer the
+    others wait, and not all from one moment on."""
+    return min(1.0, wait / patience) if patience > 0 else 1.0
+
+
 class Flows(Generic[H]):
     """The waiting requests of a fleet. Times are in seconds of one clock."""
 
@@ -78,8 +85,11 @@ class Flows(Generic[H]):
         """`on_end` is called with each request that waits no longer, why, and when."""
         self._fleet, self._on_end, self._random = fleet, on_end, random
         self._saturation = Saturation(fleet)
-        self.settings: FlowControl | None = None
-        """None: no request waits. May be replaced at any time; what waits keeps its deadline."""
+        self._settings: FlowSettings | None = None
+        self._detected: DetectedSaturation | None = None
+        """Where a detector says when pods are saturated."""
+        self._priorities: tuple[int, ...] = ()
+        """All that are known, the highest first: those of bands, and of requests."""
         self.byte_limit = 1 << 62
         """Bytes of bodies that may wait, whatever the settings say."""
         self.elsewhere = WaitingElsewhere()
@@ -97,6 +107,24 @@ class Flows(Generic[H]):
         """Of the bodies that wait."""
         self.counts: dict[int, int] = {}
         """Priority → requests that wait."""
+        self._band_bytes: dict[int, int] = {}
+        """Priority → bytes of their bodies."""
+
+    @property
+    def settings(self) -> FlowSettings | None:
+        """None: no request waits. May be replaced at any time; what waits keeps its deadline."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: FlowSettings | None) -> None:
+        self._settings, self._detected = settings, None
+        self._priorities = ()
+        if settings is not None:
+            self._priorities = tuple(sorted({0, *settings.bands, *self.counts}, reverse=True))
+            if (detector := settings.detector) is not None:
+                self._detected = DetectedSaturation(
+                    self._fleet, self._saturation, detector, settings.ceilings
+                )
 
     @property
     def waiting(self) -> int:
@@ -122,10 +150,12 @@ class Flows(Generic[H]):
             return self.settings.no_endpoint_ttl > 0.0 and self._may_come(model, now)
         if self._queues or self._going is not None or hint is not None:
             return True
+        if self._detected is not None:
+            return not self._detected.has_room(model, self._priorities, now)
         tokens = size / BYTES_PER_TOKEN + self._fleet.figures.output_tokens
         return not self._saturation.has_room(model, tokens, now)
 
-    def ttl(self, model: str | None, priority: int, settings: FlowControl) -> float:
+    def ttl(self, model: str | None, priority: int, settings: FlowSettings) -> float:
         """Seconds that a request of `priority` may wait now."""
         return settings.band(priority).ttl if self.has_pods(model) else settings.no_endpoint_ttl
 
@@ -133,14 +163,12 @@ class Flows(Generic[H]):
         """Whether `held` goes at once: nothing waits, and a pod has room."""
         return not self._queues and self._going is None and self._may_go(held, now)
 
-    def admit(self, held: H, settings: FlowControl) -> str | None:
+    def admit(self, held: H, settings: FlowSettings) -> str | None:
         """Let `held` wait, or say why not."""
         held.group = Group(self._fleet.model_key(held.model), held.priority, held.is_split)
-        waiting = self.counts.get(held.priority, 0)
-        in_fleet = waiting + self.elsewhere.requests(held.priority)
-        if in_fleet >= settings.band(held.priority).max_requests:
+        if self._is_full(held, settings):
             return FULL
-        if held.priority < 0 and self._random.random() < self._shed_share(held):
+        if settings.is_shedding and self._is_shed(held):
             return SHED
         excess = self.bytes + held.size - min(settings.max_bytes, self.byte_limit)
         if excess > 0 and not (settings.displace and self._displace(held, excess)):
@@ -148,10 +176,10 @@ class Flows(Generic[H]):
         key = (held.group.model, held.is_split)
         if (queue := self._queues.get(key)) is None:
             queue = self._queues[key] = FlowQueue()
-        queue.is_by_deadline = settings.order == "deadline"
         queue.add(held)
         self.bytes += held.size
-        self.counts[held.priority] = waiting + 1
+        self.counts[held.priority] = self.counts.get(held.priority, 0) + 1
+        self._band_bytes[held.priority] = self._band_bytes.get(held.priority, 0) + held.size
         self.elsewhere.count(held.group, 1)
         return None
 
@@ -164,7 +192,7 @@ class Flows(Generic[H]):
             return False
         firsts = [first for queue in self._queues.values() if (first := queue.first()) is not None]
         # The important before those that other queues have, too: they may need the same pods.
-        for first in sorted(firsts, key=lambda held: (-held.priority, held.arrived)):
+        for first in sorted(firsts, key=lambda held: (-held.priority, held.order)):
             if self._may_go(first, now) and not self._yields(first, now):
                 self._queues[first.group.model, first.is_split].take_first()
                 self._going = first
@@ -194,12 +222,12 @@ class Flows(Generic[H]):
         ahead = sum(queue.ahead(held.priority) for queue in self._queues.values())
         return ahead / rate if rate else 0.0
 
-    def _shed_share(self, held: H) -> float:
-        """The chance that a request of a negative priority is refused at once, although it has a
-        place: the share of its time that it would wait. So they are refused the more, the longer
-        the others wait, and not all from one moment on."""
+    def _is_shed(self, held: H) -> bool:
+        """Whether a request of a negative priority is refused at once, although it has a place."""
+        if held.priority >= 0:
+            return False
         patience = held.deadline - held.arrived
-        return self.expected_wait(held) / patience if patience > 0 else 1.0
+        return self._random.random() < shed_share(self.expected_wait(held), patience)
 
     def _displace(self, held: H, excess: int) -> bool:
         """Refuse requests of the lowest priorities, below that of `held`, whose bodies have
@@ -226,12 +254,34 @@ class Flows(Generic[H]):
             return True
         if not self.has_pods(held.model):
             return self.settings.no_endpoint_ttl == 0.0 or not self._may_come(held.model, now)
+        if self._detected is not None:
+            return self._may_go_by_detector(self._detected, held, now)
         pods = self._saturation.pods_with_room(
             held.model, held.tokens, now, is_split=held.is_split, hint=held.hint
         )
         # The choice would weigh a pod with a long queue against the harm that is done elsewhere.
         held.subset = frozenset([pod.address for pod in pods if pod.address is not None])
         return bool(pods)
+
+    def _may_go_by_detector(self, detected: DetectedSaturation, held: H, now: float) -> bool:
+        if held.priority not in self._priorities:
+            known = (*self._priorities, held.priority)
+            self._priorities = tuple(sorted(known, reverse=True))
+        pods = detected.pods_with_room(held.model, held.priority, self._priorities, now, held.hint)
+        if len(pods) == 1:
+            held.subset = frozenset([str(pods[0].address)])
+        return bool(pods)
+
+    def _is_full(self, held: H, settings: FlowSettings) -> bool:
+        """Whether as many requests wait, here and at other replicas, or as many bytes of the
+        priority, as may."""
+        band, priority = settings.band(held.priority), held.priority
+        waiting = self.counts.get(priority, 0) + self.elsewhere.requests(priority)
+        return (
+            waiting >= band.max_requests
+            or self._band_bytes.get(priority, 0) + held.size > band.max_bytes
+            or self.waiting + self.elsewhere.all_requests() >= settings.max_requests
+        )
 
     def _yields(self, first: H, now: float) -> bool:
         """Whether `first` leaves its room to a more important request at another replica."""
@@ -253,5 +303,6 @@ class Flows(Generic[H]):
             del self._queues[key]
         self.bytes -= held.size
         self.counts[held.priority] -= 1
+        self._band_bytes[held.priority] -= held.size
         self.elsewhere.count(held.group, -1)
         self._on_end(held, reason, now)

@@ -39,8 +39,8 @@ class Waiting:
         self.priority, self.tenant = priority, tenant
         self.arrived, self.deadline = arrived, deadline
         self.size, self.cost = size, cost
-        self.order = 0.0
-        """The lowest of its tenant goes first. Set by the queue."""
+        self.order = arrived
+        """The lowest of its tenant goes first; not changed while it waits."""
         self.is_gone = False
         """Whether it has left the queue."""
 
@@ -143,9 +143,6 @@ class FlowQueue(Generic[W]):
     """The bands of one model."""
 
     def __init__(self) -> None:
-        self.is_by_deadline = False
-        """Whether a tenant's requests go in the order in which their time ends; False: in which
-        they came. Of what waits already, the order stays."""
         self._bands: dict[int, _Band[W]] = {}
         """By priority; only those with requests."""
         self._numbers = count()
@@ -157,7 +154,6 @@ class FlowQueue(Generic[W]):
 
     def add(self, item: W) -> None:
         """`item` waits from now on."""
-        item.order = item.deadline if self.is_by_deadline else item.arrived
         if (band := self._bands.get(item.priority)) is None:
             band = self._bands[item.priority] = _Band(self._numbers)
         band.add(item)

@@ -17,8 +17,7 @@ from tandem_planner.cost import PodFigures
 
 from ..backends.fleet import Fleet
 from ..backends.pace import BUSY_INTERVAL
-from ..backends.pods import Pod
-from ..choice.scheduler import in_subset
+from ..backends.pods import Pod, in_subset
 
 PATIENCE: Final = BUSY_INTERVAL
 """Seconds of prompts ahead with which a pod still has room: until the next scrape. Shorter: an
@@ -37,7 +36,7 @@ PROBE_SECONDS: Final = 1.0
 """Seconds between two requests to a pod of which nothing is known that is new."""
 
 
-class _Roles(NamedTuple):
+class Roles(NamedTuple):
     """The ready pods of a model."""
 
     pods: tuple[Pod, ...]
@@ -52,19 +51,19 @@ class Saturation:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._roles: dict[str | None, _Roles] = {}
+        self._roles: dict[str | None, Roles] = {}
         """By model; counts as long as the fleet's view is the same object."""
         self._probed: dict[Pod, float] = {}
         """Pod without fresh figures → when it last had room for want of them."""
 
     def has_prefill_pods(self, model: str | None) -> bool:
         """Whether a pod is ready that only prefills for `model`."""
-        return bool(self._ready(model).prefills)
+        return bool(self.ready(model).prefills)
 
     def has_room(self, model: str | None, tokens: float, now: float) -> bool:
         """Whether any request for `model` whose prompt and answer have `tokens` tokens would hardly
         wait, split or not; also if no pod is ready that may decode, which the choice tells."""
-        _, decodes, prefills = self._ready(model)
+        _, decodes, prefills = self.ready(model)
         figures = self._fleet.figures
         table, rows = figures.at(now).pods, figures.rows
         # The first that fits decides, mostly the first at all.
@@ -88,7 +87,7 @@ class Saturation:
         """The pods that such a request may go to now; none: it waits. `is_split`: where pods are
         ready that only prefill, whether one of them is to compute the prompt. `hint`: addresses of
         the pods that count; None: all."""
-        ready, decodes, prefills = self._ready(model)
+        ready, decodes, prefills = self.ready(model)
         if hint is not None:
             allowed = in_subset(ready, hint)
             decodes = tuple(pod for pod in decodes if pod in allowed)
@@ -101,19 +100,20 @@ class Saturation:
         free = [pod for pod in decodes if _can_decode(pod, table[rows[pod]], tokens, now)]
         alone = [pod for pod in free if _can_compute(pod, table[rows[pod]], now)]
         if not prefills:
-            return alone or self._probe(decodes, now)
+            return alone or self.probe(decodes, now)
         computing = [pod for pod in prefills if _can_compute(pod, table[rows[pod]], now)]
         if not is_split:
             # It may have to be split by now: then any prefill pod computes it.
-            alone = alone or self._probe(decodes, now)
+            alone = alone or self.probe(decodes, now)
             return [*alone, *(computing or prefills)] if alone else []
         if not computing and free:
-            computing = self._probe(prefills, now)
+            computing = self.probe(prefills, now)
         elif computing and not free:
-            free = self._probe(decodes, now)
+            free = self.probe(decodes, now)
         return [*free, *computing] if free and computing else []
 
-    def _ready(self, model: str | None) -> _Roles:
+    def ready(self, model: str | None) -> Roles:
+        """The ready pods for `model`."""
         pods, key = self._fleet.ready_pods(model), self._fleet.model_key(model)
         roles = self._roles.get(key)
         if roles is None or roles.pods is not pods:
@@ -121,10 +121,10 @@ class Saturation:
             prefills = tuple(pod for pod in pods if pod.backend.role is Role.PREFILL)
             if len(self._roles) > _MOST_MODELS:
                 self._roles.clear()
-            roles = self._roles[key] = _Roles(pods, decodes, prefills)
+            roles = self._roles[key] = Roles(pods, decodes, prefills)
         return roles
 
-    def _probe(self, pods: Iterable[Pod], now: float) -> list[Pod]:
+    def probe(self, pods: Iterable[Pod], now: float) -> list[Pod]:
         """One of `pods`, which have no room, that gets a request all the same, because what is
         known of it is old; none: there is none."""
         for pod in pods:

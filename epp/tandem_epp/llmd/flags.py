@@ -53,8 +53,8 @@ FLAGS: Final = (
     LlmdFlag("config-text", _WORKS, "the configuration itself", own="config"),
     LlmdFlag(
         FEATURE_GATES, _WORKS,
-        "as `featureGates` in the configuration, whose entries of the same gates it overrides: an"
-        " unknown gate is refused, and a warning names each whose effect is missing", GO_STRINGS,
+        "as `featureGates` in the configuration, whose entries of the same gates it overrides:"
+        " `flowControl` turns flow control on, and an unknown gate is refused", GO_STRINGS,
     ),
     LlmdFlag("grpc-port", _WORKS, "port of ext_proc; as `--listen`", GO_INT, "9002", own="listen"),
     LlmdFlag(

@@ -9,8 +9,7 @@ import click
 from tandem_contract import llmd_command
 from tandem_contract.llmd_command import without_effect
 
-from .flags import FEATURE_GATES, FLAGS
-from .plugins.unsupported import last_entries
+from .flags import FLAGS
 
 _log: Final = logging.getLogger(__name__)
 
@@ -39,19 +38,10 @@ def given(context: click.Context) -> Mapping[str, Any]:
 
 
 def log_treatments(context: click.Context) -> None:
-    """Warn of each flag and gate that has no effect; `with_values` has checked them."""
+    """Warn of each flag that has no effect; `with_values` has checked them."""
     flags = llmd_command.given(context)
     for line in without_effect(flags):
         _log.warning("%s", line)
-    if FEATURE_GATES in flags:
-        log_gates(flags[FEATURE_GATES].value)
-
-
-def log_gates(entries: tuple[str, ...]) -> None:
-    """Warn of each gate whose effect is missing."""
-    for gate in last_entries(entries).values():
-        if gate.is_lost:
-            _log.warning("--%s: %s has no effect: %s", FEATURE_GATES, gate.name, gate.reason)
 
 
 def _is_given(context: click.Context, parameter: str) -> bool:

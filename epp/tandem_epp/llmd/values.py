@@ -97,9 +97,10 @@ def _with_configuration(settings: Settings, values: Values) -> Settings:
     return replace(settings, config_text=text) if text else settings
 
 
-def _feature_gates(values: Values) -> frozenset[str]:
+def _feature_gates(values: Values) -> dict[str, bool]:
     try:
-        return frozenset(last_entries(values.get(FEATURE_GATES, ())))
+        gates = last_entries(values.get(FEATURE_GATES, ()))
+        return {name: gate.is_on for name, gate in gates.items()}
     except ValueError as err:
         raise ValueError(f"--{FEATURE_GATES}: {err}") from err
 

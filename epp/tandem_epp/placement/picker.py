@@ -28,13 +28,13 @@ from tandem_contract.request_ids import usable_request_id
 from tandem_contract.response_ids import has_tag_of, response_id_in
 
 from ..backends.fleet import Fleet
-from ..backends.pods import Pod
+from ..backends.pods import Pod, in_subset
 from ..choice.context import ChoiceContext
 from ..choice.fallback import FAULT, choose_alone
 from ..choice.prompt_tokens import prompt_tokens
 from ..choice.result import NoBackend, SchedulingResult, SplitImpossible
 from ..choice.routing import Routing
-from ..choice.scheduler import Scheduler, in_subset
+from ..choice.scheduler import Scheduler
 from ..exchange import NO_BACKEND, HttpRequest, NotPlaced
 from ..flow.control import Outlook
 from ..metrics.counters import Metrics

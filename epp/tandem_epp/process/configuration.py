@@ -8,9 +8,10 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from tandem_contract.config import RouterConfig, router_config
@@ -22,6 +23,7 @@ from ..choice.routing import Routing
 from ..llmd.plugins.config import load_routing
 
 _TEXT: Final = "--config-text"
+NO_GATES: Final[Mapping[str, bool]] = MappingProxyType({})
 
 _log: Final = logging.getLogger(__name__)
 
@@ -41,20 +43,32 @@ class Configuration:
 
 
 def load(
-    file: Path, environ: Mapping[str, str], *, lists_backends: bool | None = True
+    file: Path,
+    environ: Mapping[str, str],
+    *,
+    lists_backends: bool | None = True,
+    gates: Mapping[str, bool] = NO_GATES,
 ) -> Configuration:
     """Read and check `file`. Raises DocumentError.
 
     `lists_backends`: whether it must list the backends (static discovery) or must not; None: it
-    may.
+    may. `gates`: llm-d's feature gates that the command line sets: the file's entries of these
+    gates do not count.
     """
-    return read(load_documents(file), str(file), environ, lists_backends=lists_backends)
+    documents = load_documents(file)
+    return read(documents, str(file), environ, lists_backends=lists_backends, gates=gates)
 
 
-def load_text(text: str, environ: Mapping[str, str], *, lists_backends: bool) -> Configuration:
+def load_text(
+    text: str,
+    environ: Mapping[str, str],
+    *,
+    lists_backends: bool,
+    gates: Mapping[str, bool] = NO_GATES,
+) -> Configuration:
     """Like `load`, from the configuration itself; empty: defaults. Raises DocumentError."""
     documents = parse_documents(text.strip() or "{}", _TEXT)
-    return read(documents, _TEXT, environ, lists_backends=lists_backends)
+    return read(documents, _TEXT, environ, lists_backends=lists_backends, gates=gates)
 
 
 def read(
@@ -63,8 +77,9 @@ def read(
     environ: Mapping[str, str],
     *,
     lists_backends: bool | None,
+    gates: Mapping[str, bool] = NO_GATES,
 ) -> Configuration:
-    """The configuration in `documents` of `file`. Raises DocumentError."""
+    """The configuration in `documents` of `file`; `gates` as for `load`. Raises DocumentError."""
     if len(documents) != 1 or not isinstance(documents[0].data, dict):
         content = "backends" if lists_backends else "disaggregated_serving"
         raise DocumentError(f"{file}:1: expected one YAML mapping with {content}")
@@ -75,7 +90,15 @@ def read(
         message = "backends come from the cluster: remove them, or use --discovery static"
         raise documents[0].error("backends", message)
     serving, resume = router.disaggregated_serving, router.resume.limits
-    routing = load_routing(documents[0], router.extra, serving, resume, router.slo)
+    routing = load_routing(
+        documents[0],
+        router.extra,
+        serving,
+        resume,
+        router.slo,
+        flow=router.flow_control,
+        gates=gates,
+    )
     return Configuration(router, routing)
 
 
@@ -84,14 +107,10 @@ def listed_backends(configuration: Configuration) -> list[DiscoveredBackend]:
     return [DiscoveredBackend(backend) for backend in configuration.router.backends]
 
 
-def log_notices(configuration: Configuration, feature_gates: Collection[str] = frozenset()) -> None:
-    """Warn of each part of the file that its user would expect to have an effect.
-
-    `feature_gates`: names of the gates whose entries in the file do not count, because the command
-    line sets them.
-    """
+def log_notices(configuration: Configuration) -> None:
+    """Warn of each part of the file that its user would expect to have an effect."""
     for notice in configuration.routing.scheduling.notices:
-        if notice.is_lost and notice.gate not in feature_gates:
+        if notice.is_lost:
             _log.warning("%s", notice)
     offloading = configuration.router.kv_cache_index.storage_offloading
     if offloading.enabled and not configuration.routing.scheduling.tokenizers:
@@ -155,17 +174,17 @@ def reload(
     environ: Mapping[str, str],
     *,
     lists_backends: bool = True,
-    feature_gates: Collection[str] = frozenset(),
+    gates: Mapping[str, bool] = NO_GATES,
 ) -> Configuration | None:
-    """Like `load`, but logs the error and returns None instead of raising it, and logs the notices;
-    `feature_gates` as for `log_notices`."""
+    """Like `load`, but logs the error and returns None instead of raising it, and logs the
+    notices."""
     try:
-        configuration = load(file, environ, lists_backends=lists_backends)
+        configuration = load(file, environ, lists_backends=lists_backends, gates=gates)
     except DocumentError as err:
         _log.error("the configuration was not reloaded, the last good one stays: %s", err)
         return None
     _log.info("%s: reloaded", file)
-    log_notices(configuration, feature_gates)
+    log_notices(configuration)
     return configuration
 
 

@@ -130,8 +130,7 @@ class Decisions:
         self.fleet.prefixes.limit_bytes = index.limit_bytes
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self.picker.routing = self._routing()
-        flow = self.configuration.router.flow_control
-        self.flow.settings = flow if flow.enabled else None
+        self.flow.settings = routing.scheduling.flow
         self.fleet.objectives = routing.scheduling.objectives
         self.picker.salts.header = self.configuration.router.cache_salt.from_header
         events = routing.scheduling.events

@@ -166,7 +166,7 @@ class Service:
             settings.config,
             os.environ,
             lists_backends=settings.lists_backends,
-            feature_gates=settings.feature_gates,
+            gates=settings.feature_gates,
         )
         if new is not None:
             self._decisions.configuration = new

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tandem_contract.quantities import quantity
+
 from ..observed import Body
-from ..resources.quantities import quantity
 
 _EXACT: Final = frozenset({"data", "matchLabels", "selector"})
 """Mappings that only the operator writes: an additional key is a difference."""

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
+from tandem_contract.quantities import quantity
 from tandem_contract.selectors import OPERATORS, holds
 
 from ..observed import Body, NodeState
-from ..resources.quantities import quantity
 
 _TRANSIENT: Final = "node.kubernetes.io/"
 """Prefix of the taints that Kubernetes sets and removes by itself: not ready, under pressure."""

@@ -17,9 +17,9 @@ from typing import Any, Final
 from tandem_contract import labels
 from tandem_contract import vllm_storage as storage
 from tandem_contract.connectors import ConnectorName
+from tandem_contract.quantities import quantity
 
 from ..resources.pools import Pool
-from ..resources.quantities import quantity
 from ..resources.spec_parts import Storage
 from .container_needs import ContainerNeeds, read_only_mount
 

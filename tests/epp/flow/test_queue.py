@@ -98,9 +98,10 @@ def test_a_tenant_that_leaves_and_comes_again_gains_nothing() -> None:
 
 def test_the_time_that_ends_first_goes_first_where_that_is_asked() -> None:
     queue = FlowQueue()
-    queue.is_by_deadline = True
     for deadline in (30.0, 10.0, 20.0):
-        queue.add(waiting(deadline=deadline))
+        item = waiting(deadline=deadline)
+        item.order = deadline
+        queue.add(item)
     assert [item.deadline for item in drained(queue)] == [10.0, 20.0, 30.0]
 
 

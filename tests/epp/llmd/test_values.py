@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tandem_contract.commandline import HostPort
 from tandem_epp.backends.inference_pool import PoolReference
 from tandem_epp.backends.pod_backend import PodSelection
-from tandem_epp.llmd.options import EppCommand, given, llmd_options, log_gates
+from tandem_epp.llmd.options import EppCommand, given, llmd_options
 from tandem_epp.llmd.values import with_values
 from tandem_epp.server.http2.tls import TlsSettings
 from tandem_epp.settings import Settings
@@ -55,17 +55,14 @@ def test_a_pool_brings_llmds_defaults() -> None:
     assert settings(*POOL, NAMESPACE="m").pods == PoolReference("m", "p")
 
 
-def test_gates_without_an_effect_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_last_entry_of_a_gate_counts() -> None:
     gates = ("--feature-gates=haPopulateNonLeaderDatastore=false,flowControl",)
-    named = frozenset({"haPopulateNonLeaderDatastore", "flowControl"})
+    named = {"haPopulateNonLeaderDatastore": False, "flowControl": False}
     both = settings(*POOL, *gates, "--feature-gates=flowControl=false")
     assert both == replace(AS_LLMD, feature_gates=both.feature_gates)
     assert both.feature_gates == named
-    log_gates(("flowControl=1", "flowControl=0"))
-    assert not caplog.records
-    log_gates(("dataLayer", "flowControl=0", "flowControl=1"))
-    [record] = caplog.records
-    assert record.message.startswith("--feature-gates: flowControl has no effect: the EPP's flow")
+    once = settings(*POOL, "--feature-gates=dataLayer,flowControl=0,flowControl=1")
+    assert once.feature_gates == {"dataLayer": True, "flowControl": True}
 
 
 def test_a_selector_has_ports() -> None:

@@ -26,6 +26,7 @@ from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.exchange import HttpRequest, NotPlaced, ResponseHeaders
 from tandem_epp.flow.control import FlowController
 from tandem_epp.flow.metrics import FlowMetrics
+from tandem_epp.flow.settings import flow_settings
 from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.metrics.counters import Metrics
 from tandem_epp.placement.history import History
@@ -86,7 +87,7 @@ class PickerSetup:
             priority=lambda request: int(request.headers.get("priority", "0")),
             random=Random(1),
         )
-        flow.settings = settings
+        flow.settings = settings and flow_settings(settings)
         return flow
 
     def down(self, name: str) -> None:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from tandem_contract.config import FlowControl
 from tandem_epp.flow.flows import WENT, Flows, Held
+from tandem_epp.flow.settings import flow_settings
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
 
@@ -49,7 +50,7 @@ class FlowSimulation(Simulation):
         assert isinstance(self.router, RealPicker)
         self.picker = self.router
         self._flows = Flows[Held](self.picker.fleet, self._on_flow_end, Random(0))
-        self._flows.settings = self.flow
+        self._flows.settings = self.flow and flow_settings(self.flow)
         self._fleet = self.picker.fleet
         self._held: dict[Held, tuple[Request, int, float]] = {}
         self._is_checking = False
@@ -59,7 +60,8 @@ class FlowSimulation(Simulation):
         if not self._flows.must_wait(None, size, now):
             self._place_now(request, replica, sent, now)
             return
-        assert self.flow is not None
+        settings = self._flows.settings
+        assert settings is not None
         sender = self.senders.get(request, Sender())
         tokens = request.prompt_tokens + min(
             self._fleet.figures.output_tokens, request.output_tokens
@@ -69,17 +71,17 @@ class FlowSimulation(Simulation):
             sender.priority,
             sender.tenant,
             now,
-            now + self._flows.ttl(None, sender.priority, self.flow),
+            now + self._flows.ttl(None, sender.priority, settings),
             size=size,
             tokens=tokens,
-            cost=tokens if self.flow.fairness == "tokens" else 1.0,
+            cost=tokens if settings.default.fairness == "tokens" else 1.0,
             is_split=False,
         )
         if self._flows.passes(held, now):
             self._place_now(request, replica, sent, now)
             return
         self._held[held] = request, replica, sent
-        if (reason := self._flows.admit(held, self.flow)) is not None:
+        if (reason := self._flows.admit(held, settings)) is not None:
             self._refuse(held, reason)
         elif not self._is_checking:
             self._check(now)

@@ -2,7 +2,8 @@
 
     plugins: [{type, name (default: the type), parameters}]
     schedulingProfiles: [{name, plugins: [{pluginRef, weight (default 1)}]}]
-    featureGates, dataLayer, requestHandler, flowControl: checked, without effect (`notices`)
+    featureGates: [flowControl], flowControl: how requests wait (`flow_control`)
+    dataLayer, requestHandler: checked, without effect (`notices`)
 
 Without a plugin that takes part in the choice (scorer, filter, picker, decider, handler), and with
 `predicted-cost`, which stands alone, the predicted cost chooses. Otherwise every profile filters by
@@ -26,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from tandem_contract.api_paths import ApiPaths
-from tandem_contract.config import DisaggregatedServing
+from tandem_contract.config import DisaggregatedServing, FlowControl
 from tandem_contract.documents import Document, steps
 from tandem_contract.paths import Role
 from tandem_contract.plan import ResumeLimits
@@ -38,10 +39,12 @@ from tandem_planner.model_config import UnknownModelConfig, model_config
 from ...backends.scrape_settings import ScrapeSettings
 from ...choice.cost_choice import CostSettings
 from ...choice.routing import AddedHeader, Notice, PrefixIndexSettings, Routing, Scheduling
+from ...flow.settings import FlowSettings, flow_settings
 from ...prefix.kv_events.settings import EventSettings
 from ...prefix.tokenization.models import several_tokenizers_mistake
 from ...prefix.tokenization.tokenizer import TokenizerSettings
 from .decider import DeciderSettings
+from .flow_control import FlowControlReader, flow_notices, is_gate_open
 from .listed_plugins import ListedPlugins
 from .notices import difference_notices, section_notices
 from .parameters import CostParameters, DeciderNames, HandlerParameters
@@ -56,6 +59,8 @@ from .sessions import SessionFilter, SessionScorer, TokenSession
 _SCORES: Final = "the listed plugins choose by scores: list predicted-cost alone, which weighs it"
 _NO_SIZES: Final[Mapping[str, KvSize]] = MappingProxyType({})
 _NO_SLOS: Final[Mapping[str, Slo]] = MappingProxyType({})
+_NO_GATES: Final[Mapping[str, bool]] = MappingProxyType({})
+_NO_FLOW: Final = FlowControl()
 
 
 def load_routing(
@@ -64,10 +69,13 @@ def load_routing(
     serving: DisaggregatedServing,
     resume: ResumeLimits | None = None,
     slos: Mapping[str, Slo] = _NO_SLOS,
+    *,
+    flow: FlowControl = _NO_FLOW,
+    gates: Mapping[str, bool] = _NO_GATES,
 ) -> Routing:
-    """The routing that `document` configures; the others are parts of it, `fields`, `serving` and
-    `slos` as `load_scheduling` takes them. Raises DocumentError."""
-    scheduling = load_scheduling(document, fields, serving, slos)
+    """The routing that `document` configures; the others are parts of it, all but `resume` as
+    `load_scheduling` takes them. Raises DocumentError."""
+    scheduling = load_scheduling(document, fields, serving, slos, flow=flow, gates=gates)
     is_silent = document.part("disaggregated_serving.enabled").data is None
     chooser = scheduling.chooser
     if isinstance(chooser, ScoreChoice):
@@ -84,14 +92,23 @@ def load_scheduling(
     fields: Mapping[str, Any],
     serving: DisaggregatedServing,
     slos: Mapping[str, Slo] = _NO_SLOS,
+    *,
+    flow: FlowControl = _NO_FLOW,
+    gates: Mapping[str, bool] = _NO_GATES,
 ) -> Scheduling:
     """The scheduling that `fields` of `document` configure: all top-level fields but those of
-    `tandem_contract.config`, of which `serving` and `slos` are two. Raises DocumentError."""
+    `tandem_contract.config`, of which `serving`, `slos` and `flow` are three. `gates`: llm-d's
+    feature gates that the command line sets. Raises DocumentError."""
     config = read_picker_config(document, dict(fields))
-    return _Builder(document, config, serving, slos).build()
+    builder = _Builder(document, config, serving, slos)
+    builder.own_flow, builder.gates = flow_settings(flow), gates
+    return builder.build()
 
 
 class _Builder:
+    own_flow: FlowSettings | None = None
+    gates: Mapping[str, bool] = _NO_GATES
+
     def __init__(
         self,
         document: Document,
@@ -108,6 +125,8 @@ class _Builder:
         handler = self._handler()
         self._plugins.prefill_profile = handler.prefill
         cost, chooser = self._cost(), self._score_choice(handler)
+        # First: unknown gates and references are refused here.
+        notices = self._notices((handler.decode, handler.prefill), by_scores=cost is None)
         return Scheduling(
             cost=cost or self._cost_settings(CostParameters()),
             chooser=chooser if cost is None else None,
@@ -116,7 +135,8 @@ class _Builder:
             tokenizers=self._tokenizers(),
             added_headers=self._added_headers(),
             scraping=self._scraping(),
-            notices=self._notices((handler.decode, handler.prefill), by_scores=cost is None),
+            flow=self._flow(),
+            notices=notices,
         )
 
     def _score_choice(self, handler: HandlerParameters) -> ScoreChoice:
@@ -143,6 +163,12 @@ class _Builder:
             *((Notice(self._document.where([SLO]), SLO, _SCORES),) if unmet else ()),
             *section_notices(self._document, self._config, self._plugins.names),
             *difference_notices(self._document, self._config, self._plugins, used),
+            *flow_notices(
+                self._document,
+                self._config,
+                is_open=is_gate_open(self._config, self.gates),
+                has_own=self.own_flow is not None,
+            ),
         )
         return tuple(sorted(notices, key=lambda notice: notice.line))
 
@@ -259,6 +285,11 @@ class _Builder:
         if (plugin := self._plugins.first(Kind.RESPONSE)) is not None:
             headers[self._plugins.made(plugin)] = None
         return tuple(headers)
+
+    def _flow(self) -> FlowSettings | None:
+        if self.own_flow is not None or not is_gate_open(self._config, self.gates):
+            return self.own_flow
+        return FlowControlReader(self._document, self._config, self._plugins).read()
 
     def _scraping(self) -> ScrapeSettings:
         if (plugin := self._plugins.first(Kind.METRICS)) is None:

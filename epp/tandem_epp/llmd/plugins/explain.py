@@ -12,6 +12,7 @@ from ...backends.scrape_settings import ScrapeSettings
 from ...choice.cost_choice import CostSettings
 from ...choice.routing import Routing, Scheduling
 from .decider import DeciderSettings
+from .explain_flow import flow_lines
 from .score_choice import ProfileSummary, ScoreChoice
 from .sessions import TokenSession
 
@@ -44,6 +45,7 @@ def _lines(routing: Routing, checks: HealthChecks) -> Iterator[str]:
     yield from _index(scheduling)
     yield from _scraping(scheduling.scraping)
     yield _health_checks(checks)
+    yield from flow_lines(scheduling.flow)
     for header in scheduling.added_headers:
         if isinstance(header, TokenSession):
             yield f"session token: header {header.header}"

@@ -13,6 +13,7 @@ from tandem_contract.selectors import holds
 from ...backends.pods import Pod
 from ...choice.context import ChoiceContext
 from ...estimates.engine_figures import Gauges
+from ...flow.detectors import Detector, UtilizationDetector
 from .llmd_parameters import Condition, LabelSelector, Metric
 from .profile import keep_if
 
@@ -95,6 +96,20 @@ class UtilizationFilter:
 
     def _is_below(self, pod: Pod) -> bool:
         return all(_figure(pod, c.metric) <= c.maxValue for c in self.conditions)
+
+
+@dataclass(frozen=True)
+class DetectorFilter:
+    """Keeps pods that a saturation detector admits; if it is the utilization-detector and none is
+    left, all."""
+
+    detector: Detector
+    is_steady = False
+
+    def keep(self, pods: Sequence[Pod], context: ChoiceContext) -> Sequence[Pod]:
+        now = context.now
+        kept = keep_if(pods, lambda pod: self.detector.admits(pod, pod.estimates.figures(now), now))
+        return pods if not kept and isinstance(self.detector, UtilizationDetector) else kept
 
 
 def _figure(pod: Pod, metric: Metric) -> float:

@@ -15,6 +15,8 @@ import msgspec
 from tandem_contract.documents import Document
 
 from .burst_prefix import BurstPrefix
+from .filters import DetectorFilter
+from .flow_plugins import PredictedDetector
 from .parameters import HandlerParameters, PrefixIndexParameters
 from .picker_config import PluginEntry, convert, unknown_name
 from .plugin_types import Kind, Plugin
@@ -127,6 +129,10 @@ class ListedPlugins:
                 return ProfilePart(filter=own_filter, scorer=self.made(plugin))
             case Kind.FILTER:
                 return ProfilePart(filter=self.made(plugin))
+            case Kind.DETECTOR:
+                detector = self.made(plugin)
+                if not isinstance(detector, PredictedDetector):
+                    return ProfilePart(filter=DetectorFilter(detector))
         return ProfilePart()
 
     def _refuse(self, paths: Mapping[str, PluginEntry]) -> None:

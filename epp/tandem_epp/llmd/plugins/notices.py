@@ -1,6 +1,6 @@
 """What of an `EndpointPickerConfig` has no effect, or another one than in llm-d.
 
-    section_notices      feature gates, data layer, request handler, flow control
+    section_notices      feature gates, data layer, request handler
     difference_notices   what the listed plugins do less, or in another way
 
 Errors: `documents.DocumentError` for an unknown gate, a reference to no plugin, and
@@ -20,7 +20,7 @@ from .parameters import PreciseIndexParameters
 from .picker_config import DataLayer, PickerConfig, unknown_name
 from .plugin_types import Kind
 from .registry import PREFIX_DECIDER, REGISTRY
-from .unsupported import FLOW_CONTROL, NOT_BUILT, read_gate
+from .unsupported import FLOW_CONTROL, read_gate
 
 _NO_PRIORITY: Final = (
     "true is not supported: the EPP writes no priority into requests; remove it. A `priority` that "
@@ -52,9 +52,6 @@ def section_notices(
     if config.requestHandler is not None and config.requestHandler.propagatePriority:
         raise document.error("requestHandler.propagatePriority", _NO_PRIORITY)
     yield from _gate_notices(document, config.featureGates)
-    for section in (FLOW_CONTROL, "saturationDetector"):
-        if getattr(config, section) is not None:
-            yield Notice(document.where(section), section, NOT_BUILT)
     if (layer := config.dataLayer) is not None:
         yield from _layer_notices(document, layer)
     for section in ("requestHandler", "parser"):
@@ -71,10 +68,9 @@ def _gate_notices(document: Document, gates: Collection[str]) -> Iterator[Notice
             gate = read_gate(text)
         except ValueError as err:
             raise document.error(path, str(err)) from err
-        part = f"feature gate {gate.name}"
-        last[gate.name] = Notice(
-            document.where(path), part, gate.reason, gate.is_lost, gate=gate.name
-        )
+        if gate.reason:
+            part = f"feature gate {gate.name}"
+            last[gate.name] = Notice(document.where(path), part, gate.reason, is_lost=False)
     yield from last.values()
 
 

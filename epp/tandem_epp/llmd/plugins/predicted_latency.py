@@ -12,15 +12,13 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
+from tandem_contract.headers import ITL_TARGETS, TTFT_TARGETS
 from tandem_planner.cost import RequestFigures, first_token_seconds
 
 from ...backends.pods import Pod
 from ...choice.context import ChoiceContext
 from .latency_parameters import LatencyScorerParameters, TierParameters
 
-TTFT_TARGETS: Final = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
-ITL_TARGETS: Final = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
-"""Request headers of clients with the targets in milliseconds: llm-d's name, then its older one."""
 _EPSILON: Final = 1e-9
 _STEPS: Final = 100
 """Scores are multiples of 1 ÷ _STEPS, and at least one of them."""

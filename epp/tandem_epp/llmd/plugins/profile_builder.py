@@ -82,7 +82,12 @@ class ProfileBuilder:
         """
         profiles = self._profiles
         if not profiles:
-            every = [("plugins", WeightedRef(plugin.name)) for plugin in self._plugins]
+            # A detector is listed for flow control, unless a profile names it.
+            every = [
+                ("plugins", WeightedRef(plugin.name))
+                for plugin in self._plugins
+                if plugin.entry.kind is not Kind.DETECTOR
+            ]
             return "all plugins", self._of_phase(every, phase)
         for i, profile in enumerate(profiles):
             if profile.name == name or len(profiles) == 1:

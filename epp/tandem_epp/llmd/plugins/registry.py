@@ -14,6 +14,7 @@ from ...choice.routing import PrefixIndexSettings
 from .burst_prefix import BurstPrefix
 from .conformance import ServedHeader
 from .decider import DeciderSettings
+from .flow_plugins import FLOW
 from .latency_parameters import PredictedLatencyParameters
 from .llmd_parameters import (
     AgentParameters,
@@ -164,6 +165,7 @@ PLUGINS: Final[tuple[Plugin[Any], ...]] = (
         " `x-conformance-test-served-endpoint` names the backend that the gateway used",
         lambda *_: ServedHeader(),
     ),
+    *FLOW,
     *ACCEPTED,
 )  # fmt: skip
 REGISTRY: Final[Mapping[str, Plugin[Any]]] = {plugin.type_name: plugin for plugin in PLUGINS}

@@ -14,11 +14,10 @@ from tandem_planner.choice import PREFILL_CANDIDATES
 
 from ...backends.fleet import Fleet
 from ...backends.pairing import can_hand_off
-from ...backends.pods import Pod
+from ...backends.pods import Pod, in_subset
 from ...choice.context import ChoiceContext
 from ...choice.fallback import unified_pods
 from ...choice.result import NoBackend, PathDecision, SchedulingResult
-from ...choice.scheduler import in_subset
 from ...choice.stored_prompts import load_of
 from .decider import DeciderInputs, DeciderSettings, decide_path, is_split, without_prefill
 from .plugin_types import PlacementLearner

@@ -4,9 +4,9 @@ with the reason.
 A plugin is accepted if requests are placed as before without it, and refused if they would not be.
 Names are those of llm-d-router 0.10 and of its main branch after it, old ones included.
 
-No feature gate, in `featureGates` of the configuration or in `--feature-gates`, changes what the
-EPP does: it always does what the others turn on, and its flow control has settings of its own. As
-in llm-d the flag's entries follow the configuration's, and the last entry of a gate counts.
+Of the feature gates, in `featureGates` of the configuration or in `--feature-gates`, `flowControl`
+alone changes what the EPP does (`flow_control`): it always does what the others turn on. As in
+llm-d the flag's entries follow the configuration's, and the last entry of a gate counts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,9 +17,7 @@ from .parameters import AnyParameters
 from .picker_config import unknown_name
 from .plugin_types import Kind, Plugin, RefusedType
 
-NOT_BUILT: Final = (
-    "the EPP's flow control has other settings: for it, write flow_control: {enabled: true}"
-)
+_NO_EVICTION: Final = "requests that a backend has are not ended for others"
 
 ALWAYS: Final[Mapping[str, str]] = {
     "core-metrics-extractor": "the EPP always reads the engines' load metrics",
@@ -41,19 +39,8 @@ ALWAYS: Final[Mapping[str, str]] = {
 LOST: Final[Mapping[str, str]] = {
     "request-attribute-reporter": "the EPP reports no attributes of requests",
     "latency-slo-admitter": "the EPP refuses no request by its predicted latency",
-    "global-strict-fairness-policy": NOT_BUILT,
-    "round-robin-fairness-policy": NOT_BUILT,
-    "program-aware-fairness": NOT_BUILT,
-    "fcfs-ordering-policy": NOT_BUILT,
-    "edf-ordering-policy": NOT_BUILT,
-    "slo-deadline-ordering-policy": NOT_BUILT,
-    "static-usage-limit-policy": NOT_BUILT,
-    "priority-holdback-policy": NOT_BUILT,
-    "soft-reflective-ceiling-policy": NOT_BUILT,
-    "sheddable-eviction-filter": NOT_BUILT,
-    "priority-then-time-eviction-order-policy": NOT_BUILT,
-    "concurrency-detector": NOT_BUILT,
-    "utilization-detector": NOT_BUILT,
+    "sheddable-eviction-filter": _NO_EVICTION,
+    "priority-then-time-eviction-order-policy": _NO_EVICTION,
 }
 """Plugins whose effect is missing, with the reason."""
 ACCEPTED: Final = tuple(
@@ -118,13 +105,13 @@ REFUSED: Final[Mapping[str, RefusedType]] = {
 
 
 FLOW_CONTROL: Final = "flowControl"
-_REASONS: Final[Mapping[str, str]] = {
-    FLOW_CONTROL: NOT_BUILT,
+_GATES: Final[Mapping[str, str]] = {
+    FLOW_CONTROL: "",
     "haPopulateNonLeaderDatastore": "every replica follows discovery",
     "dataLayer": "the EPP always reads the engines' load metrics",
     "prepareDataPlugins": "the EPP always prepares what scorers need",
 }
-"""Gate, older ones included → why it has no effect."""
+"""Gate, older ones included → why it has no effect; empty: it has."""
 _TRUE: Final = ("1", "t", "true")
 _FALSE: Final = ("0", "f", "false")
 
@@ -134,22 +121,20 @@ class FeatureGate:
     """A gate that is named."""
 
     name: str
+    is_on: bool
     reason: str
-    """Why it has no effect."""
-    is_lost: bool
-    """Whether its user misses something."""
+    """Why it has no effect; empty: it has."""
 
 
 def read_gate(text: str) -> FeatureGate:
     """The gate in `name`, `name=true` or `name=false`. Raises ValueError for any other text."""
     name, _, value = text.partition("=")
-    if name not in _REASONS:
-        raise ValueError(unknown_name("feature gate", name, _REASONS.keys()))
+    if name not in _GATES:
+        raise ValueError(unknown_name("feature gate", name, _GATES.keys()))
     value = value.strip().lower() or "true"
     if value not in (*_TRUE, *_FALSE):
         raise ValueError(f"{text!r}: write {name}=true or {name}=false")
-    is_lost = name == FLOW_CONTROL and value in _TRUE
-    return FeatureGate(name, _REASONS[name], is_lost)
+    return FeatureGate(name, value in _TRUE, _GATES[name])
 
 
 def last_entries(texts: Iterable[str]) -> dict[str, FeatureGate]:

@@ -28,9 +28,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from tandem_contract.documents import Document, DocumentError, load_documents
+from tandem_contract.quantities import quantity
 
 from ...observed import Body
-from ...resources.quantities import quantity
 from ...resources.resolve import own_version
 
 _FIELD_PATH: Final = re.compile(r" - at `\$\.?(.*)`$")

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from tandem_contract import labels, ports
 from tandem_contract.api_paths import ApiPaths
+from tandem_contract.quantities import quantity
 
 from ...pods.containers import TLS_DIRECTORY, tls_mounts, tls_volumes
-from ...resources.quantities import quantity
 from ..endpoint.observed import ObservedEndpoint
 from ..endpoint.requirements import EndpointRequirements
 from ..endpoint.settings import RouterSettings

@@ -24,7 +24,7 @@ from tandem_epp.choice.result import SchedulingResult
 from tandem_epp.choice.routing import Scheduling
 from tandem_epp.choice.scheduler import Scheduler
 from tandem_epp.estimates.engine_figures import Gauges
-from tandem_epp.llmd.plugins.unsupported import NOT_BUILT
+from tandem_epp.flow.ceilings import SoftCeilings
 from tandem_epp.main import main
 from tandem_epp.process.configuration import load, log_notices
 from tandem_epp.request.inference import InferenceRequest
@@ -217,16 +217,17 @@ def test_events_are_followed_with_the_files_tokenizer() -> None:
         assert [each.url for each in scheduling.tokenizers] == ([url] if url else [])
 
 
-def test_flow_control_is_accepted_with_warnings(caplog: pytest.LogCaptureFixture) -> None:
+def test_flow_control_is_that_of_the_file(caplog: pytest.LogCaptureFixture) -> None:
     file = CONFIGS / "sim-program-aware-config.yaml"
     with caplog.at_level(logging.WARNING):
         log_notices(load(file, {}, lists_backends=False))
-    reason = NOT_BUILT
-    assert caplog.messages == [
-        f"{file}:6: feature gate flowControl has no effect: {reason}",
-        f"{file}:11: program-aware-fairness has no effect: {reason}",
-        f"{file}:14: flowControl has no effect: {reason}",
-    ]
+    assert not caplog.messages
+    flow = Setup("sim-program-aware-config").scheduling.flow
+    assert flow is not None
+    assert flow.default.fairness == "tokens"
+    flow = Setup("soft-reflective-ceiling-epp-config").scheduling.flow
+    assert flow is not None
+    assert flow.ceilings == SoftCeilings()
 
 
 def check(file: Path) -> tuple[int, list[str], str]:

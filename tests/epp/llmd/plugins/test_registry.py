@@ -25,6 +25,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "by-label": {"label": "tier", "validValues": ["a"]},
     "header-label-affinity-scorer": {"headerName": "x-tier", "labelKey": "tier"},
     "utilization-filter": {"conditions": [{"metric": "waiting-queue", "maxValue": 1}]},
+    "priority-holdback-policy": {"minCeiling": 0.5},
     "session-id-producer": {"headerName": "x-session"},
 }
 """Parameters of the plugins that cannot do without."""

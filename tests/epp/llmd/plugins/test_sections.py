@@ -73,7 +73,6 @@ dataLayer:
     found = [(notice.line, notice.part, notice.is_lost) for notice in notices(text)]
     assert found == [
         (1, "feature gate haPopulateNonLeaderDatastore", False),
-        (1, "feature gate flowControl", False),
         (2, "flowControl", True),
         (6, "requestHandler", False),
         (7, "dataLayer", False),
@@ -86,10 +85,7 @@ def test_the_last_entry_of_a_gate_counts() -> None:
     text = "featureGates:\n- flowControl\n- dataLayer\n- flowControl=false\n"
     assert [(notice.line, notice.part, notice.is_lost) for notice in notices(text)] == [
         (3, "feature gate dataLayer", False),
-        (4, "feature gate flowControl", False),
     ]
-    [notice] = notices("featureGates: [flowControl=false, flowControl]")
-    assert notice.is_lost
 
 
 def test_version_1_has_the_fields_of_the_data_layer_in_groups() -> None:

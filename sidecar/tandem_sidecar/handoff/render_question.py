@@ -54,8 +54,11 @@ class RenderQuestion:
         self._call: Call = context.pool.send(engine, b"POST", made, Collector(self._take))
 
     def _take(self, answer: Answer | NoAnswer) -> None:
-        is_rendered = isinstance(answer, Answer) and answer.head.status == HTTPStatus.OK
-        self._end(answer.body if is_rendered else None)
+        match answer:
+            case Answer(head, body) if head.status == HTTPStatus.OK:
+                self._end(body)
+            case _:
+                self._end(None)
 
     def _give_up(self) -> None:
         self._call.abort()

@@ -219,6 +219,9 @@ class FlowControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     displace: bool = False
     """Whether a request for which there are too many bytes takes the place of one of a lower
     priority."""
+    propagate_priority: bool = False
+    """Whether engines are told the priorities, for their own queues. An engine that was not started
+    with --scheduling-policy priority refuses every request whose priority is not 0."""
     bands: tuple[FlowBand, ...] = ()
     """Priorities that are treated differently."""
 

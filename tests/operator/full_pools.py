@@ -123,7 +123,7 @@ _DECODE: dict[str, Any] = {
         "resume": {"enabled": "always", "maxRegeneration": "5s", "maxMoves": 1},
         "flowControl": {"enabled": True, "ttl": "20s", "noEndpointTTL": "5m", "maxRequests": 100,
                         "maxBytes": 1048576, "fairness": "tokens", "order": "deadline",
-                        "displace": True,
+                        "displace": True, "propagatePriority": True,
                         "bands": [{"priority": 10, "ttl": "5s", "maxRequests": 10}]},
         "slo": {"ttft": "2s", "itl": "25ms", "attainment": 0.95},
         "maxRequestBytes": 67108864,

@@ -427,6 +427,12 @@ def test_router_state_says_why_streams_are_not_resumed() -> None:
     assert router_state(settled(endpoint())).message == "requests are routed"
 
 
+def test_router_state_says_why_engines_are_not_told_priorities() -> None:
+    flow = {"enabled": True, "propagatePriority": True}
+    message = router_state(settled(endpoint(decode("a", routing={"flowControl": flow})))).message
+    assert "flowControl.propagatePriority): a has " in message
+
+
 def test_conflicting_pools_are_served_and_reported() -> None:
     observed = settled(endpoint(decode("a"), decode("b", routing={"split": "off"})))
     state = router_state(observed)

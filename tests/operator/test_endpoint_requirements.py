@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tandem_operator.resources.pools import DecodePool
+from tandem_operator.routing.endpoint.flow_control import priority_obstacles
 from tandem_operator.routing.endpoint.observed import EndpointPool
 from tandem_operator.routing.endpoint.requirements import (
     EndpointRequirements,
@@ -177,6 +178,24 @@ def test_the_first_settings_of_flow_control_by_name_count() -> None:
     assert together(decode("a", routing=by_config)).epp_config == config
     off = {**by_config, "flowControl": {"enabled": False}}
     assert together(decode("a", routing=off)).epp_config == {}
+
+
+def test_priorities_reach_only_engines_that_take_them() -> None:
+    routing = {"flowControl": {"enabled": True, "propagatePriority": True}}
+
+    def told(*args: str, **engine: str) -> bool:
+        pool = decode("a", engine={**engine, "extraArgs": list(args)}, routing=routing)
+        return together(pool).flow_control.get("propagate_priority", False)
+
+    assert told("--scheduling-policy", "priority")
+    assert told("--scheduling-policy=priority")
+    assert not told("--scheduling-policy", "fcfs")
+    assert not told()
+    with_engines = decode("a", engine={"extraArgs": ["--scheduling-policy=priority"]})
+    assert priority_obstacles([with_engines, decode("b", routing=routing)]) == (
+        "b has no --scheduling-policy priority in engine.extraArgs",
+    )
+    assert priority_obstacles([with_engines]) == ()
 
 
 def test_each_model_has_the_objectives_of_its_first_pool_by_name() -> None:

@@ -110,6 +110,8 @@ class Scheduling:
     scraping: ScrapeSettings = field(default_factory=ScrapeSettings)
     flow: FlowSettings | None = None
     """How requests wait while no pod has room; None: none waits."""
+    propagates_priority: bool = False
+    """Whether engines are told the priorities of requests."""
     notices: tuple[Notice, ...] = ()
     """What has no effect."""
 

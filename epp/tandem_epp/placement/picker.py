@@ -13,6 +13,7 @@ which a reload replaces, and the shared `Fleet`; it does no I/O. It replies with
 import logging
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from random import Random
 from time import perf_counter
 from typing import Final, Protocol
@@ -40,6 +41,7 @@ from ..flow.control import Outlook
 from ..metrics.counters import Metrics
 from ..request.bodies import is_coded, is_form, is_json, kind_of, named_model
 from ..request.body_fields import BadBody
+from ..request.engine_priority import takes_priority, with_priority
 from ..request.inference import InferenceRequest
 from ..request.model_rewrites import ModelRewrites, Rewrite
 from ..request.objectives import Objectives
@@ -136,28 +138,36 @@ class EndpointPicker:
         NotPlaced."""
         if not self.follows_hints and request.subset is not None:
             request = replace(request, subset=None)
-        # Without a body there is nothing to separate: some paths need none.
-        if body == b"" or not self.salts.apply_to(request, self.routing.api):
-            return self._place_counted(request, body, now)
-        salted = self._with_salt(request, body)
-        placement = self._place_counted(request, salted, now)
-        # Where the model was replaced, the body is changed already, and has the salt.
-        if placement.body is None:
-            placement.body = salted
-            if _LENGTH in request.headers:
-                length = str(len(salted))
+        changed = self._with_members(request, body)
+        placement = self._place_counted(request, changed, now)
+        # Where the model was replaced, the body is changed already, and has these members.
+        if changed is not body and placement.body is None:
+            placement.body = changed
+            if _LENGTH in request.headers and changed is not None:
+                length = str(len(changed))
                 placement.mutation = placement.mutation.with_header(_LENGTH, length)
         return placement
 
-    def salted(self, request: HttpRequest, body: bytes) -> bytes:
-        """The body as it is placed. One that no tenant's salt fits, which `place` refuses, stays as
-        it is."""
-        if not self.salts.apply_to(request, self.routing.api):
-            return body
+    def placed_body(self, request: HttpRequest, body: bytes) -> bytes:
+        """The body as it is placed. One that `place` refuses stays as it is."""
         try:
-            return self.salts.salted(request, body)
-        except BadBody:
+            return self._with_members(request, body) or body
+        except NotPlaced:
             return body
+
+    def _with_members(self, request: HttpRequest, body: bytes | None) -> bytes | None:
+        """The body with what engines are told beside the client's own members; the same object if
+        that is nothing. Raises NotPlaced."""
+        # Without a body there is nothing to tell: some paths need none.
+        if body == b"":
+            return body
+        if self.salts.apply_to(request, self.routing.api):
+            body = self._with_salt(request, body)
+        if self.routing.scheduling.propagates_priority and body and takes_priority(request):
+            # A body that is no JSON object is refused when it is read.
+            with suppress(BadBody):
+                return with_priority(body, self.objectives.priority(request.headers))
+        return body
 
     def _with_salt(self, request: HttpRequest, body: bytes | None) -> bytes:
         """The body with the salt of its tenant. Raises NotPlaced."""

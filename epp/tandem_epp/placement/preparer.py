@@ -34,10 +34,10 @@ class Preparer:
         rewrites: ModelRewrites,
         faults: Faults,
         flow: FlowController,
-        salted: Callable[[HttpRequest, bytes], bytes] = lambda _, body: body,
+        placed_body: Callable[[HttpRequest, bytes], bytes] = lambda _, body: body,
     ) -> None:
-        """`salted`: the body with the salt of its tenant."""
-        self._salted, self._flow = salted, flow
+        """`placed_body`: the body as the pick will place it."""
+        self._placed_body, self._flow = placed_body, flow
         self._precise, self._rewrites, self._faults = precise, rewrites, faults
         self._large_bodies = LargeBodies()
 
@@ -48,7 +48,7 @@ class Preparer:
         is_prepared = self._precise.is_on or len(body) >= LARGE
         if not is_prepared and not self._may_wait(request, body):
             return None
-        return self._prepare(request, self._salted(request, body))
+        return self._prepare(request, self._placed_body(request, body))
 
     def _may_wait(self, request: HttpRequest, body: bytes) -> bool:
         """Whether flow control may hold the request."""

@@ -94,7 +94,7 @@ class Decisions:
             self.picker.rewrites,
             self.metrics.faults,
             self.flow,
-            self.picker.salted,
+            self.picker.placed_body,
         )
 
     def start_tracing(self, stack: AsyncExitStack, service_name: str = "tandem-epp") -> None:

@@ -88,3 +88,13 @@ def _is_too_deep(part: bytes | memoryview) -> bool:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
     return False
+
+
+def with_last_member(body: bytes, name: str, value: bytes) -> bytes:
+    """The object with a member behind the others: of a repeated name the last one counts. Whatever
+    the body is, the result is an object with the member, or no JSON. Raises BadBody."""
+    end = body.rfind(b"}")
+    if end < 0:
+        raise BadBody("the body is not a JSON object")
+    comma = b"" if body[:end].rstrip().endswith(b"{") else b","
+    return b'%b%b"%b":%b}' % (body[:end], comma, name.encode(), value)

@@ -21,7 +21,7 @@ from tandem_contract.api_paths import FORMS, ApiPaths
 
 from ..exchange import HttpRequest
 from .bodies import is_coded
-from .body_fields import UNREADABLE, BadBody, decode_members, unreadable_body
+from .body_fields import UNREADABLE, decode_members, unreadable_body, with_last_member
 from .large_bodies import LARGE
 
 FIELD: Final = "cache_salt"
@@ -52,12 +52,12 @@ class TenantSalts:
         tenant = request.headers.get((self.header or "").lower(), "")
         if len(body) >= LARGE:
             # Decoding would block other streams: the client's own salt does not count.
-            return _with_last_member(body, salt_of(tenant, _NONE))
+            return _with_salt(body, salt_of(tenant, _NONE))
         try:
             given = bytes(_given.decode(body).cache_salt)
             salt = salt_of(tenant, given)
             if given == _NONE:
-                return _with_last_member(body, salt)
+                return _with_salt(body, salt)
             return msgspec.json.encode({**decode_members(body), FIELD: salt})
         except UNREADABLE as err:
             raise unreadable_body(body, err) from err
@@ -77,11 +77,5 @@ class _Given(msgspec.Struct):
 _given: Final = msgspec.json.Decoder(_Given)
 
 
-def _with_last_member(body: bytes, salt: str) -> bytes:
-    """The object with the salt behind its other members: of a repeated name the last one counts.
-    Whatever the body is, the result is an object with the salt, or no JSON. Raises BadBody."""
-    end = body.rfind(b"}")
-    if end < 0:
-        raise BadBody("the body is not a JSON object")
-    comma = b"" if body[:end].rstrip().endswith(b"{") else b","
-    return b'%b%b"%b":"%b"}' % (body[:end], comma, FIELD.encode(), salt.encode())
+def _with_salt(body: bytes, salt: str) -> bytes:
+    return with_last_member(body, FIELD, b'"%b"' % salt.encode())

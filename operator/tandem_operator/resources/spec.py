@@ -316,6 +316,7 @@ class FlowControl(Section, frozen=True, kw_only=True):
     fairness: Literal["requests", "tokens"]
     order: Literal["arrival", "deadline"]
     displace: bool
+    propagate_priority: bool = False
     bands: tuple[FlowBand, ...] = ()
 
 

@@ -9,6 +9,8 @@ from math import inf
 from time import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tandem_contract import headers as wire
@@ -18,6 +20,7 @@ from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.precise import PrecisePrefixes
 from tandem_epp.exchange import HttpRequest, NotPlaced
 from tandem_epp.flow.elsewhere import Group
+from tandem_epp.flow.flows import shed_share
 from tandem_epp.flow.saturation import PATIENCE
 from tandem_epp.placement.placement import Placement
 from tandem_epp.placement.preparer import Preparer
@@ -114,6 +117,19 @@ async def test_it_goes_as_soon_as_there_is_room() -> None:
     assert placed.decision.trace().held == placed.decision.held
     assert (setup.held, setup.held_bytes) == (0, 0)
     assert setup.ended("went") == 1
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4), st.floats(0, 1e4))
+def test_sheddable_requests_are_refused_the_more_the_longer_they_would_wait(
+    wait: float, more: float, patience: float
+) -> None:
+    share, longer = shed_share(wait, patience), shed_share(wait + more, patience)
+    assert 0.0 <= share <= longer <= 1.0
+    if patience > 0:
+        # Gradually: no step anywhere, none who would not wait, all who would wait in vain.
+        assert longer - share <= more / patience * (1 + 1e-9) + 1e-9
+        assert shed_share(0.0, patience) == 0.0
+        assert shed_share(patience, patience) == 1.0
 
 
 async def test_the_important_go_first_and_tenants_take_turns() -> None:

@@ -47,7 +47,7 @@ def request(tenant: str | None, path: str = "/v1/completions", **headers: str) -
 
 def salt(picker: EndpointPicker, tenant: str | None, **fields: Any) -> str:
     body = {"model": "m", "prompt": "hello", **fields}
-    changed = json.loads(picker.salted(request(tenant), json.dumps(body).encode()))
+    changed = json.loads(picker.placed_body(request(tenant), json.dumps(body).encode()))
     value: str = changed.pop("cache_salt")
     body.pop("cache_salt", None)
     assert changed == body
@@ -79,7 +79,7 @@ def test_a_salt_is_the_tenants_and_depends_on_the_clients_own(picker: EndpointPi
     ],
 )
 def test_no_other_byte_changes(picker: EndpointPicker, body: bytes, changed: bytes) -> None:
-    salted = picker.salted(request("a"), body)
+    salted = picker.placed_body(request("a"), body)
     assert salted == changed + b'"cache_salt":"%b"}' % salt(picker, "a").encode()
 
 
@@ -91,7 +91,7 @@ def test_no_other_byte_changes(picker: EndpointPicker, body: bytes, changed: byt
 def test_what_is_no_object_is_refused_on_every_path(
     picker: EndpointPicker, path: str, body: bytes
 ) -> None:
-    assert picker.salted(request("a", path), body) == body
+    assert picker.placed_body(request("a", path), body) == body
     with pytest.raises(NotPlaced) as refusal:
         picker.place(request("a", path), body, NOW)
     assert refusal.value.reply.status == 400
@@ -107,7 +107,7 @@ def test_a_request_without_a_body_needs_no_salt(picker: EndpointPicker) -> None:
 def test_a_large_body_gets_the_salt_of_its_tenant(picker: EndpointPicker) -> None:
     for fields in ({}, {"cache_salt": "x"}):
         body = json.dumps({"model": "m", **fields, "prompt": "x" * LARGE}).encode()
-        read = json.loads(picker.salted(request("a"), body))
+        read = json.loads(picker.placed_body(request("a"), body))
         assert read["cache_salt"] == salt(picker, "a")
 
 

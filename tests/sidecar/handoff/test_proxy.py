@@ -1,6 +1,7 @@
 """Which requests are refused, passed through or handed off."""
 
 import asyncio
+import json
 import re
 import time
 from pathlib import Path
@@ -56,6 +57,17 @@ async def test_a_plan_names_the_backends(harness: Harness, keys: PlanKeys) -> No
     assert "x-tandem-plan" not in harness.prefills[0].requests[0].headers
     name = 'disaggregated_prefill_duration_seconds_count{backend="prefill-0"}'
     assert await harness.metric(name) == 1
+
+
+async def test_both_engines_get_the_priority(harness: Harness, keys: PlanKeys) -> None:
+    await harness.prefill()
+    await harness.start(keys=keys, pod_name="")
+    body, headers = b'{"priority": 1, "prompt": "Hi","priority":-7}', signed(harness, keys)
+    async with harness.http.post(harness.url(), data=body, headers=headers) as answer:
+        assert answer.headers[PATH] == "prefill_then_decode"
+    for engine in (harness.prefills[0], harness.decode):
+        # What counts is the last of a repeated name.
+        assert json.loads(engine.requests[0].body)["priority"] == -7
 
 
 async def silent(turn: Turn) -> None:

@@ -102,11 +102,13 @@ def load_scheduling(
     config = read_picker_config(document, dict(fields))
     builder = _Builder(document, config, serving, slos)
     builder.own_flow, builder.gates = flow_settings(flow), gates
+    builder.propagates_priority = flow.enabled and flow.propagate_priority
     return builder.build()
 
 
 class _Builder:
     own_flow: FlowSettings | None = None
+    propagates_priority = False
     gates: Mapping[str, bool] = _NO_GATES
 
     def __init__(
@@ -136,6 +138,7 @@ class _Builder:
             added_headers=self._added_headers(),
             scraping=self._scraping(),
             flow=self._flow(),
+            propagates_priority=self.propagates_priority or self._is_priority_asked,
             notices=notices,
         )
 
@@ -285,6 +288,11 @@ class _Builder:
         if (plugin := self._plugins.first(Kind.RESPONSE)) is not None:
             headers[self._plugins.made(plugin)] = None
         return tuple(headers)
+
+    @property
+    def _is_priority_asked(self) -> bool:
+        handler = self._config.requestHandler
+        return handler is not None and handler.propagatePriority
 
     def _flow(self) -> FlowSettings | None:
         if self.own_flow is not None or not is_gate_open(self._config, self.gates):

@@ -46,6 +46,8 @@ def _lines(routing: Routing, checks: HealthChecks) -> Iterator[str]:
     yield from _scraping(scheduling.scraping)
     yield _health_checks(checks)
     yield from flow_lines(scheduling.flow)
+    if scheduling.propagates_priority:
+        yield "priorities: told to the engines, which need --scheduling-policy priority"
     for header in scheduling.added_headers:
         if isinstance(header, TokenSession):
             yield f"session token: header {header.header}"

@@ -3,8 +3,7 @@
     section_notices      feature gates, data layer, request handler
     difference_notices   what the listed plugins do less, or in another way
 
-Errors: `documents.DocumentError` for an unknown gate, a reference to no plugin, and
-`propagatePriority`, without which engines would serve requests in another order.
+Errors: `documents.DocumentError` for an unknown gate and a reference to no plugin.
 """
 
 from collections.abc import Collection, Iterator
@@ -21,11 +20,6 @@ from .picker_config import DataLayer, PickerConfig, unknown_name
 from .plugin_types import Kind
 from .registry import PREFIX_DECIDER, REGISTRY
 from .unsupported import FLOW_CONTROL, read_gate
-
-_NO_PRIORITY: Final = (
-    "true is not supported: the EPP writes no priority into requests; remove it. A `priority` that "
-    "a client sends reaches the engine"
-)
 
 _SECTIONS: Final = ("dataLayer", "requestHandler", "parser", "saturationDetector", FLOW_CONTROL)
 """Those whose references are only checked."""
@@ -49,15 +43,15 @@ def section_notices(
             if name not in names and name not in REGISTRY:
                 message = unknown_name("plugin reference", name, (*names, *REGISTRY))
                 raise document.error(path, message)
-    if config.requestHandler is not None and config.requestHandler.propagatePriority:
-        raise document.error("requestHandler.propagatePriority", _NO_PRIORITY)
     yield from _gate_notices(document, config.featureGates)
     if (layer := config.dataLayer) is not None:
         yield from _layer_notices(document, layer)
-    for section in ("requestHandler", "parser"):
-        if getattr(config, section) is not None:
-            reason = "the EPP always reads bodies of the APIs it knows"
-            yield Notice(document.where(section), section, reason, is_lost=False)
+    reason = "the EPP always reads bodies of the APIs it knows"
+    handler = config.requestHandler
+    if handler is not None and (handler.parsers or not handler.propagatePriority):
+        yield Notice(document.where("requestHandler"), "requestHandler", reason, is_lost=False)
+    if config.parser is not None:
+        yield Notice(document.where("parser"), "parser", reason, is_lost=False)
 
 
 def _gate_notices(document: Document, gates: Collection[str]) -> Iterator[Notice]:

@@ -35,6 +35,7 @@ from ..objects.epp import (
 )
 from ..objects.policies import network_policies
 from ..objects.router import router_objects
+from .flow_control import priority_obstacles
 from .front import Fronts, available, is_ending, plan_fronts, selected_front
 from .observed import (
     HTTP_ROUTE,
@@ -230,6 +231,11 @@ def _ready_reason(observed: ObservedEndpoint, required: EndpointRequirements) ->
     if lines := resume_obstacles([pool.pool for pool in observed.pools]):
         message += (
             f"; a stream whose engine dies ends with an error (routing.resume): {', '.join(lines)}"
+        )
+    if lines := priority_obstacles([pool.pool for pool in observed.pools]):
+        message += (
+            "; engines are not told priorities (routing.flowControl.propagatePriority): "
+            f"{', '.join(lines)}"
         )
     return RouterReason.ROUTER_READY, message
 

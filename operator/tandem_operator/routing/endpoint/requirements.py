@@ -23,7 +23,6 @@ from ...observed import Body
 from ...pods.manifests import pod_names
 from ...resources.pools import DecodePool, PoolSet, PrefillPool
 from ...resources.spec import (
-    FlowControl,
     GatewayRef,
     Resume,
     RouteMatch,
@@ -32,6 +31,7 @@ from ...resources.spec import (
     RoutingService,
 )
 from ...resources.vllm_versions import RESUME, parse_release
+from .flow_control import flow_control, stated_flow
 from .observed import EndpointPool
 from .settings import RouterSettings
 
@@ -133,7 +133,7 @@ def epp_config(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
     """The EndpointPickerConfig in effect for all `decodes` together, in order of their names;
     without the sections `resume` and `flow_control` where the pools' fields turn them off."""
     config = next((d.spec.routing.epp.config for d in decodes if d.spec.routing.epp.config), {})
-    resumed, flow = _stated_resume(decodes), _stated_flow(decodes)
+    resumed, flow = _stated_resume(decodes), stated_flow(decodes)
     off = set()
     if resumed is not None and resumed.enabled == "never":
         off.add("resume")
@@ -218,36 +218,6 @@ def _obstacle(decode: DecodePool) -> str:
 
 def _stated_resume(decodes: Iterable[DecodePool]) -> Resume | None:
     return next(filter(None, (decode.spec.routing.resume for decode in decodes)), None)
-
-
-def flow_control(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:
-    """The router configuration's section `flow_control` for all `decodes` together, in order of
-    their names; empty when it is off: an EPP of an earlier version refuses a file with it."""
-    stated = _stated_flow(decodes)
-    if stated is None or not stated.enabled:
-        return {}
-    return {
-        "enabled": True,
-        "ttl": format_duration(stated.ttl),
-        "no_endpoint_ttl": format_duration(stated.no_endpoint_ttl),
-        "max_requests": stated.max_requests,
-        "max_bytes": stated.max_bytes,
-        "fairness": stated.fairness,
-        "order": stated.order,
-        "displace": stated.displace,
-        "bands": [
-            {
-                "priority": band.priority,
-                **({} if band.ttl is None else {"ttl": format_duration(band.ttl)}),
-                **({} if band.max_requests is None else {"max_requests": band.max_requests}),
-            }
-            for band in stated.bands
-        ],
-    }
-
-
-def _stated_flow(decodes: Iterable[DecodePool]) -> FlowControl | None:
-    return next(filter(None, (decode.spec.routing.flow_control for decode in decodes)), None)
 
 
 def _duration(seconds: Seconds | None) -> str | None:

@@ -33,10 +33,6 @@ def notices(text: str) -> tuple[Notice, ...]:
         ("dataLayer: {crossReplica: {syncTime: 1s}}", "unknown field `syncTime`"),
         ("flowControl: {endpointGatePluginRef: gate}", r"endpointGatePluginRef: .*'gate'"),
         ("flowControl: {bandSelectionPolicyPluginRef: band}", "'band'"),
-        (
-            "requestHandler:\n  propagatePriority: true",
-            r":2: requestHandler\.propagatePriority: true is not supported: .*remove it",
-        ),
         ("apiVersion: llm-d.ai/v2", "'llm-d.ai/v2' is none of llm-d.ai/v1, llm-d.ai/v1alpha1"),
         ("plugins: [{type: thunder-agent}]", "nearest: 'session-affinity-scorer'"),
         ("plugins: [{type: outlen-bucket}]", "nearest: 'predicted-cost'"),

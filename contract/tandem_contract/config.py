@@ -197,6 +197,17 @@ class FlowBand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_requests: int | None = None
 
 
+class FlowClient(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an API key stands for; a client's own headers do not count then."""
+
+    name: str
+    """The client's, as the Secret or the directory of API keys has it."""
+    priority: int = 0
+    """Of its requests."""
+    tenant: str = ""
+    """Whose share its requests take; empty: its own."""
+
+
 class FlowControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether requests wait in the EPP while no pod has room; durations are in seconds after
     loading."""
@@ -224,6 +235,8 @@ class FlowControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     with --scheduling-policy priority refuses every request whose priority is not 0."""
     bands: tuple[FlowBand, ...] = ()
     """Priorities that are treated differently."""
+    clients: tuple[FlowClient, ...] = ()
+    """Clients with API keys; the others have priority 0, and each is a tenant of its own."""
 
 
 class BackendCredentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -384,6 +397,10 @@ def _check_flow(document: Document, flow: FlowControl) -> None:
             raise document.error(f"flow_control.bands[{i}].priority", message)
         if band.max_requests is not None:
             limits[f"bands[{i}].max_requests"] = band.max_requests
+    for i, client in enumerate(flow.clients):
+        if client.name in {other.name for other in flow.clients[:i]}:
+            message = f"{client.name} is in the list already: write one entry for each client"
+            raise document.error(f"flow_control.clients[{i}].name", message)
     for name, limit in limits.items():
         if limit < 1:
             message = f"{limit} is below 1: to let no request wait, write enabled: false"

@@ -5,7 +5,7 @@ together, and `tokens` prompt tokens, each of which looks at all before it. Thes
 as in `prefill_fit`: `pairs` = n² + 2 n cached, summed over the chunks of the step.
 
     LinearStep   α + β decodes + γ context + b tokens + c pairs     measured, or learned
-    roofline     the same work on a GPU that nobody measured         `roofline.RooflineStep`
+    roofline     the same work on a GPU that was not measured         `roofline.RooflineStep`
 """
 
 from typing import NamedTuple, Protocol

@@ -180,6 +180,15 @@ def test_the_first_settings_of_flow_control_by_name_count() -> None:
     assert together(decode("a", routing=off)).epp_config == {}
 
 
+def test_the_settings_of_clients_reach_the_epp() -> None:
+    clients = [{"name": "web", "priority": 5}, {"name": "ci", "tenant": "builds"}]
+    pool = decode("a", routing={"flowControl": {"enabled": True, "clients": clients}})
+    assert together(pool).flow_control["clients"] == [
+        {"name": "web", "priority": 5},
+        {"name": "ci", "priority": 0, "tenant": "builds"},
+    ]
+
+
 def test_priorities_reach_only_engines_that_take_them() -> None:
     routing = {"flowControl": {"enabled": True, "propagatePriority": True}}
 

@@ -4,8 +4,9 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -24,15 +25,17 @@ class Stack(FullStack):
     process: Sidecar
 
 
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+@asynccontextmanager
+async def started(tmp_path: Path, flow: dict[str, Any], *flags: str) -> AsyncIterator[Stack]:
+    """A router with flow control, `flow` beside `enabled`, and a full backend."""
     backend = Backend("d", ranked_page=FULL)
     async with AsyncExitStack() as parts:
         await parts.enter_async_context(serving(backend))
         config = tmp_path / "router.yaml"
         listed = {"name": "d", "url": f"http://127.0.0.1:{backend.port}"}
-        config.write_text(json.dumps({"backends": [listed], "flow_control": {"enabled": True}}))
-        process = await parts.enter_async_context(router(config, "--no-warm-up"))
+        flow = {"enabled": True, **flow}
+        config.write_text(json.dumps({"backends": [listed], "flow_control": flow}))
+        process = await parts.enter_async_context(router(config, "--no-warm-up", *flags))
         http = await parts.enter_async_context(aiohttp.ClientSession())
 
         async def page() -> str:
@@ -41,6 +44,12 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
         stack = Stack(backend, http, process.url(), page)
         stack.process = process
+        yield stack
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    async with started(tmp_path, {}) as stack:
         yield stack
 
 
@@ -65,3 +74,24 @@ async def test_a_client_that_leaves_is_forgotten(stack: Stack) -> None:
 async def test_what_waits_while_the_router_drains_is_answered(stack: Stack) -> None:
     await stack.check_stop(lambda: stack.process.process.send_signal(signal.SIGTERM))
     assert await stack.process.process.wait() == 0
+
+
+async def test_with_api_keys_their_settings_say_who_goes_first(tmp_path: Path) -> None:
+    directory = tmp_path / "keys"
+    directory.mkdir()
+    for client in ("web", "ci"):
+        (directory / client).write_text(f"key-of-{client}")
+    clients = [{"name": "web", "priority": 5}]
+    async with started(tmp_path, {"clients": clients}, "--api-key-dir", str(directory)) as stack:
+        web, ci = {"x_api_key": "key-of-web"}, {"x_api_key": "key-of-ci"}
+        tasks = [asyncio.create_task(stack.send("slow", **ci))]
+        await stack.gets_first()
+        tasks.append(asyncio.create_task(stack.send("of ci", **ci, x_llm_d_inference_ttl="9s")))
+        await stack.holds(1)
+        named = {"x_llm_d_inference_objective": "least", "x_llm_d_inference_fairness_id": "x"}
+        tasks.append(asyncio.create_task(stack.send("of web", **web, **named)))
+        await stack.holds(1, priority=5)
+        stack.backend.release.set()
+        assert [(await task)[0] for task in tasks] == [200] * 3
+        prompts = [json.loads(request.body)["prompt"] for request in stack.backend.received]
+        assert prompts == ["slow", "of web", "of ci"]

@@ -23,7 +23,7 @@ from ..metrics.faults import Faults
 from ..request.inference import InferenceRequest
 from .elsewhere import WaitingElsewhere
 from .flows import DISPLACED, EXPIRED, FULL, LEFT, SHED, STOPPING, WENT, Flows, Held
-from .headers import shorter_ttl, tenant_of, ttft_target
+from .headers import shorter_ttl, ttft_target
 from .metrics import FlowMetrics
 from .settings import BandSettings, FlowSettings
 
@@ -97,11 +97,13 @@ class FlowController:
         refuse: Refuse,
         outlook: Callable[[HttpRequest, InferenceRequest, float], Outlook],
         priority: Callable[[HttpRequest], int],
+        tenant: Callable[[HttpRequest], str],
         random: Random,
     ) -> None:
-        """`outlook`: what the choice would do now, Unix seconds."""
+        """`outlook`: what the choice would do now, Unix seconds; `tenant`: whose a request is."""
         self._fleet, self._metrics, self._faults = fleet, metrics, faults
-        self._refuse, self._outlook, self._priority = refuse, outlook, priority
+        self._refuse, self._outlook = refuse, outlook
+        self._priority, self._tenant = priority, tenant
         self._flows = Flows[FlowTask](fleet, self._on_end, random)
         self._timer: asyncio.TimerHandle | None = None
         """Looks again; not None exactly while something waits for room."""
@@ -228,7 +230,7 @@ class FlowController:
         task = FlowTask(
             model,
             priority,
-            "" if band.fairness == "none" else tenant_of(request.headers),
+            "" if band.fairness == "none" else self._tenant(request),
             now,
             now + shorter_ttl(request.headers, flows.ttl(model, priority, settings)),
             size=size,

@@ -7,15 +7,6 @@ from tandem_contract import headers as wire
 from tandem_contract.go_flags import parse_duration
 
 
-def tenant_of(headers: Mapping[str, str]) -> str:
-    """Whose request it is: the client whose API key it has, else the tenant that it names; empty:
-    neither."""
-    for name in (wire.CLIENT, wire.FAIRNESS, wire.FAIRNESS_OLDER):
-        if tenant := headers.get(name):
-            return tenant
-    return ""
-
-
 def shorter_ttl(headers: Mapping[str, str], ttl: float) -> float:
     """Seconds that the request may wait: `ttl`, or the less that it asks for."""
     try:

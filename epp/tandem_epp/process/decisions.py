@@ -66,6 +66,7 @@ class Decisions:
             refuse=Refusals(self.metrics).error,
             outlook=self.picker.outlook,
             priority=lambda request: self.picker.objectives.priority(request.headers),
+            tenant=lambda request: self.picker.objectives.tenant(request.headers),
             random=Random(),
         )
         self.picker.follows_hints = settings.subset_hints
@@ -131,6 +132,8 @@ class Decisions:
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self.picker.routing = self._routing()
         self.flow.settings = routing.scheduling.flow
+        clients = self.configuration.router.flow_control.clients
+        self.picker.objectives.clients = {client.name: client for client in clients}
         self.fleet.objectives = routing.scheduling.objectives
         self.picker.salts.header = self.configuration.router.cache_salt.from_header
         events = routing.scheduling.events

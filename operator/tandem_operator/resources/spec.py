@@ -307,6 +307,12 @@ class FlowBand(Section, frozen=True, kw_only=True):
     max_requests: int | None = None
 
 
+class FlowClient(Section, frozen=True, kw_only=True):
+    name: str
+    priority: int = 0
+    tenant: str = ""
+
+
 class FlowControl(Section, frozen=True, kw_only=True):
     enabled: bool
     ttl: Seconds
@@ -318,6 +324,7 @@ class FlowControl(Section, frozen=True, kw_only=True):
     displace: bool
     propagate_priority: bool = False
     bands: tuple[FlowBand, ...] = ()
+    clients: tuple[FlowClient, ...] = ()
 
 
 class RoutingSlo(Section, frozen=True, kw_only=True):

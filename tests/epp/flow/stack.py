@@ -42,16 +42,20 @@ class FullStack:
     async def start(self) -> asyncio.Task[Answer]:
         """Send a request that the backend answers when it is released."""
         task = asyncio.create_task(self.send("slow"))
+        await self.gets_first()
+        return task
+
+    async def gets_first(self) -> None:
+        """Wait until the backend has a request."""
 
         async def is_there() -> bool:
             return bool(self.backend.received)
 
         await until(is_there)
-        return task
 
-    async def holds(self, requests: int) -> None:
+    async def holds(self, requests: int, priority: int = 0) -> None:
         """Wait until so many are held."""
-        line = f'tandem_epp_flow_held{{priority="0"}} {float(requests)}'
+        line = f'tandem_epp_flow_held{{priority="{priority}"}} {float(requests)}'
 
         async def held() -> bool:
             lines = (await self._read_page()).splitlines()

@@ -85,6 +85,7 @@ class PickerSetup:
             refuse=Refusals(self.metrics).error,
             outlook=self.picker.outlook,
             priority=lambda request: int(request.headers.get("priority", "0")),
+            tenant=lambda request: self.picker.objectives.tenant(request.headers),
             random=Random(1),
         )
         flow.settings = settings and flow_settings(settings)

@@ -6,7 +6,7 @@ from typing import Any
 from tandem_contract.durations import format_duration
 
 from ...resources.pools import DecodePool
-from ...resources.spec import FlowControl
+from ...resources.spec import FlowClient, FlowControl
 
 
 def flow_control(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
@@ -37,7 +37,13 @@ def flow_control(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
             }
             for band in stated.bands
         ],
+        **({"clients": clients} if (clients := [_client(each) for each in stated.clients]) else {}),
     }
+
+
+def _client(client: FlowClient) -> dict[str, Any]:
+    tenant = {"tenant": client.tenant} if client.tenant else {}
+    return {"name": client.name, "priority": client.priority, **tenant}
 
 
 def priority_obstacles(decodes: Iterable[DecodePool]) -> tuple[str, ...]:

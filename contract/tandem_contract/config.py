@@ -235,6 +235,8 @@ class FlowControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     with --scheduling-policy priority refuses every request whose priority is not 0."""
     bands: tuple[FlowBand, ...] = ()
     """Priorities that are treated differently."""
+    models: tuple[str, ...] = ()
+    """Models whose pods may come while others are there: their requests wait, too."""
     clients: tuple[FlowClient, ...] = ()
     """Clients with API keys; the others have priority 0, and each is a tenant of its own."""
 

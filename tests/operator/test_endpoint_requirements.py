@@ -180,6 +180,15 @@ def test_the_first_settings_of_flow_control_by_name_count() -> None:
     assert together(decode("a", routing=off)).epp_config == {}
 
 
+def test_models_that_have_no_pod_are_told_where_their_requests_wait() -> None:
+    def told(**flow: Any) -> Any:
+        routing = {"flowControl": {"enabled": True, **flow}}
+        return together(decode("a", routing=routing)).flow_control.get("models")
+
+    assert told() is None
+    assert told(noEndpointTTL="5m") == list(decode("a").spec.model.names)
+
+
 def test_the_settings_of_clients_reach_the_epp() -> None:
     clients = [{"name": "web", "priority": 5}, {"name": "ci", "tenant": "builds"}]
     pool = decode("a", routing={"flowControl": {"enabled": True, "clients": clients}})

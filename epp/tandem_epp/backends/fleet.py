@@ -31,7 +31,7 @@ every pod before it starts any, or a scale to zero. Requests for it get 503; aft
 MAX_ADAPTERS: Final = 4096
 """LoRA adapters that are remembered; beyond it, those that no engine reported for longest are
 forgotten. Too low: requests for a rare adapter are placed as if it were resident everywhere."""
-_UNLISTED: Final = "\0"
+UNLISTED: Final = "\0"
 """View key of all models that no backend lists. No model has this name."""
 
 
@@ -63,6 +63,9 @@ class Fleet:
         """The pods of all backends, by name."""
         self._models: frozenset[str] = frozenset()
         self._removed_models: dict[str, float] = {}
+        self.expected_models: frozenset[str] = frozenset()
+        """Models that are served as soon as pods for them come, such as after a scale to zero.
+        Views are to be invalidated with it."""
         """Models that no backend lists any more → when one last did, Unix seconds."""
         self._adapters: dict[str, None] = {}
         """LoRA adapters that some engine reported, the latest last: models whose requests need a
@@ -168,7 +171,8 @@ class Fleet:
     @property
     def depends_on_model(self) -> bool:
         """Whether a request's model decides which pods may serve it, or whether any does."""
-        return self.has_mixed_models or bool(self._adapters or self._removed_models)
+        named = self._adapters or self._removed_models or self.expected_models
+        return self.has_mixed_models or bool(named)
 
     def use_adapter(self, model: str | None, pods: Iterable[Pod]) -> None:
         """A request for `model` was placed on `pods`: if it is an adapter, they will hold it."""
@@ -192,10 +196,12 @@ class Fleet:
         return tuple(sorted(self._models))
 
     def can_serve(self, model: str) -> bool:
-        """Whether some backend, healthy or not, may serve `model`; True for an empty fleet."""
+        """Whether some backend, healthy or not, may serve `model`, or one is expected to come; True
+        for an empty fleet."""
         # A backend without a model list may serve any model, and an empty fleet may be filled
         # later: neither case is the client's error.
-        return model in self._models or self._serves_any_model or not self
+        is_known = model in self._models or model in self.expected_models
+        return is_known or self._serves_any_model or not self
 
     def was_removed_recently(self, model: str, now: float) -> bool:
         """Whether the last backend that lists `model` went less than REMOVED_MODEL_SECONDS before
@@ -205,11 +211,12 @@ class Fleet:
 
     def model_key(self, model: str | None) -> str | None:
         """`model`, or one key for all names that no backend lists: clients cannot grow a table."""
-        return model if model is None or self.knows_model(model) else _UNLISTED
+        return model if model is None or self.knows_model(model) else UNLISTED
 
     def knows_model(self, model: str) -> bool:
-        """Whether a backend lists `model`, or an engine reported it as a LoRA adapter."""
-        return model in self._models or model in self._adapters
+        """Whether a backend lists `model`, an engine reported it as a LoRA adapter, or it is an
+        expected one."""
+        return model in self._models or model in self._adapters or model in self.expected_models
 
     def ready_pods(self, model: str | None) -> tuple[Pod, ...]:
         """Pods of any role that may be chosen for `model`; one without a model list serves any."""

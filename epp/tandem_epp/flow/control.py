@@ -266,6 +266,8 @@ class FlowController:
             task.turn.set_result(refusal)
 
     def _count(self, task: FlowTask) -> None:
+        model = task.group.model
+        self._metrics.demand(model, self._flows.demand[model])
         self._metrics.held(task.priority, self._flows.counts[task.priority], self._flows.bytes)
 
     def _refusal(self, task: FlowTask, reason: str, now: float) -> NotPlaced:

@@ -6,7 +6,7 @@ One request goes at a time: the next one only when the last one is placed and co
 
 from collections.abc import Callable
 from random import Random
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from ..backends.fleet import Fleet
 from .detectors import DetectedSaturation
@@ -60,6 +60,14 @@ class Held(Waiting):
         """Once it goes: the addresses of the pods that have room for it; None: any may get it."""
 
 
+class Demand(NamedTuple):
+    """What waits for pods of one model."""
+
+    requests: int
+    tokens: float
+    """Of prompts and expected answers, as far as no pod has their KV."""
+
+
 H = TypeVar("H", bound=Held)
 
 
@@ -109,6 +117,8 @@ class Flows(Generic[H]):
         """Priority → requests that wait."""
         self._band_bytes: dict[int, int] = {}
         """Priority → bytes of their bodies."""
+        self.demand: dict[str | None, Demand] = {}
+        """What waits, by model as `Fleet.model_key` has it."""
 
     @property
     def settings(self) -> FlowSettings | None:
@@ -181,6 +191,7 @@ class Flows(Generic[H]):
         self.counts[held.priority] = self.counts.get(held.priority, 0) + 1
         self._band_bytes[held.priority] = self._band_bytes.get(held.priority, 0) + held.size
         self.elsewhere.count(held.group, 1)
+        self._count_demand(held, 1)
         return None
 
     def advance(self, now: float) -> bool:
@@ -272,6 +283,13 @@ class Flows(Generic[H]):
             held.subset = frozenset([str(pods[0].address)])
         return bool(pods)
 
+    def _count_demand(self, held: H, change: int) -> None:
+        requests, tokens = self.demand.get(held.group.model, Demand(0, 0.0))
+        requests += change
+        # No rounding is left behind.
+        tokens = tokens + change * held.tokens if requests else 0.0
+        self.demand[held.group.model] = Demand(requests, tokens)
+
     def _is_full(self, held: H, settings: FlowSettings) -> bool:
         """Whether as many requests wait, here and at other replicas, or as many bytes of the
         priority, as may."""
@@ -305,4 +323,5 @@ class Flows(Generic[H]):
         self.counts[held.priority] -= 1
         self._band_bytes[held.priority] -= held.size
         self.elsewhere.count(held.group, -1)
+        self._count_demand(held, -1)
         self._on_end(held, reason, now)

@@ -4,6 +4,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from tandem_contract.fast_metrics import CounterVec, HistogramVec
 
+from ..backends.fleet import UNLISTED
+from .flows import Demand
+
 _SECONDS = (0.005, 0.02, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 
 
@@ -19,6 +22,19 @@ class FlowMetrics:
         )
         self._bytes = Gauge(
             "tandem_epp_flow_held_bytes", "Bytes of their bodies.", registry=registry
+        )
+        self._requests = Gauge(
+            "tandem_epp_flow_model_requests",
+            "Requests that wait for pods of a model, also while it has none: what a scaler has to "
+            "serve. Empty: of a request that names no model; other: one that no pod lists.",
+            ("model",),
+            registry=registry,
+        )
+        self._tokens = Gauge(
+            "tandem_epp_flow_model_tokens",
+            "Tokens of their prompts and expected answers, as far as no pod has their KV.",
+            ("model",),
+            registry=registry,
         )
         self._ended = CounterVec(
             "tandem_epp_flow_ended_total",
@@ -40,6 +56,12 @@ class FlowMetrics:
         """So many requests of this priority wait, and bodies of `size` bytes of all."""
         self._held.labels(str(priority)).set(requests)
         self._bytes.set(size)
+
+    def demand(self, model: str | None, demand: Demand) -> None:
+        """So much waits for `model`, as `Fleet.model_key` has it."""
+        label = "other" if model == UNLISTED else model or ""
+        self._requests.labels(label).set(demand.requests)
+        self._tokens.labels(label).set(demand.tokens)
 
     def ended(self, priority: int, result: str, seconds: float) -> None:
         """A request waits no longer, after `seconds`."""

@@ -124,6 +124,8 @@ class Decisions:
         index = routing.scheduling.index
         offloading = self.configuration.router.kv_cache_index.storage_offloading
         stores = self.fleet.stores
+        flow = self.configuration.router.flow_control
+        self.fleet.expected_models = frozenset(flow.models if flow.enabled else ())
         stores.is_enabled = offloading.enabled
         stores.default = self.configuration.router.disaggregated_serving.default_external_storage
         # The fleet first: the scraper starts one task for each of its pods.
@@ -132,8 +134,7 @@ class Decisions:
         # Replaced as a whole, between two picks: a pick never sees half of a new configuration.
         self.picker.routing = self._routing()
         self.flow.settings = routing.scheduling.flow
-        clients = self.configuration.router.flow_control.clients
-        self.picker.objectives.clients = {client.name: client for client in clients}
+        self.picker.objectives.clients = {client.name: client for client in flow.clients}
         self.fleet.objectives = routing.scheduling.objectives
         self.picker.salts.header = self.configuration.router.cache_salt.from_header
         events = routing.scheduling.events

@@ -409,6 +409,32 @@ async def test_a_model_whose_pods_went_is_waited_for_beside_another() -> None:
     await waiting
 
 
+async def test_a_model_that_is_expected_is_waited_for_and_told_to_scalers() -> None:
+    setup = FlowSetup(FlowSettings(enabled=True, no_endpoint_ttl=60.0))
+    backend = setup["u"].backend
+    other = Backend(name="v", url="http://10.0.0.9:8000", models=("other",))
+    with refused_as_unknown():
+        setup.fleet.apply([DiscoveredBackend(other)])
+        await setup.send()
+    setup.fleet.expected_models = frozenset({"m"})
+    setup.fleet.invalidate_views()
+    waiting = [await setup.start() for _ in range(2)]
+
+    def told(name: str) -> float | None:
+        registry = setup.metrics.registry
+        return registry.get_sample_value(f"tandem_epp_flow_model_{name}", {"model": "m"})
+
+    assert told("requests") == 2
+    # Prompts and expected answers.
+    assert (told("tokens") or 0) > 2 * setup.fleet.figures.output_tokens
+    waiting[0].cancel()
+    await asyncio.gather(waiting[0], return_exceptions=True)
+    assert told("requests") == 1
+    setup.fleet.apply(map(DiscoveredBackend, (backend, other)))
+    await waiting[1]
+    assert (told("requests"), told("tokens")) == (0, 0)
+
+
 async def test_a_fault_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = FlowSetup()
     running = await setup.send()

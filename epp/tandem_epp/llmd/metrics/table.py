@@ -47,7 +47,7 @@ class Missing:
 
 
 _HEAD_ONLY: Final = "the EPP does not read bodies of answers"
-_NO_FLOWS: Final = "the EPP counts what waits in flow control by tandem_epp_flow_held alone"
+_NO_FLOWS: Final = "the EPP has metrics of its own for flow control, tandem_epp_flow_*"
 
 EXPORTED: Final[Sequence[Exported]] = (
     Exported(TOTAL, "tandem_epp_decisions_total", "requests without a model are left out"),
@@ -115,8 +115,8 @@ MISSING: Final[Sequence[Missing]] = (
              "program_aware_attained_service_tokens"), _NO_FLOWS),
     Missing(("disaggregatedset_strict_header_no_match_total",
              "disaggregatedset_revision_gating_share"), "that plugin is refused"),
-    Missing(("flow_control_*",), _NO_FLOWS, "to scale, use `llm_d_epp_average_queue_size` or"
-            " `llm_d_epp_request_running`"),
+    Missing(("flow_control_*",), _NO_FLOWS, "to scale, use `tandem_epp_flow_model_requests`,"
+            " `llm_d_epp_average_queue_size` or `llm_d_epp_request_running`"),
     Missing(("inflight_tokens",), "each replica of the EPP counts what all have placed"),
     Missing(
         ("extproc_streams_inflight", "extproc_stream_duration_seconds", "extproc_streams_total"),

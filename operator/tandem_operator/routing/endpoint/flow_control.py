@@ -37,8 +37,14 @@ def flow_control(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
             }
             for band in stated.bands
         ],
+        # Of a pool without pods no backend lists the models.
+        **({"models": _models(decodes)} if stated.no_endpoint_ttl else {}),
         **({"clients": clients} if (clients := [_client(each) for each in stated.clients]) else {}),
     }
+
+
+def _models(decodes: Iterable[DecodePool]) -> list[str]:
+    return sorted({name for decode in decodes for name in decode.spec.model.names})
 
 
 def _client(client: FlowClient) -> dict[str, Any]:

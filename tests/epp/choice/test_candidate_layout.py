@@ -125,7 +125,7 @@ def unified_setup(role: str = "prefill", compat: str | None = None) -> PickerSet
     placement = setup.picker.place(request, body, NOW)
     placement.on_response_headers(ResponseHeaders(None), NOW)
     placement.end(NOW)
-    setup["u"].estimates.decodes = 100
+    setup["u"].estimates.decodes = 300
     setup["u"].estimates.changed()
     return setup
 

@@ -16,9 +16,9 @@ CHOICES = ("{}", SCORES)
 """By cost, and by llm-d's scores."""
 SPLIT, UNIFIED = RoutingPath.PREFILL_THEN_DECODE, RoutingPath.UNIFIED
 FAST, FALLBACK = RoutingPath.FAST_DECODE, RoutingPath.FALLBACK
-LIMIT = {"max_prefill_on_decode": 64}
-SHORT, MEDIUM, LONG = "a", "word " * 70, "word " * 400
-"""Some 1, 90 and 500 tokens."""
+LIMIT = {"max_prefill_on_decode": 36}
+SHORT, MEDIUM, LONG = "a", "word " * 30, "word " * 400
+"""Some 1, 40 and 500 tokens."""
 
 
 def setup_with(scheduling: str, serving: dict[str, object], **roles: str) -> PickerSetup:

@@ -214,7 +214,7 @@ def test_a_small_model_is_split_before_a_transfer_is_measured() -> None:
     """The KV assumed of a large one would take longer than half of the small one's prefill."""
     setup = PickerSetup(d="decode", p="prefill")
     small = PrefillCost(0.004, 2.5e-5, 0.0)
-    for length in (64, 80, 96):
+    for length in (32, 40, 48):
         placement, plan = setup.place([length] * length)
         assert plan.path is RoutingPath.UNIFIED, "too short"
         timing = Timing(queue=0.0, compute=small.seconds(length), cached=0, computed=length)
@@ -222,7 +222,7 @@ def test_a_small_model_is_split_before_a_transfer_is_measured() -> None:
         placement.end(NOW)
     # As with each scrape: the prefill pod is assumed to be as fast.
     setup.fleet.figures.share()
-    assert setup.place_alone([1] * 300).path is RoutingPath.UNIFIED, "cheaper alone"
+    assert setup.place_alone([1] * 120).path is RoutingPath.UNIFIED, "cheaper alone"
     assert setup.place_alone([1] * 2400).path is RoutingPath.PREFILL_THEN_DECODE
 
 

@@ -315,10 +315,11 @@ class Flows(Generic[H]):
             return
         held.has_ended = True
         key = (held.group.model, held.is_split)
-        queue = self._queues[key]
-        queue.remove(held)
-        if not len(queue):
-            del self._queues[key]
+        # Those of a queue that expire together have left it together.
+        if (queue := self._queues.get(key)) is not None:
+            queue.remove(held)
+            if not len(queue):
+                del self._queues[key]
         self.bytes -= held.size
         self.counts[held.priority] -= 1
         self._band_bytes[held.priority] -= held.size

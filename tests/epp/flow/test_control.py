@@ -187,6 +187,16 @@ async def test_whoever_waited_too_long_is_refused() -> None:
     assert (setup.held, setup.held_bytes) == (0, 0)
 
 
+async def test_several_that_waited_too_long_at_once_are_all_refused() -> None:
+    """As after a stall of the process."""
+    setup = FlowSetup(replace(ON, ttl=0.05))
+    await setup.send()
+    late = [await setup.start() for _ in range(3)]
+    for held in late:
+        with refused(429, "flow_expired", "rejected-ttl-expired"):
+            await held
+
+
 async def test_a_full_band_refuses_the_newest() -> None:
     setup = FlowSetup(FlowSettings(enabled=True, max_requests=1))
     running = await setup.send()

@@ -4,8 +4,9 @@
     e = bytes per element × (KV heads × (key size + value size), or the latent size with MLA)
 
 Layers with a state of constant size (Mamba, linear attention) transfer a few megabytes per request,
-independent of the prompt: they are left out. With tensor parallelism every rank transfers its own
-heads, so the sum stays the same; with MLA each rank would transfer a copy, but engines read one.
+independent of the prompt: they are left out. With tensor parallelism every rank holds and reads its
+own heads, so the sum stays the same as long as there are as many heads as ranks. More ranks hold
+copies: 8 ranks hold and read 4 heads twice (`rank_kv_size`). With MLA every rank holds a copy.
 """
 
 from typing import Final, NamedTuple
@@ -57,12 +58,21 @@ class KvSize(NamedTuple):
 
 
 def kv_size(config: ModelConfig, cache_dtype: str = "auto") -> KvSize:
-    """The size of the KV of `config`'s prompts."""
+    """The size of the KV of `config`'s prompts, each head once."""
+    return _size(config, config.kv_heads, cache_dtype)
+
+
+def rank_kv_size(config: ModelConfig, tensor: int, cache_dtype: str = "auto") -> KvSize:
+    """The size of the KV that each of `tensor` ranks holds, and reads in a hand-off."""
+    return _size(config, max(1.0, config.kv_heads / tensor), cache_dtype)
+
+
+def _size(config: ModelConfig, kv_heads: float, cache_dtype: str) -> KvSize:
     counts = layer_counts(config)
     if config.latent_size is not None:
-        elements = config.latent_size
+        elements: float = config.latent_size
     else:
-        elements = config.kv_heads * (config.head_size + config.value_size)
+        elements = kv_heads * (config.head_size + config.value_size)
     layer = elements * element_bytes(config, cache_dtype)
     if config.indexer_size is not None:
         layer += config.indexer_size + _SCALE_BYTES * config.indexer_size / _SCALED_ELEMENTS

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from copy import copy
 from itertools import chain
+from math import inf
 from random import Random
 from typing import Final, NamedTuple
 
@@ -139,6 +140,15 @@ class Engine:
             else:
                 raise ValueError("a prompt is larger than the KV cache of its pod")
         return changed
+
+    def quiet_until(self) -> float:
+        """A time before which no answer ends, if no request is added."""
+        if self.waiting or self.prefilling or self.loading:
+            return self._clock
+        if not self.decoding:
+            return inf
+        steps = self._ends[0][0] - self._step_count
+        return self._clock + steps * self.decode_step_seconds() * (1.0 - self._noise)
 
     def tokens_in_turn(self, work: Work) -> int:
         """Prompt tokens that will be cached when all that is here is computed. Perfect knowledge:
@@ -310,9 +320,13 @@ class Engine:
 
     def _decode_steps(self, until: float, changed: list[Change]) -> None:
         """As many steps at once as nothing changes in: until an answer ends, or `until`."""
-        seconds = self.decode_step_seconds()
+        decodes, seconds = len(self.decoding), self.decode_step_seconds()
         most = self._ends[0][0] - self._step_count
-        steps = max(1, min(most, int((until - self._clock) / seconds) + 1, _MAX_STEPS))
+        if self._noise:
+            most = min(most, _MAX_STEPS)
+        steps = max(1, min(most, int((until - self._clock) / seconds) + 1))
+        # Each step reads a token more of each decode: on average, half of what the last one does.
+        seconds = self.speed.seconds(decodes, self.context + decodes * (steps - 1) / 2)
         self._finish_steps(steps, steps * seconds * self._deviation(self._noise / 2), changed)
 
     def _finish_steps(self, steps: int, seconds: float, changed: list[Change]) -> None:
@@ -408,7 +422,7 @@ def _total_tokens(work: Work) -> int:
 
 
 _MAX_STEPS: Final = 32
-"""Decode steps at once: the context, and with it the duration of a step, grows meanwhile."""
+"""Decode steps at once that have one deviation in common."""
 COUNTED: Final = (
     "prefill_seconds", "prefills", "prefill_tokens", "computed_tokens", "queue_seconds", "queued",
     "itl_seconds", "itls", "generated_tokens", "preemptions", "loads", "load_seconds",

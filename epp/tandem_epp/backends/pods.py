@@ -25,6 +25,10 @@ from .pace import fade
 
 BLOCK_TOKENS: Final = 16
 """KV block size, in tokens, of a backend whose metrics do not report it: vLLM's default."""
+ANSWER_SECONDS: Final = 5.0
+"""Seconds for which an answer proves that a pod serves, whose metrics page does not come in time.
+Shorter: all pods of a pool whose pages hang at a low load become unhealthy. Longer: a pod that
+hangs altogether gets requests for longer."""
 CAPACITY_BLOCKS: Final = 31_250
 """KV blocks of a backend whose metrics do not report their number: half a million tokens."""
 _DEFAULT_CHECKS: Final = HealthChecks()
@@ -155,6 +159,10 @@ class Pod:
     def placed_since_scrape(self) -> int:
         """By how many requests in flight there are more than at the last scrape."""
         return max(0, self.in_flight - self._in_flight_at_scrape)
+
+    def has_answered(self, now: float) -> bool:
+        """Whether it answered a request in the last `ANSWER_SECONDS`; `now`: Unix seconds."""
+        return now - self.health.answered_at < ANSWER_SECONDS
 
     @property
     def receives_kv(self) -> bool:

@@ -247,7 +247,11 @@ class Scraper:
         """Count a failed check; returns the pods that it made unhealthy."""
         target.failures += 1
         target.listed_process = None
-        unhealthy = [p for p in target.members.pods if p.record_failed_check(self.checks)]
+        pods, now = target.members.pods, time()
+        if isinstance(err, TimeoutError):
+            # A page that hangs while requests are answered says nothing of the engine.
+            pods = tuple(pod for pod in pods if not pod.has_answered(now))
+        unhealthy = [pod for pod in pods if pod.record_failed_check(self.checks)]
         for pod in unhealthy:
             _log.warning(
                 "backend %s is unhealthy and gets no requests until it answers %s: %s",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from math import inf
 
 import pytest
 from aiohttp import web
@@ -184,6 +185,27 @@ async def test_a_check_that_takes_too_long_fails(fleet: tuple[Fleet, Scraper]) -
         scraper.checks = HealthChecks("/v1/responses/hang", timeout=20.0)
         backend.release.set()
         await until(lambda: holds(pod.ready))
+
+
+async def test_a_page_that_hangs_makes_no_pod_unhealthy_that_answers(
+    fleet: tuple[Fleet, Scraper],
+) -> None:
+    pods, scraper = fleet
+    backend = Backend("a")
+    async with serving(backend):
+        pods.apply([DiscoveredBackend(BackendConfig("a", f"http://127.0.0.1:{backend.port}"))])
+        scraper.checks = HealthChecks(timeout=20.0)
+        scraper.sync()
+        (pod,) = pods
+        await until(lambda: holds(pod.scraped_at > 0))
+        # Requests are answered from now on, and no page comes.
+        pod.health.answered_at = inf
+        scraper.checks = HealthChecks("/v1/responses/hang", timeout=0.05, unhealthy_threshold=2)
+        (target,) = scraper._targets.values()
+        await until(lambda: holds(target.failures >= 4))
+        assert pod.ready
+        pod.health.answered_at = 0.0
+        await until(lambda: holds(not pod.ready))
 
 
 async def holds(condition: bool) -> bool:

@@ -100,3 +100,13 @@ async def test_what_waits_while_the_epp_ends_is_answered(stack: Stack) -> None:
             stack.epp.process.send_signal(signal.SIGTERM)
 
     await stack.check_stop(stop)
+
+
+async def test_what_waits_while_the_epp_is_killed_gets_a_503(stack: Stack) -> None:
+    first = await stack.start()
+    waiting = [asyncio.create_task(stack.send()) for _ in range(3)]
+    await stack.holds(3)
+    stack.epp.process.send_signal(signal.SIGKILL)
+    assert [(await task)[0] for task in waiting] == [503] * 3
+    stack.backend.release.set()
+    await asyncio.gather(first, return_exceptions=True)

@@ -130,7 +130,8 @@ def ext_proc(body_mode: BodyMode, response_bodies: bool, *, needs_epp: bool) -> 
         "grpc_service": {"envoy_grpc": {"cluster_name": EPP}, "timeout": "0s"},
         # Without an answer of the EPP the request passes unpicked, and the second route serves it.
         "failure_mode_allow": not needs_epp,
-        **({"status_on_error": {"code": "ServiceUnavailable"}} if needs_epp else {}),
+        # Where it cannot pass: the EPP may have had the body already, when it died.
+        "status_on_error": {"code": "ServiceUnavailable"},
         # The EPP asks for the body of a response only where it must name the model as the client
         # did: a message for each chunk would cost every other response.
         "allow_mode_override": True,

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import ceil
 from random import Random
-from time import time
+from time import monotonic, time
 from typing import Final, NamedTuple, Protocol
 
 from ..backends.fleet import Fleet
@@ -177,10 +177,10 @@ class FlowController:
         try:
             self._advance()
             refusal = await task.turn
-            yield Turn(refusal, time() - task.arrived, task.subset)
+            yield Turn(refusal, monotonic() - task.arrived, task.subset)
         finally:
             # Also without a turn: its client has left, or something went wrong.
-            self._flows.leave(task, time())
+            self._flows.leave(task, monotonic())
             self._inside -= 1
             self._left.set()
             self._advance()
@@ -189,7 +189,7 @@ class FlowController:
         """Refuse all that wait and all that come from now on: the process ends. Returns when they
         are answered."""
         self._is_stopping = True
-        self._flows.stop(time())
+        self._flows.stop(monotonic())
         while self._inside:
             self._left.clear()
             await self._left.wait()
@@ -214,15 +214,15 @@ class FlowController:
             self._count(task)
         else:
             task.has_ended = True
-            task.turn.set_result(self._refusal(task, reason, now))
+            task.turn.set_result(self._refusal(task, reason, task.arrived))
         return task
 
     def _task(
         self, request: HttpRequest, parsed: InferenceRequest, size: int, settings: FlowSettings
     ) -> FlowTask:
-        now, flows = time(), self._flows
+        now, flows = monotonic(), self._flows
         priority, model = self._priority(request), parsed.model
-        outlook = self._outlook(request, parsed, now)
+        outlook = self._outlook(request, parsed, time())
         average = self._fleet.figures.output_tokens
         output = average if parsed.max_tokens is None else min(average, float(parsed.max_tokens))
         band = settings.band(priority)
@@ -249,18 +249,18 @@ class FlowController:
             self._timer = None
         is_waiting = True
         with self._faults.contained("flow"):
-            is_waiting = self._flows.advance(time())
+            is_waiting = self._flows.advance(time(), monotonic())
         if is_waiting and self._flows.waiting:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_CHECK_SECONDS, self._advance)
 
-    def _on_end(self, task: FlowTask, reason: str, now: float) -> None:
+    def _on_end(self, task: FlowTask, reason: str, at: float) -> None:
         self._count(task)
         if reason in (WENT, LEFT):
-            self._metrics.ended(task.priority, reason, now - task.arrived)
+            self._metrics.ended(task.priority, reason, at - task.arrived)
             refusal = None
         else:
-            refusal = self._refusal(task, reason, now)
+            refusal = self._refusal(task, reason, at)
         # With the task of a client that left, it is cancelled.
         if not task.turn.done():
             task.turn.set_result(refusal)
@@ -270,8 +270,8 @@ class FlowController:
         self._metrics.demand(model, self._flows.demand[model])
         self._metrics.held(task.priority, self._flows.counts[task.priority], self._flows.bytes)
 
-    def _refusal(self, task: FlowTask, reason: str, now: float) -> NotPlaced:
-        self._metrics.ended(task.priority, reason, now - task.arrived)
+    def _refusal(self, task: FlowTask, reason: str, at: float) -> NotPlaced:
+        self._metrics.ended(task.priority, reason, at - task.arrived)
         if reason == EXPIRED and not self._flows.has_pods(task.model):
             return self._refuse(task.request, 503, "no_backend", _NO_BACKEND)
         message = _MESSAGES[reason]

@@ -9,6 +9,7 @@ from random import Random
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from ..backends.fleet import Fleet
+from ..backends.pods import Pod
 from .detectors import DetectedSaturation
 from .elsewhere import Group, WaitingElsewhere
 from .queue import FlowQueue, Waiting
@@ -28,10 +29,16 @@ BYTES_PER_TOKEN: Final = 4
 """Of a body that is not read yet."""
 
 
+QueueKey = tuple[tuple[Pod, ...], str | None, bool]
+"""The pods that may serve its requests; the model, if there are none; and whether the requests need
+a prefill pod. So a model and its adapters share a queue, in which each tenant has one share, and
+what other pods serve waits elsewhere."""
+
+
 class Held(Waiting):
     """A request that waits for pods of one model."""
 
-    __slots__ = ("group", "has_ended", "hint", "is_split", "model", "subset", "tokens")
+    __slots__ = ("group", "has_ended", "hint", "is_split", "key", "model", "subset", "tokens")
 
     def __init__(
         self,
@@ -55,7 +62,9 @@ class Held(Waiting):
         self.has_ended = False
         """Whether it waits no longer."""
         self.group = Group(model, priority, is_split)
-        """Its queue, and what other replicas are told. Set by `Flows`."""
+        """What other replicas are told. Set by `Flows`."""
+        self.key: QueueKey = ((), model, is_split)
+        """Its queue. Set by `Flows`."""
         self.subset: frozenset[str] | None = None
         """Once it goes: the addresses of the pods that have room for it; None: any may get it."""
 
@@ -74,7 +83,6 @@ H = TypeVar("H", bound=Held)
 YIELD_SECONDS: Final = 0.05
 """Seconds for which a request that could go leaves the room to a more important one at another
 replica. A replica looks every 10 ms; one that takes nothing for so long cannot."""
-_Key = tuple[str | None, bool]
 
 
 def shed_share(wait: float, patience: float) -> float:
@@ -85,12 +93,13 @@ def shed_share(wait: float, patience: float) -> float:
 
 
 class Flows(Generic[H]):
-    """The waiting requests of a fleet. Times are in seconds of one clock."""
+    """The waiting requests of a fleet. `now` is of the clock of the pods' figures, in Unix seconds;
+    arrivals, deadlines and `at` are of one that never jumps."""
 
     def __init__(
         self, fleet: Fleet, on_end: Callable[[H, str, float], None], random: Random
     ) -> None:
-        """`on_end` is called with each request that waits no longer, why, and when."""
+        """`on_end` is called with each request that waits no longer, why, and at what time."""
         self._fleet, self._on_end, self._random = fleet, on_end, random
         self._saturation = Saturation(fleet)
         self._settings: FlowSettings | None = None
@@ -102,9 +111,8 @@ class Flows(Generic[H]):
         """Bytes of bodies that may wait, whatever the settings say."""
         self.elsewhere = WaitingElsewhere()
         """What waits at other replicas."""
-        self._queues: dict[_Key, FlowQueue[H]] = {}
-        """By model, as `Fleet.model_key` has it, and whether the requests need a prefill pod:
-        neither waits for what only the other one needs. Only queues with requests."""
+        self._queues: dict[QueueKey, FlowQueue[H]] = {}
+        """Only those with requests."""
         self._going: H | None = None
         """Has its turn and is not placed yet."""
         self._rate = Rate()
@@ -183,9 +191,10 @@ class Flows(Generic[H]):
         excess = self.bytes + held.size - min(settings.max_bytes, self.byte_limit)
         if excess > 0 and not (settings.displace and self._displace(held, excess)):
             return FULL
-        key = (held.group.model, held.is_split)
-        if (queue := self._queues.get(key)) is None:
-            queue = self._queues[key] = FlowQueue()
+        pods = self._fleet.ready_pods(held.model)
+        held.key = (pods, None if pods else held.group.model, held.is_split)
+        if (queue := self._queues.get(held.key)) is None:
+            queue = self._queues[held.key] = FlowQueue()
         queue.add(held)
         self.bytes += held.size
         self.counts[held.priority] = self.counts.get(held.priority, 0) + 1
@@ -194,21 +203,21 @@ class Flows(Generic[H]):
         self._count_demand(held, 1)
         return None
 
-    def advance(self, now: float) -> bool:
+    def advance(self, now: float, at: float) -> bool:
         """Refuse those whose time is over, and let the next request go if there is room. Returns
         whether it is worth to ask again without anything having happened."""
-        for held in [held for queue in self._queues.values() for held in queue.expired(now)]:
-            self._end(held, EXPIRED, now)
+        for held in [held for queue in self._queues.values() for held in queue.expired(at)]:
+            self._end(held, EXPIRED, at)
         if self._going is not None:
             return False
         firsts = [first for queue in self._queues.values() if (first := queue.first()) is not None]
         # The important before those that other queues have, too: they may need the same pods.
         for first in sorted(firsts, key=lambda held: (-held.priority, held.order)):
-            if self._may_go(first, now) and not self._yields(first, now):
-                self._queues[first.group.model, first.is_split].take_first()
+            if self._may_go(first, now) and not self._yields(first, at):
+                self._queues[first.key].take_first()
                 self._going = first
-                self._rate.add(now)
-                self._end(first, WENT, now)
+                self._rate.add(at)
+                self._end(first, WENT, at)
                 return False
         return bool(firsts)
 
@@ -217,15 +226,15 @@ class Flows(Generic[H]):
         if self._going is held:
             self._going = None
 
-    def leave(self, held: H, now: float) -> None:
+    def leave(self, held: H, at: float) -> None:
         """The client has left. Without effect if the request waits no longer."""
-        self._end(held, LEFT, now)
+        self._end(held, LEFT, at)
         self.placed(held)
 
-    def stop(self, now: float) -> None:
+    def stop(self, at: float) -> None:
         """Refuse all."""
         for held in [held for queue in self._queues.values() for held in queue.all()]:
-            self._end(held, STOPPING, now)
+            self._end(held, STOPPING, at)
 
     def expected_wait(self, held: H) -> float:
         """Seconds that a request like `held` waits that comes now; 0 as long as nothing tells."""
@@ -301,28 +310,27 @@ class Flows(Generic[H]):
             or self.waiting + self.elsewhere.all_requests() >= settings.max_requests
         )
 
-    def _yields(self, first: H, now: float) -> bool:
+    def _yields(self, first: H, at: float) -> bool:
         """Whether `first` leaves its room to a more important request at another replica."""
         if not self.elsewhere.has_more_important(first.group):
             self._yielding = None
             return False
         if self._yielding is None:
-            self._yielding = now
-        return now - self._yielding < YIELD_SECONDS
+            self._yielding = at
+        return at - self._yielding < YIELD_SECONDS
 
-    def _end(self, held: H, reason: str, now: float) -> None:
+    def _end(self, held: H, reason: str, at: float) -> None:
         if held.has_ended:
             return
         held.has_ended = True
-        key = (held.group.model, held.is_split)
         # Those of a queue that expire together have left it together.
-        if (queue := self._queues.get(key)) is not None:
+        if (queue := self._queues.get(held.key)) is not None:
             queue.remove(held)
             if not len(queue):
-                del self._queues[key]
+                del self._queues[held.key]
         self.bytes -= held.size
         self.counts[held.priority] -= 1
         self._band_bytes[held.priority] -= held.size
         self.elsewhere.count(held.group, -1)
         self._count_demand(held, -1)
-        self._on_end(held, reason, now)
+        self._on_end(held, reason, at)

@@ -329,11 +329,30 @@ class EndpointPicker:
         if with_room is not None:
             try:
                 narrowed = with_room if subset is None else with_room & subset
-                return self._scheduler.schedule(context, model, narrowed, now)
+                result = self._scheduler.schedule(context, model, narrowed, now)
+                if result.alternate is None and len(result.decode) == 1:
+                    result.alternate = self._full_alternate(result.decode[0], model, subset)
+                return result
             except (NoBackend, SplitImpossible):
                 # Pods have left meanwhile, or the request must go to one that is full.
                 pass
         return self._scheduler.schedule(context, model, subset, now)
+
+    def _full_alternate(
+        self, chosen: Pod, model: str | None, subset: frozenset[str] | None
+    ) -> Pod | None:
+        """The pod to ask where `chosen` takes nothing and no other one has room: one like it with
+        the fewest requests; None: there is none."""
+        ready = in_subset(self._fleet.ready_pods(model), subset)
+        backend = chosen.backend
+        alike = (
+            pod
+            for pod in ready
+            if pod.address != chosen.address
+            and pod.backend.role is backend.role
+            and pod.backend.compat == backend.compat
+        )
+        return min(alike, key=lambda pod: pod.load, default=None)
 
     def _read(
         self, request: HttpRequest, body: bytes | None

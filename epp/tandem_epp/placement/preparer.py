@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from time import perf_counter
+from typing import Final
 
 from tandem_contract.prompt_length import ANY_VOCABULARY
 from tandem_contract.request_kinds import RequestKind
@@ -23,6 +24,10 @@ from ..request.body_worker import Reading
 from ..request.large_bodies import LARGE, LargeBodies
 from ..request.model_rewrites import ModelRewrites, Rewrite
 from .preparation import Preparation, parse
+
+_FRESH_SECONDS: Final = 1.0
+"""Seconds for which a match of KV events counts as it is. Longer: a request that waited is not sent
+where its prompt was placed meanwhile."""
 
 
 class Preparer:
@@ -104,8 +109,11 @@ class Preparer:
         async with self._flow.turn(task) as turn:
             # What the decision takes does not include the wait.
             began += turn.seconds
+            if precise is not None and turn.seconds > _FRESH_SECONDS:
+                precise = precise.aged()
             yield replace(
                 prepared,
+                precise=precise,
                 began=began,
                 held=turn.seconds,
                 subset=turn.subset,

@@ -3,7 +3,8 @@
 import asyncio
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from time import time
@@ -19,11 +20,15 @@ from tandem_contract.config import FlowControl as FlowSettings
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.precise import PrecisePrefixes
 from tandem_epp.exchange import HttpRequest, NotPlaced
+from tandem_epp.flow import control
 from tandem_epp.flow.elsewhere import Group
 from tandem_epp.flow.flows import shed_share
 from tandem_epp.flow.saturation import PATIENCE
 from tandem_epp.placement.placement import Placement
 from tandem_epp.placement.preparer import Preparer
+from tandem_epp.prefix.blocks import BlockMatch
+from tandem_epp.prefix.kv_events.collector import PreciseMatch
+from tandem_epp.prefix.kv_events.feed import Knowledge
 from tandem_epp.replicas.shared_fleet import SharedFleet
 from tandem_planner.cost import wait_seconds
 
@@ -70,6 +75,12 @@ class FlowSetup(PickerSetup):
         # A task runs until it waits for its turn.
         await asyncio.sleep(0)
         return task
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds."""
+        async with asyncio.timeout(10):
+            while not condition():
+                await asyncio.sleep(0.002)
 
     @property
     def held(self) -> int:
@@ -443,6 +454,62 @@ async def test_a_model_that_is_expected_is_waited_for_and_told_to_scalers() -> N
     setup.fleet.apply(map(DiscoveredBackend, (backend, other)))
     await waiting[1]
     assert (told("requests"), told("tokens")) == (0, 0)
+
+
+async def test_a_tenant_has_one_share_of_pods_whatever_models_it_asks_them_for() -> None:
+    setup = FlowSetup()
+    models = ("m", "adapter-1", "adapter-2")
+    backend = Backend(name="v", url="http://10.0.0.9:8000", models=models)
+    setup.fleet.apply([DiscoveredBackend(backend)])
+    for pod in setup.fleet:
+        pod.estimates.slots.limit, pod.scraped_at = 1, inf
+    placed, order = await setup.send(), list[str]()
+
+    async def send(tenant: str, model: str) -> None:
+        nonlocal placed
+        placed = await setup.send(model=model, x_llm_d_inference_fairness_id=tenant)
+        order.append(tenant)
+
+    several = ["adapter-1", "adapter-2"] * 2
+    sent = [("a", model) for model in several] + [("b", "m")] * 4
+    tasks = [asyncio.create_task(send(*each)) for each in sent]
+    await asyncio.sleep(0)
+    for number in range(len(sent)):
+        placed.end(time())
+        await setup.until(lambda: len(order) > number)  # noqa: B023
+    await asyncio.gather(*tasks)
+    assert Counter(order[:4]) == {"a": 2, "b": 2}
+
+
+async def test_a_clock_that_jumps_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = FlowSetup()
+    running = await setup.send()
+    waiting = await setup.start()
+    monkeypatch.setattr(control, "time", lambda: time() + 3600.0)
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    running.end(time())
+    placed = await waiting
+    assert placed.decision.held < 60.0
+
+
+async def test_a_full_pod_is_asked_if_the_one_with_room_takes_nothing() -> None:
+    setup = FlowSetup(u="unified", v="unified", w="unified")
+    first, *_ = [await setup.send() for _ in range(3)]
+    waiting = await setup.start()
+    first.end(time())
+    placed = await waiting
+    assert placed.decode is first.decode
+    others = {pod.address for pod in setup.fleet} - {first.decode.address}
+    assert dict(placed.mutation.set)[wire.ALTERNATE_ENDPOINT] in others
+
+
+async def test_a_match_is_not_all_that_pods_have_after_a_wait() -> None:
+    knowledge = {"a": Knowledge.WHOLE, "b": Knowledge.PARTIAL, "c": Knowledge.NOTHING}
+    match = PreciseMatch(64, BlockMatch({}), knowledge)
+    assert match.is_whole("a")
+    assert not match.aged().is_whole("a")
+    assert [match.aged().cached(name) is None for name in "abc"] == [False, False, True]
 
 
 async def test_a_fault_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ class FlowSimulation(Simulation):
         gone = -1
         while gone != len(self.served):
             gone = len(self.served)
-            self._is_checking = self._flows.advance(now)
+            self._is_checking = self._flows.advance(now, now)
         self.queues += [len(pod.waiting) for pod in self.pods]
         if self._is_checking:
             self.at(now + CHECK, lambda: self._check(now + CHECK))

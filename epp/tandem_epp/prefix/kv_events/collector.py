@@ -7,7 +7,7 @@ await collector.match(prompt) ─► PreciseMatch
 import asyncio
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import zmq.asyncio
@@ -55,6 +55,11 @@ class PreciseMatch:
     """Pods of which nothing is known may be absent."""
     stored: Mapping[str, int] = field(default_factory=dict)
     """Pod → tokens of the prompt's start that its external store has, if any."""
+
+    def aged(self) -> "PreciseMatch":
+        """The match some time later: pods have what it says, and perhaps more."""
+        known = {pod: min(each, Knowledge.PARTIAL) for pod, each in self.knowledge.items()}
+        return replace(self, knowledge=known)
 
     def cached(self, pod: str) -> CachedPrefix | None:
         """The cached prefix on `pod`; None if nothing is known of the pod."""

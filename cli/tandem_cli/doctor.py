@@ -161,7 +161,7 @@ async def _cluster(target: Target) -> Facts:
 
 async def _facts(targets: Targets, local_gpus: tuple[Gpu, ...] | None, gpus_error: str) -> Facts:
     engines, sidecars = await gather_facts(targets.pods)
-    epps = await gather_estimates(targets.epps)
+    epps = await gather_estimates(targets.epps, targets.behind_envoy)
     return Facts(engines, sidecars, local_gpus, gpus_error, epps)
 
 

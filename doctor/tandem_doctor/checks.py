@@ -16,6 +16,7 @@ from .data_ports import check_data_ports
 from .estimates import check_estimates
 from .facts import Engine, Facts, Gpu, Sidecar
 from .findings import Finding, Severity
+from .gateways import check_gateway
 from .keys import check_engine_keys, check_pair_keys, check_sidecar_keys
 from .network import check_network
 from .storage_use import check_storage_use
@@ -59,6 +60,7 @@ def run_checks(facts: Facts) -> tuple[Finding, ...]:
     findings += _check_balance(facts)
     findings += _check_gpus(facts)
     findings += check_estimates(facts.epps)
+    findings += [finding for report in facts.epps for finding in check_gateway(report)]
     findings += check_network(facts)
     for engine in facts.engines:
         findings += check_data_ports(engine, facts.machine_ports)

@@ -1,6 +1,6 @@
 """The pods of a namespace to check, through the API server or, inside the cluster, directly."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +21,7 @@ MakeGet = Callable[[str, HostPort], Get]
 
 _ROLES: Final = frozenset(Role)
 _PLAN_KEYS: Final = "plan-key-dir"
+_ENVOY: Final = "envoy"
 
 if TYPE_CHECKING:
     from tandem_kube.client import Api
@@ -42,6 +43,7 @@ async def targets_of(api: "Api", namespace: str, *, inside: bool) -> AsyncIterat
         yield Targets(
             [target_pod(pod, make_get, inside=inside) for pod in pods if has_engine(pod)],
             [target_epp(pod, make_get) for pod in pods if is_epp(pod)],
+            epps_behind_envoy(pods),
         )
 
 
@@ -58,6 +60,22 @@ def is_epp(pod: Object) -> bool:
     }
     of_router = {ports.ROUTER, ports.ROUTER_ADMIN, ports.EPP_PEERS}
     return {ports.EPP_GRPC, ports.EPP_METRICS} <= declared or of_router <= declared
+
+
+def epps_behind_envoy(pods: Iterable[Object]) -> frozenset[str]:
+    """Names of the EPPs of endpoints that have an Envoy of the operator."""
+
+    def of(pod: Object, label: str) -> str:
+        return str(pod["metadata"].get("labels", {}).get(label, ""))
+
+    pods = list(pods)
+    endpoints = {of(pod, labels.ENDPOINT) for pod in pods if of(pod, labels.COMPONENT) == _ENVOY}
+    endpoints.discard("")
+    return frozenset(
+        pod["metadata"]["name"]
+        for pod in pods
+        if is_epp(pod) and of(pod, labels.ENDPOINT) in endpoints
+    )
 
 
 def target_epp(pod: Object, make_get: MakeGet) -> tuple[str, Get]:

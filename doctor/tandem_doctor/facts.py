@@ -150,8 +150,12 @@ class EppReport:
 
     epp: str
     pods: tuple[PodReport, ...] = ()
+    asked_seconds: float = 0.0
+    """What gateways in mode BUFFERED were asked to wait for; 0: none was."""
     error: str | None = None
     """Why it does not answer; None if it does."""
+    is_behind_envoy: bool = False
+    """Whether Tandem's own Envoy asks it."""
 
 
 @dataclass(frozen=True, slots=True)

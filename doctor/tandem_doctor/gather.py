@@ -4,7 +4,7 @@ An engine or sidecar that does not answer becomes a fact with an `error`; nothin
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -71,6 +71,8 @@ class Targets:
     pods: Sequence[TargetPod]
     epps: Sequence[tuple[str, Get]] = ()
     """Pod name of each EPP, and how its metrics port is read."""
+    behind_envoy: frozenset[str] = frozenset()
+    """The EPPs that Tandem's own Envoy asks."""
 
 
 class _Model(msgspec.Struct):
@@ -114,18 +116,23 @@ async def gather_facts(
     )
 
 
-async def gather_estimates(epps: Sequence[tuple[str, Get]]) -> tuple[EppReport, ...]:
-    """Read what each EPP estimates of its pods; `epps` as in `Targets`."""
-    return tuple(await asyncio.gather(*(_estimates(name, get) for name, get in epps)))
+async def gather_estimates(
+    epps: Sequence[tuple[str, Get]], behind_envoy: Collection[str] = ()
+) -> tuple[EppReport, ...]:
+    """Read what each EPP tells of its pods and gateways; the parameters as in `Targets`."""
+    reports = await asyncio.gather(*(_estimates(name, get) for name, get in epps))
+    return tuple(replace(each, is_behind_envoy=each.epp in behind_envoy) for each in reports)
 
 
 async def _estimates(epp: str, get: Get) -> EppReport:
     try:
-        return EppReport(epp, _reports.decode(await get(endpoints.DEBUG_PODS)))
+        pods = _reports.decode(await get(endpoints.DEBUG_PODS))
+        page = MetricsPage.parse((await get(endpoints.METRICS)).decode())
+        return EppReport(epp, pods, page.totals.get(metrics.EPP_FLOW_ASKED, 0.0))
     except NoAnswer as err:
         return EppReport(epp, error=err.reason)
     # The answer of another version.
-    except msgspec.MsgspecError as err:
+    except (msgspec.MsgspecError, ValueError) as err:
         return EppReport(epp, error=f"unreadable answer: {err}")
 
 

@@ -34,7 +34,8 @@ async def targets_of(state: State) -> AsyncIterator[Targets]:
             for pod in state.pods
             if pod.name == EPP
         ]
-        yield Targets([_target_pod(http, pod, fabrics) for pod in pods], epps)
+        targets = [_target_pod(http, pod, fabrics) for pod in pods]
+        yield Targets(targets, epps, frozenset({EPP}))
 
 
 def _target_pod(

@@ -23,11 +23,13 @@ from .backends.selection import checked_subdomain, selected_pods
 from .flags import deciding_flags
 from .llmd.options import EppCommand, given, llmd_options, log_treatments
 from .llmd.plugins.explain import explain
+from .llmd.plugins.explain_flow import gateway_line
 from .llmd.values import selects_pods, with_values
 from .process import logs
 from .process.compiled import is_compiled
 from .process.configuration import load, load_text, log_notices, log_unsent_settings
 from .process.service import serve
+from .server.ext_proc.interface import REPLY_SECONDS
 from .server.http2.tls import TlsSettings
 from .settings import Settings
 
@@ -51,6 +53,8 @@ def _check_config(context: click.Context, _param: click.Parameter, file: Path | 
     except DocumentError as err:
         fail(str(err), status=2)
     click.echo(explain(configuration.routing, configuration.router.health_checks))
+    if line := gateway_line(configuration.routing.scheduling.flow, REPLY_SECONDS):
+        click.echo(line)
     context.exit()
 
 

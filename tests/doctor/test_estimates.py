@@ -154,11 +154,13 @@ async def test_an_epp_that_does_not_answer_or_is_of_another_version_is_unknown()
         return b'[{"name": 1}]'
 
     async def good(path: str) -> bytes:
+        if path == "/metrics":
+            return b"tandem_epp_flow_asked_seconds 60.0\n"
         assert path == "/debug/pods"
         return msgspec.json.encode([pod("p-0", learned(1000.0))])
 
     reports = await gather_estimates([("a", refused), ("b", odd), ("c", good)])
-    assert reports[2] == EppReport("c", (pod("p-0", learned(1000.0)),))
+    assert reports[2] == EppReport("c", (pod("p-0", learned(1000.0)),), 60.0)
     unknown = [f for f in check_estimates(reports) if f.severity is Severity.UNKNOWN]
     assert [f.subject for f in unknown] == ["a", "b"]
     assert unknown[0].detail == "refused"

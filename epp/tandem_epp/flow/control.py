@@ -139,8 +139,11 @@ class FlowController:
         return self._flows.settings is not None
 
     def longest_wait(self) -> float:
-        """Seconds that any request may wait; 0: none waits."""
-        return self.settings.longest_ttl if self.settings is not None else 0.0
+        """Seconds that any request may wait; 0: none waits. Called for a request that waits, and
+        whose gateway must be asked for that time."""
+        seconds = self.settings.longest_ttl if self.settings is not None else 0.0
+        self._metrics.asked(seconds)
+        return seconds
 
     @property
     def waiting(self) -> int:

@@ -3,6 +3,7 @@
 from prometheus_client import CollectorRegistry, Gauge
 
 from tandem_contract.fast_metrics import CounterVec, HistogramVec
+from tandem_contract.metrics import EPP_FLOW_ASKED
 
 from ..backends.fleet import UNLISTED
 from .flows import Demand
@@ -36,6 +37,12 @@ class FlowMetrics:
             ("model",),
             registry=registry,
         )
+        self._asked = Gauge(
+            EPP_FLOW_ASKED,
+            "Seconds for which a request may wait, when a gateway that sends bodies in BUFFERED "
+            "mode was last asked to wait for so long; 0: none was.",
+            registry=registry,
+        )
         self._ended = CounterVec(
             "tandem_epp_flow_ended_total",
             "Requests that waited, or were to wait, by what became of them: went (to a pod); left "
@@ -56,6 +63,10 @@ class FlowMetrics:
         """So many requests of this priority wait, and bodies of `size` bytes of all."""
         self._held.labels(str(priority)).set(requests)
         self._bytes.set(size)
+
+    def asked(self, seconds: float) -> None:
+        """A gateway was asked to wait for `seconds`."""
+        self._asked.set(seconds)
 
     def demand(self, model: str | None, demand: Demand) -> None:
         """So much waits for `model`, as `Fleet.model_key` has it."""

@@ -41,6 +41,19 @@ def flow_lines(flow: FlowSettings | None) -> Iterator[str]:
     yield f"  while there is no pod: {no_pod}"
 
 
+def gateway_line(flow: FlowSettings | None, margin: float) -> str:
+    """What `flow` needs of a gateway in front of the EPP, which answers up to `margin` seconds
+    after a request's time is over; empty: nothing."""
+    if flow is None:
+        return ""
+    timeout = format_duration(flow.longest_ttl + margin)
+    return (
+        "gateways that send bodies in mode BUFFERED: need a message_timeout, or a "
+        f"max_message_timeout, of at least {timeout} in ext_proc, else a request that waits longer "
+        "goes to any pod"
+    )
+
+
 def _saturated(detector: Detector | None) -> str:
     match detector:
         case UtilizationDetector():

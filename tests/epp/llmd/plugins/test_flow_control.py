@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from time import time
 
 import pytest
+from click.testing import CliRunner
 
 from tandem_contract.config import DisaggregatedServing, FlowControl
 from tandem_contract.documents import DocumentError, parse_documents
@@ -15,6 +17,7 @@ from tandem_epp.flow.settings import UNLIMITED, BandSettings, FlowSettings
 from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.llmd.plugins.explain_flow import flow_lines
 from tandem_epp.llmd.plugins.score_choice import ScoreChoice
+from tandem_epp.main import main
 
 from ...flow.test_control import FlowSetup, refused
 
@@ -250,3 +253,13 @@ async def test_the_earliest_target_for_the_first_token_goes_first() -> None:
     first.end(time())
     await asyncio.gather(*tasks)
     assert order == ["100", "500", "900", "", "x"]
+
+
+@pytest.mark.parametrize(("ttl", "needed"), [("30s", "35s"), ("5m", "305s")])
+def test_check_config_says_what_a_gateway_needs(tmp_path: Path, ttl: str, needed: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"flow_control: {{enabled: true, ttl: {ttl}}}")
+    lines = CliRunner().invoke(main, ["--check-config", str(file)]).output.splitlines()
+    assert f"max_message_timeout, of at least {needed} in ext_proc" in lines[-1]
+    file.write_text("{}")
+    assert "BUFFERED" not in CliRunner().invoke(main, ["--check-config", str(file)]).output

@@ -23,6 +23,8 @@ SUPPORT = {
     "fake_engine",
     "figures",
     "floods",
+    "flow_engines",
+    "flow_live",
     "gpu_model",
     "gpu_transfer",
     "h2load",

@@ -1,6 +1,7 @@
 """Flow control at overload, in simulated time: who waits, who is served, and what it costs.
 
     python -m benchmarks.flow [--seeds 3] [--seconds 120] [--json FILE]
+    python -m benchmarks.flow --live [--part overload ...] [--json FILE]
 
 Four pods of about 8 billion parameters, whose speeds differ by up to 30 %, get twice what they can
 compute: prompts of 1,500 tokens and answers of 60 on average, both exponential, without common
@@ -25,8 +26,10 @@ from tandem_contract.config import Backend, FlowControl
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.flow.flows import Flows, Held
+from tandem_epp.flow.settings import flow_settings
 from tandem_loadtest.figures.distributions import percentile
 
+from . import flow_live
 from .figures import Figure, at_least, at_most, progress, report, without_target
 
 RATE: Final = 52.0
@@ -47,9 +50,16 @@ _PODS: Final = 100
 @click.command()
 @click.option("--seeds", default=3, show_default=True, help="Speeds of pods and arrivals.")
 @click.option("--seconds", default=120.0, show_default=True, help="Simulated, each run.")
+@click.option("--live", is_flag=True, help="Real EPPs behind a real Envoy instead: `flow_live`.")
+@click.option("--part", "parts", multiple=True, help="With --live: only this part; repeatable.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Write all figures here.")
-def main(seeds: int, seconds: float, file: Path | None) -> None:
+def main(
+    seeds: int, seconds: float, *, live: bool, parts: Sequence[str], file: Path | None
+) -> None:
     """Measure flow control in simulated time."""
+    if live:
+        report(flow_live.measure(parts), file)
+        return
     report([*overload(seeds, seconds), *fairness(seeds, seconds), *idle(seeds, seconds)], file)
 
 
@@ -151,7 +161,7 @@ def _look_seconds() -> list[float]:
         for i in range(_PODS)
     )
     flows = Flows[Held](fleet, lambda *_: None, Random(0))
-    flows.settings, rounds, times = ON, 1000, []
+    flows.settings, rounds, times = flow_settings(ON), 1000, []
     for _ in range(10):
         began = process_time()
         for _ in range(rounds):

@@ -48,6 +48,11 @@ _WIDTH: Final = 160
 @click.option("--prompt-tokens", type=click.IntRange(1), help="Mean tokens of a prompt.")
 @click.option("--output-tokens", type=click.IntRange(1), help="Mean tokens of an answer.")
 @click.option(
+    "--long",
+    type=click.FloatRange(0, 1),
+    help="With --workload bimodal: share of long prompts.",
+)
+@click.option(
     "--slo",
     default="ttft=2s,itl=50ms",
     help="What a request must meet: time to first token, mean time between tokens, whole time "
@@ -89,6 +94,7 @@ def plan(
     workload: str,
     prompt_tokens: int | None,
     output_tokens: int | None,
+    long: float | None,
     slo: str,
     attainment: float,
     rate: float | None,
@@ -116,7 +122,11 @@ def plan(
         shape, weights = read_model(model)
         objective = Target(read_slo(slo), attainment)
         requests = read_workload(
-            workload, prompt_tokens=prompt_tokens, output_tokens=output_tokens, seed=seed
+            workload,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            long=long,
+            seed=seed,
         )
     except InputError as err:
         fail(str(err), status=2)

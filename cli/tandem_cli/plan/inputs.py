@@ -97,21 +97,29 @@ def read_slo(text: str) -> Slo:
 
 
 def read_workload(
-    name: str, *, prompt_tokens: int | None, output_tokens: int | None, seed: int
+    name: str,
+    *,
+    prompt_tokens: int | None = None,
+    output_tokens: int | None = None,
+    long: float | None = None,
+    seed: int = 0,
 ) -> Workload:
     """A preset of `tandem bench`, or a trace's file. Raises InputError."""
     try:
         if name in PRESETS:
             settings = Settings(
-                preset=name, prompt_tokens=prompt_tokens, output_tokens=output_tokens
+                preset=name, prompt_tokens=prompt_tokens, output_tokens=output_tokens, long=long
             )
             return Workload(list(_preset_requests(settings, seed)))
         if not Path(name).exists():
             raise InputError(
                 f"--workload {name}: neither a file nor one of {', '.join(sorted(PRESETS))}"
             )
-        if prompt_tokens or output_tokens:
-            raise InputError("a trace has lengths of its own: leave out --prompt-tokens and others")
+        if prompt_tokens or output_tokens or long is not None:
+            raise InputError(
+                f"--workload {name}: a trace has lengths of its own: leave out --prompt-tokens, "
+                "--output-tokens and --long"
+            )
         return Workload(_trace_requests(Path(name)))
     except WorkloadError as err:
         raise InputError(f"--workload {name}: {err}") from err

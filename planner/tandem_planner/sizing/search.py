@@ -240,7 +240,7 @@ class Search:
 
     def _count(self, kind: Deployment, rate: float) -> Deployment | None:
         """As many pods as their capacities say; None: a pod cannot meet the objective at all."""
-        prefill, decode = self._capacity_of(kind)
+        prefill, decode = self.capacities(kind)
         if not prefill or not decode:
             return None
         prefills = 0 if kind.prefill is None else ceil(rate / prefill)
@@ -248,7 +248,7 @@ class Search:
 
     def _fill(self, kind: Deployment, gpus: int) -> tuple[float, Deployment | None]:
         """The numbers of pods within `gpus` that serve most, and the rate by capacities."""
-        prefill, decode = self._capacity_of(kind)
+        prefill, decode = self.capacities(kind)
         if kind.prefill is None:
             decodes = gpus // kind.decode.tensor
             return decodes * decode, kind.resized(0, decodes) if decodes and decode else None
@@ -260,7 +260,7 @@ class Search:
                 best = rate, kind.resized(prefills, decodes)
         return best
 
-    def _capacity_of(self, kind: Deployment) -> tuple[float, float]:
+    def capacities(self, kind: Deployment) -> tuple[float, float]:
         """Requests per second of one pod of each role; 0: it cannot meet the objective."""
         if kind.prefill is None:
             capacity = self._capacity(kind.decode, "both")
@@ -329,9 +329,11 @@ class Search:
         deployment = self._count(kind, rate)
         return self.shrunk(deployment, rate) if deployment else None
 
-    def highest(self, deployment: Deployment, low: float, high: float) -> float:
+    def highest(
+        self, deployment: Deployment, low: float, high: float, halvings: int = _FEW_HALVINGS
+    ) -> float:
         """The highest rate from `low` to `high` at which it meets the objective; 0: none."""
-        return self._highest(lambda rate: self.serve(deployment, rate), low, high, _FEW_HALVINGS)
+        return self._highest(lambda rate: self.serve(deployment, rate), low, high, halvings)
 
     def impossible(self) -> str | None:
         """Why no deployment can meet the objective, however little it has to do; None: it may."""

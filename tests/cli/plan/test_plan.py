@@ -145,7 +145,7 @@ def test_an_slo_may_leave_parts_out() -> None:
 
 
 def test_documents_of_rag_are_shared_and_questions_are_not() -> None:
-    requests = read_workload("rag", prompt_tokens=None, output_tokens=None, seed=1).requests
+    requests = read_workload("rag", seed=1).requests
     firsts = [request.blocks[0] for request in requests if request.blocks]
     assert len(set(firsts)) <= 100
     assert len(firsts) > 0.9 * len(requests)
@@ -160,7 +160,18 @@ def test_a_trace_comes_at_the_rate_that_is_asked_for(tmp_path: Path) -> None:
         for i in range(11)
     ]
     file.write_text("\n".join(map(json.dumps, lines)))
-    workload = read_workload(str(file), prompt_tokens=None, output_tokens=None, seed=1)
+    workload = read_workload(str(file), seed=1)
     requests = workload.at(5.0)
     assert requests[-1].at == pytest.approx(2.0)
     assert {request.blocks for request in requests} == {(1, 2)}
+
+
+def test_the_share_of_long_prompts_is_a_setting() -> None:
+    def share(long: float) -> float:
+        requests = read_workload("bimodal", long=long, seed=1).requests
+        return sum(request.prompt_tokens >= 2000 for request in requests) / len(requests)
+
+    assert share(0.0) == 0
+    assert share(0.6) == pytest.approx(0.6, abs=0.03)
+    with pytest.raises(InputError, match="only bimodal"):
+        read_workload("chat", long=0.5)

@@ -98,6 +98,12 @@ def congestion(utilization: float) -> float:
     return share / (1.0 - share)
 
 
+def predicted_itl(step: float, utilization: float) -> float:
+    """Mean seconds between two tokens of an answer on a pod whose decode steps take `step` seconds
+    and which computes prompts for the share `utilization` of its time."""
+    return step / (1.0 - min(utilization, MOST_UTILIZATION))
+
+
 def stall_share(output: float) -> float:
     """By how much one second of prefill lengthens the mean ITL of an answer of `output` tokens, in
     seconds. An answer of one token has none."""

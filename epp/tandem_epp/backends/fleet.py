@@ -170,8 +170,9 @@ class Fleet:
 
     @property
     def depends_on_model(self) -> bool:
-        """Whether a request's model decides which pods may serve it, or whether any does."""
-        named = self._adapters or self._removed_models or self.expected_models
+        """Whether a request's model decides which pods may serve it, or whether any does, or what
+        it is to meet."""
+        named = self._adapters or self._removed_models or self.expected_models or self.objectives
         return self.has_mixed_models or bool(named)
 
     def use_adapter(self, model: str | None, pods: Iterable[Pod]) -> None:

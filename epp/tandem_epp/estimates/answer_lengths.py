@@ -13,7 +13,7 @@ others: lengths are counted apart for each power of two of it, and for requests 
 from collections import deque
 from typing import Final
 
-from tandem_planner.cost import MOST_UTILIZATION, SHORT_ANSWER, stall_share
+from tandem_planner.cost import SHORT_ANSWER, predicted_itl, stall_share
 from tandem_planner.objective import ITL_WEIGHT, NO_OBJECTIVE, Objective, pressure
 
 STAGES: Final = 9
@@ -189,7 +189,7 @@ class RunningAnswers:
         prompt is computed, and the pod computes prompts for the share `utilization` of its time."""
         harm = ITL_WEIGHT * self.total
         if self._misses > 0.0:
-            itl = step / (1.0 - min(utilization, MOST_UTILIZATION))
+            itl = predicted_itl(step, utilization)
             # By the mean of 1 / ITL, since models may differ in their objectives.
             harm += self._misses * pressure(itl * self._misses_over_itl / self._misses)
         return harm

@@ -90,6 +90,7 @@ class RequestLoad:
         computing.count_tokens(now)
         self._entry = computing.queue.add(seconds, now, has_first_token=size.is_stream)
         computing.utilization.add(seconds, now)
+        computing.pace.add(seconds, now)
         self._overlap = computing.overlaps.begin(decode.sidecar)
         # The new prefill is the last of the queue.
         self._weigh(computing.queue.seconds_left(now))

@@ -5,15 +5,20 @@ A pod has room while a request that it gets would hardly wait there: the prompts
 fewer requests than it is known to compute at once. There is no threshold to set: what is compared
 are predicted seconds, and what this EPP and its replicas placed counts at once.
 
+Where the model has an ITL as its objective, a pod that answers requests has room only while its
+predicted ITL is within it: prompts that follow each other without a pause let no answer beside them
+be in time. An objective that not even one answer alone could meet changes nothing.
+
 Both phases count apart. Pods that decode need KV and a place among those that run; those that
 compute prompts need a short queue. A request that is not split needs both of one pod.
 """
 
 from collections.abc import Iterable
+from math import inf
 from typing import Final, NamedTuple
 
 from tandem_contract.paths import Role
-from tandem_planner.cost import PodFigures
+from tandem_planner.cost import PodFigures, predicted_itl
 
 from ..backends.fleet import Fleet
 from ..backends.pace import BUSY_INTERVAL
@@ -64,12 +69,13 @@ class Saturation:
         """Whether any request for `model` whose prompt and answer have `tokens` tokens would hardly
         wait, split or not; also if no pod is ready that may decode, which the choice tells."""
         _, decodes, prefills = self.ready(model)
-        figures = self._fleet.figures
+        figures, itl = self._fleet.figures, self._fleet.objective(model).itl
         table, rows = figures.at(now).pods, figures.rows
         # The first that fits decides, mostly the first at all.
         for pod in decodes:
             row = table[rows[pod]]
-            if _can_decode(pod, row, tokens, now) and (prefills or _can_compute(pod, row, now)):
+            can_decode = _can_decode(pod, row, tokens, itl, now)
+            if can_decode and (prefills or _can_compute(pod, row, now)):
                 break
         else:
             return not decodes
@@ -95,9 +101,9 @@ class Saturation:
         if not decodes:
             # What there is serves alone, or the choice says why not.
             return [*prefills] or [*ready]
-        figures = self._fleet.figures
+        figures, itl = self._fleet.figures, self._fleet.objective(model).itl
         table, rows = figures.at(now).pods, figures.rows
-        free = [pod for pod in decodes if _can_decode(pod, table[rows[pod]], tokens, now)]
+        free = [pod for pod in decodes if _can_decode(pod, table[rows[pod]], tokens, itl, now)]
         alone = [pod for pod in free if _can_compute(pod, table[rows[pod]], now)]
         if not prefills:
             return alone or self.probe(decodes, now)
@@ -145,12 +151,19 @@ def _has_slot(pod: Pod, now: float) -> bool:
     return (estimates.active if is_fresh else estimates.known) < estimates.slots.limit
 
 
-def _can_decode(pod: Pod, figures: PodFigures, tokens: float, now: float) -> bool:
-    if not _has_slot(pod, now):
+def _can_decode(pod: Pod, figures: PodFigures, tokens: float, itl: float, now: float) -> bool:
+    if not _has_slot(pod, now) or not _keeps_itl(pod, figures, itl, now):
         return False
     if now - pod.scraped_at >= STALE_SECONDS or not pod.in_flight:
         return True
     return min(tokens, KV_SHARE * pod.estimates.capacity_tokens) <= figures.free_tokens
+
+
+def _keeps_itl(pod: Pod, figures: PodFigures, itl: float, now: float) -> bool:
+    """Whether the answers of the pod are predicted to keep to `itl` seconds for each token."""
+    if itl == inf or not pod.in_flight or pod.estimates.best_decode.step >= itl:
+        return True
+    return predicted_itl(figures.step, pod.estimates.pace.at(now)) <= itl
 
 
 def _can_compute(pod: Pod, figures: PodFigures, now: float) -> bool:

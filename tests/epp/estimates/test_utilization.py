@@ -6,11 +6,11 @@ from tandem_epp.estimates.pod_estimates import WINDOW_SECONDS, Utilization
 
 
 def test_a_pod_without_placements_is_idle() -> None:
-    assert Utilization().share == 0.0
+    assert Utilization(WINDOW_SECONDS).share == 0.0
 
 
 def test_steady_placements_are_their_share_of_the_time() -> None:
-    utilization, now = Utilization(), 1000.0
+    utilization, now = Utilization(WINDOW_SECONDS), 1000.0
     for _ in range(1000):
         now += 1.0
         utilization.add(0.25, now)
@@ -18,14 +18,14 @@ def test_steady_placements_are_their_share_of_the_time() -> None:
 
 
 def test_more_than_a_pod_can_do_is_more_than_one() -> None:
-    utilization = Utilization()
+    utilization = Utilization(WINDOW_SECONDS)
     for _ in range(100):
         utilization.add(3.0, 1000.0)
     assert utilization.share == pytest.approx(300.0 / WINDOW_SECONDS)
 
 
 def test_a_quiet_pod_is_idle_again() -> None:
-    utilization = Utilization()
+    utilization = Utilization(WINDOW_SECONDS)
     utilization.add(30.0, 1000.0)
     before = utilization.share
     utilization.fade(1000.0 + WINDOW_SECONDS)
@@ -33,7 +33,7 @@ def test_a_quiet_pod_is_idle_again() -> None:
 
 
 def test_a_placement_that_a_replica_reports_late_counts_at_once() -> None:
-    utilization = Utilization()
+    utilization = Utilization(WINDOW_SECONDS)
     utilization.add(1.0, 1000.0)
     utilization.add(1.0, 990.0)
     assert utilization.share == pytest.approx(2.0 / WINDOW_SECONDS)

@@ -31,6 +31,7 @@ from tandem_epp.prefix.kv_events.collector import PreciseMatch
 from tandem_epp.prefix.kv_events.feed import Knowledge
 from tandem_epp.replicas.shared_fleet import SharedFleet
 from tandem_planner.cost import wait_seconds
+from tandem_planner.objective import make_objective
 
 from ..placement.test_picker import LONG, PickerSetup
 from ..simulation.replicas import LoopbackMesh
@@ -541,6 +542,37 @@ async def test_a_large_prompt_keeps_no_other_waiting() -> None:
     await setup.send("hello")
     large = await setup.start("word " * 20_000)
     assert large.done(), "it waits in the engine, which has room for a part of it"
+
+
+def busy_setup(itl: float | None) -> tuple[FlowSetup, bool]:
+    """A pod that computes prompts for 90 % of its time; whether it has room for one more of a
+    model with this objective."""
+    setup, now = FlowSetup(), time()
+    pod = setup["u"]
+    pod.estimates.slots.limit, pod.in_flight = 9, 1
+    pod.estimates.pace.fade(now)
+    pod.estimates.pace.share = 0.9
+    if itl is not None:
+        setup.fleet.objectives = {"m": make_objective(None, itl, 0.9)}
+    return setup, setup.flow._flows._saturation.has_room("m", 10.0, now)
+
+
+def test_a_pod_whose_answers_would_be_late_has_no_room() -> None:
+    step = FlowSetup()["u"].estimates.best_decode.step
+    assert busy_setup(None)[1]
+    setup, has_room = busy_setup(4 * step)
+    assert not has_room
+    assert busy_setup(20 * step)[1]
+    # Without prompts it computes ever less.
+    saturation = setup.flow._flows._saturation
+    assert saturation.has_room("m", 10.0, time() + 60.0)
+    # Another model's objective holds no request.
+    assert saturation.has_room("another", 10.0, time())
+    # Requests do not wait in vain for an objective that no answer could meet.
+    assert busy_setup(0.5 * step)[1]
+    # What is idle has room.
+    setup["u"].in_flight = 0
+    assert saturation.has_room("m", 10.0, time())
 
 
 async def test_a_late_first_token_closes_no_pod() -> None:

@@ -14,7 +14,7 @@ from tandem_epp.flow.settings import flow_settings
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
 
-from .real_picker import RealPicker
+from .real_picker import MODEL, RealPicker
 from .run import Result, Served, Simulation
 from .workload import Request
 
@@ -57,7 +57,7 @@ class FlowSimulation(Simulation):
 
     def _place(self, request: Request, replica: int, sent: float, now: float) -> None:
         size = request.prompt_tokens * _BYTES_PER_TOKEN
-        if not self._flows.must_wait(None, size, now):
+        if not self._flows.must_wait(MODEL, size, now):
             self._place_now(request, replica, sent, now)
             return
         settings = self._flows.settings
@@ -67,11 +67,11 @@ class FlowSimulation(Simulation):
             self._fleet.figures.output_tokens, request.output_tokens
         )
         held = Held(
-            None,
+            MODEL,
             sender.priority,
             sender.tenant,
             now,
-            now + self._flows.ttl(None, sender.priority, settings),
+            now + self._flows.ttl(MODEL, sender.priority, settings),
             size=size,
             tokens=tokens,
             cost=tokens if settings.default.fairness == "tokens" else 1.0,

@@ -35,6 +35,8 @@ from tandem_planner.simulation.work import Work
 from .policies import Choice, OneProcess
 from .workload import body
 
+MODEL: Final = "m"
+"""What all pods serve."""
 BLOCK_TOKENS: Final = 64
 """KV block size that the simulated pods report."""
 
@@ -129,7 +131,7 @@ class RealPicker(OneProcess):
 
     def meet(self, slo: Slo) -> None:
         """Requests that come from now on are to meet `slo`."""
-        self.fleet.objectives = {"m": make_objective(slo.ttft, slo.itl, slo.attainment)}
+        self.fleet.objectives = {MODEL: make_objective(slo.ttft, slo.itl, slo.attainment)}
 
     def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
         """What the picker decides for the request's body."""
@@ -196,7 +198,7 @@ def _storage(engine: Engine) -> ExternalStorage | None:
 def _discovered(index: int, role: Role, storage: ExternalStorage | None) -> DiscoveredBackend:
     url = f"http://{_address(index)}"
     return DiscoveredBackend(
-        Backend(name=str(index), url=url, role=role, models=("m",), external_storage=storage)
+        Backend(name=str(index), url=url, role=role, models=(MODEL,), external_storage=storage)
     )
 
 

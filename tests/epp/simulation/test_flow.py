@@ -1,14 +1,17 @@
 """Flow control at twice what the pods can compute, in simulated time."""
 
 from collections import Counter
+from itertools import count
 
 import pytest
 
 from tandem_contract.config import FlowControl
+from tandem_contract.slo import Slo as StatedSlo
 from tandem_loadtest.figures.distributions import percentile
 
-from .flow import FlowSimulation, Load, Sender, jain, run, served_within
-from .run import Result, engines
+from .flow import FlowSimulation, Load, Sender, jain, poisson, run, served_within
+from .real_picker import RealPicker
+from .run import Result, Slo, engines
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
 pytestmark = [pytest.mark.interpreted, pytest.mark.long]
@@ -66,3 +69,20 @@ def test_a_noisy_tenant_gets_what_the_others_get(fairness: str) -> None:
 
     assert shares(None) < 0.7
     assert shares(FlowControl(enabled=True, ttl=20.0, fairness=fairness)) >= 0.95  # type: ignore[arg-type]
+
+
+def test_with_an_itl_objective_requests_wait_here_while_answers_would_be_late() -> None:
+    """Prompts without a pause between them would let no answer beside them be in time."""
+    slo, pods = Slo(ttft=2.0, itl=0.05), 4
+
+    def in_time(flow: FlowControl | None) -> float:
+        """Answers per second that meet both."""
+        router = RealPicker(made := engines(pods, seed=1), seed=1)
+        router.meet(StatedSlo(slo.ttft, slo.itl))
+        simulation = FlowSimulation(made, router, flow=flow)
+        for request in poisson(RATE, SECONDS, prompt=1500, output=60, ids=count(), seed=1):
+            simulation.send(request, request.at)
+        return sum(served.meets(slo) for served in simulation.run().served) / SECONDS
+
+    alone = in_time(None)
+    assert in_time(FlowControl(enabled=True, ttl=0.5)) > max(3 * alone, 0.2 * RATE)

@@ -1,6 +1,7 @@
 """`tandem plan MODEL`: the command line, and the steps from it to the answer."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,11 +11,12 @@ from rich.console import Console
 from ruamel.yaml import YAML
 
 from tandem_cli.options import SEED, command
+from tandem_cli.profile.file import ProfileError, ProfileFile, read_profile
 from tandem_contract.commandline import fail
 from tandem_planner.fabrics import Fabric
 from tandem_planner.sizing.deployments import CannotServe, Estimate
 from tandem_planner.sizing.gpus import GPUS
-from tandem_planner.sizing.search import Plan, Search, Target
+from tandem_planner.sizing.search import Plan, Search, Target, Workload
 
 from . import report
 from .inputs import InputError, known_models, read_model, read_slo, read_workload
@@ -73,6 +75,12 @@ _WIDTH: Final = 160
     help="Share of a GPU's memory that an engine takes, as in vLLM.",
 )
 @click.option("--kv-cache-dtype", default="auto", help="Type of the KV cache, as in vLLM.")
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="What tandem profile measured of this model on this GPU, instead of data sheets.",
+)
 @click.option("--seed", type=SEED, default=0, help="Of the workload; same seed, same answer.")
 @click.option(
     "--render",
@@ -101,6 +109,7 @@ def plan(
     gpus: int | None,
     gpu_memory_utilization: float,
     kv_cache_dtype: str,
+    profile_file: Path | None,
     seed: int,
     render_file: Path | None,
     json_file: Path | None,
@@ -138,6 +147,11 @@ def plan(
         utilization=gpu_memory_utilization,
         weights=weights,
     )
+    if profile_file is not None:
+        try:
+            estimate = _measured(estimate, read_profile(profile_file), requests)
+        except ProfileError as err:
+            fail(f"{profile_file}: {err}", status=2)
     console = Console(stderr=True)
     with console.status("simulating") as status:
         search = Search(estimate, requests, objective, progress=status.update)
@@ -171,8 +185,24 @@ def plan(
             utilization=gpu_memory_utilization,
             cache_dtype=kv_cache_dtype,
         )
-        _write(render_file, pools)
+        _write(render_file, pools, is_calibrated=answer.is_calibrated)
     _show(answer, json_file)
+
+
+def _measured(estimate: Estimate, profile: ProfileFile, workload: Workload) -> Estimate:
+    """`estimate` with the steps of a profile. Raises ProfileError."""
+    engine = profile.fitted()
+    if reason := engine.unknown(max(r.prompt_tokens for r in workload.requests)):
+        raise ProfileError(reason)
+    if profile.held_out is None:
+        raise ProfileError("how exact it is was not measured: run tandem profile to its end")
+    return replace(
+        estimate,
+        measured=engine.step,
+        measured_tensor=profile.tensor,
+        measured_error=profile.held_out.largest,
+        request=engine.request,
+    )
 
 
 def _plans(search: Search, rate: float | None, gpus: int | None) -> list[Plan]:
@@ -208,12 +238,13 @@ def _show(answer: report.Answer, json_file: Path | None) -> None:
     Console(width=width, markup=False, highlight=False).print(view(answer))
 
 
-def _write(file: Path, pools: list[dict[str, object]]) -> None:
+def _write(file: Path, pools: list[dict[str, object]], *, is_calibrated: bool) -> None:
     yaml = YAML()
     yaml.indent(mapping=2, sequence=4, offset=2)
     try:
         with file.open("w") as stream:
-            stream.write("# Written by tandem plan, from figures that are not calibrated.\n")
+            source = "a profile" if is_calibrated else "data sheets: nothing is calibrated"
+            stream.write(f"# Written by tandem plan, from {source}.\n")
             yaml.dump_all(pools, stream)
     except OSError as err:
         fail(f"--render {file}: {err.strerror}", status=2)

@@ -82,7 +82,11 @@ def _sentences(answer: Answer, best: Option) -> list[str]:
         lines.append(f"Caches: {best.hits:.0%} of the prompt tokens are in a prefix cache.")
     if best.preemptions:
         lines.append(f"Memory: {best.preemptions} requests lost their KV, for want of room.")
-    if not answer.is_calibrated:
+    if answer.is_calibrated:
+        lines.append(
+            "Steps by the profile. In parentheses: if they were faster and slower by its error."
+        )
+    else:
         lines.append(
             "Not calibrated: computed from data sheets. In parentheses: if engines reach as much "
             "of the peaks as is assumed at best, and at worst. Measure before you buy."

@@ -14,7 +14,7 @@ Pure and deterministic: the same requests and pods give the same outcomes, bit b
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from .engine import Engine
@@ -59,6 +59,10 @@ class Outcome:
         if self.request.output_tokens < 2:
             return None
         return (self.ended - self.first_token) / (self.request.output_tokens - 1)
+
+    def delayed(self, seconds: float) -> "Outcome":
+        """The same, seen so much later."""
+        return replace(self, first_token=self.first_token + seconds, ended=self.ended + seconds)
 
     @property
     def e2e(self) -> float:

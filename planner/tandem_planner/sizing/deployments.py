@@ -16,7 +16,7 @@ from tandem_planner.simulation.cluster import Outcome, Request, answered, coloca
 from tandem_planner.simulation.engine import Batching, Engine
 from tandem_planner.simulation.link import Link
 from tandem_planner.simulation.measures import Measures, Slo, measure
-from tandem_planner.step_cost import StepCost, prompt_seconds
+from tandem_planner.step_cost import LinearStep, StepCost, prompt_seconds
 from tandem_planner.transfer import TRANSFER_PRIOR, TransferCost
 
 from .gpus import Gpu
@@ -105,9 +105,13 @@ class Estimate:
     """Bytes of the model's files; None: by its shape."""
     streamed: float = 0.0
     """Share of the KV that moves while its prompt is computed."""
-    measured: StepCost | None = None
+    measured: LinearStep | None = None
     """Of `measured_tensor` GPUs, instead of a roofline."""
     measured_tensor: int = 1
+    measured_error: float = 0.0
+    """By how much, as a share, what was measured may differ from the truth."""
+    request: float = 0.0
+    """Seconds of a request beside its steps."""
 
     def assuming(self, efficiency: Efficiency) -> "Estimate":
         """The same with another assumption about what an engine reaches."""
@@ -116,7 +120,8 @@ class Estimate:
     def step(self, tensor: int) -> StepCost:
         """Seconds of steps on `tensor` GPUs."""
         if self.measured is not None:
-            return self.measured
+            factor = 1.0 + self.measured_error
+            return self.measured.times({BEST: factor, WORST: 1 / factor}.get(self.efficiency, 1.0))
         return RooflineStep(
             self.model, self.gpu, tensor,
             cache_dtype=self.cache_dtype, efficiency=self.efficiency,
@@ -187,6 +192,8 @@ class Estimate:
             outcomes = split(requests, prefills, decodes, handoff=HANDOFF_SECONDS)
         else:
             outcomes = colocated(requests, decodes)
+        if self.request:
+            outcomes = [outcome.delayed(self.request) for outcome in outcomes]
         return _served(outcomes, prefills, decodes, slo)
 
     def answer(self, pool: Pool, requests: Sequence[Request], slo: Slo) -> Served:

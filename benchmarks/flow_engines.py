@@ -22,16 +22,25 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import uvloop
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from tandem_contract import metrics as names
 
 from .paced_engine import PER_TOKEN, STEP
 
 BUDGET: Final = 512
-REQUESTS: Final = 16
+REQUESTS: Final = 32
 KV_TOKENS: Final = 16_384
 _BLOCK: Final = 16
+_HISTOGRAMS: Final = (
+    names.ENGINE_TTFT_SECONDS,
+    names.ENGINE_QUEUE_SECONDS,
+    names.ENGINE_PREFILL_SECONDS,
+    names.ENGINE_PREFILL_TOKENS,
+    names.ENGINE_DECODE_SECONDS,
+    names.ENGINE_E2E_SECONDS,
+    names.ENGINE_ITL_SECONDS,
+)
 
 
 @dataclass(eq=False)
@@ -45,6 +54,12 @@ class Running:
     computed: int = 0
     generated: int = 0
     has_left: bool = False
+    arrived: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0
+    first: float = 0.0
+    """When it got its first token."""
+    latest: float = 0.0
+    """When it got its latest token."""
 
 
 @dataclass
@@ -75,9 +90,13 @@ class PacedEngine:
         self._switches = switches
         self._waiting: deque[Running] = deque()
         self._running: list[Running] = []
+        self._told: list[Running] = []
+        """Those that get a token at the end of the step."""
         self._has_work = asyncio.Event()
         self._figures = Figures()
-        self._prompt_tokens = self._generated = 0
+        self._prompt_tokens = self._generated = self._answers = 0
+        self._sums = {name: [0.0, 0] for name in _HISTOGRAMS}
+        """Sum and count of each histogram."""
         self._started = time.time()
 
     async def run(self) -> None:
@@ -89,6 +108,7 @@ class PacedEngine:
             self._admit()
             tokens = self._compute()
             await asyncio.sleep(max(0.0, began + STEP + PER_TOKEN * tokens - time.monotonic()))
+            self._tell(time.monotonic())
             self._count(tokens, time.monotonic() - began)
             if not self._running and not self._waiting:
                 self._has_work.clear()
@@ -100,6 +120,7 @@ class PacedEngine:
             used += first.prompt + first.output
             if used > KV_TOKENS and self._running:
                 return
+            first.admitted = time.monotonic()
             self._running.append(self._waiting.popleft())
 
     def _compute(self) -> int:
@@ -118,14 +139,37 @@ class PacedEngine:
                     continue
             else:
                 tokens += 1
+            self._told.append(each)
+        return tokens
+
+    def _tell(self, now: float) -> None:
+        """The step has ended: its tokens go to the clients."""
+        for each in self._told:
             each.generated += 1
             self._generated += 1
+            if each.generated == 1:
+                each.first = now
+                self._observe(names.ENGINE_TTFT_SECONDS, now - each.arrived)
+                self._observe(names.ENGINE_QUEUE_SECONDS, each.admitted - each.arrived)
+                self._observe(names.ENGINE_PREFILL_SECONDS, now - each.admitted)
+                self._observe(names.ENGINE_PREFILL_TOKENS, each.prompt)
+            else:
+                self._observe(names.ENGINE_ITL_SECONDS, now - each.latest)
+            each.latest = now
             is_last = each.generated >= each.output
             each.chunks.put_nowait(is_last)
             if is_last:
                 self._running.remove(each)
                 self._figures.answers += 1
-        return tokens
+                self._answers += 1
+                self._observe(names.ENGINE_DECODE_SECONDS, now - each.first)
+                self._observe(names.ENGINE_E2E_SECONDS, now - each.arrived)
+        self._told.clear()
+
+    def _observe(self, name: str, value: float) -> None:
+        entry = self._sums[name]
+        entry[0] += value
+        entry[1] += 1
 
     def _count(self, tokens: int, seconds: float) -> None:
         figures, queue = self._figures, len(self._waiting)
@@ -142,19 +186,27 @@ class PacedEngine:
         self._has_work.set()
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         try:
-            is_last = await sequence.chunks.get()
-            await answer.prepare(request)
-            while True:
-                await answer.write(b'data: {"choices":[{"index":0,"text":" a"}]}\n\n')
-                if is_last:
-                    break
-                is_last = await sequence.chunks.get()
+            await self._stream(sequence, answer, request)
+        except ClientConnectionResetError:
+            # Its client has left, which cancels this handler a moment later.
+            pass
         finally:
             sequence.has_left = True
             if sequence in self._waiting:
                 self._waiting.remove(sequence)
-        await answer.write(b"data: [DONE]\n\n")
         return answer
+
+    async def _stream(
+        self, sequence: Running, answer: web.StreamResponse, request: web.Request
+    ) -> None:
+        is_last = await sequence.chunks.get()
+        await answer.prepare(request)
+        while True:
+            await answer.write(b'data: {"choices":[{"index":0,"text":" a"}]}\n\n')
+            if is_last:
+                break
+            is_last = await sequence.chunks.get()
+        await answer.write(b"data: [DONE]\n\n")
 
     async def page(self, _request: web.Request) -> web.Response:
         """GET /metrics."""
@@ -169,6 +221,9 @@ class PacedEngine:
             f'num_gpu_blocks="{KV_TOKENS // _BLOCK}"}} 1',
             f"{names.ENGINE_PROMPT_TOKENS} {self._prompt_tokens}",
             f"{names.ENGINE_GENERATION_TOKENS} {self._generated}",
+            f'{names.ENGINE_SUCCESS}{{finished_reason="length"}} {self._answers}',
+            *(f"{name}_sum {total}" for name, (total, _) in self._sums.items()),
+            *(f"{name}_count {number}" for name, (_, number) in self._sums.items()),
         )
         return web.Response(text="\n".join(lines) + "\n")
 

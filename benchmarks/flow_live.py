@@ -353,6 +353,7 @@ async def memory() -> list[Figure]:
         held, page = await made.held(), await made.epps[0].figures()
         size = page["tandem_epp_flow_held_bytes"]
         grown = _resident(made.epps[0]) - before
+        await made.switch("stall")
         answers = await asyncio.gather(*tasks)
     said = [each for each in answers if each.status == 200 or each.reason]
     return [

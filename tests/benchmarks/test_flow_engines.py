@@ -10,10 +10,12 @@ async def test_a_step_has_a_token_of_each_answer_and_a_part_of_the_prompts() -> 
     engine._admit()
     assert (len(engine._running), len(engine._waiting)) == (REQUESTS, 4)
     assert engine._compute() == BUDGET
+    engine._tell(1.0)
     whole = BUDGET // 100
     assert [each.generated for each in sequences[: whole + 1]] == [1] * whole + [0]
     # Their last tokens, and the next prompts.
     assert engine._compute() == BUDGET + whole
+    engine._tell(2.0)
     assert len(engine._running) == REQUESTS - whole
     assert [sequences[0].chunks.get_nowait() for _ in range(2)] == [False, True]
 

@@ -26,30 +26,31 @@ class Stack(FullStack):
 
 
 @asynccontextmanager
-async def started(tmp_path: Path, flow: dict[str, Any], *flags: str) -> AsyncIterator[Stack]:
-    """A router with flow control, `flow` beside `enabled`, and a full backend."""
-    backend = Backend("d", ranked_page=FULL)
+async def started(
+    tmp_path: Path, sections: dict[str, Any], *flags: str, page: str = FULL
+) -> AsyncIterator[Stack]:
+    """A router with these sections beside `backends`, and one backend with this metrics page."""
+    backend = Backend("d", ranked_page=page)
     async with AsyncExitStack() as parts:
         await parts.enter_async_context(serving(backend))
         config = tmp_path / "router.yaml"
         listed = {"name": "d", "url": f"http://127.0.0.1:{backend.port}"}
-        flow = {"enabled": True, **flow}
-        config.write_text(json.dumps({"backends": [listed], "flow_control": flow}))
+        config.write_text(json.dumps({"backends": [listed], **sections}))
         process = await parts.enter_async_context(router(config, "--no-warm-up", *flags))
         http = await parts.enter_async_context(aiohttp.ClientSession())
 
-        async def page() -> str:
+        async def read_page() -> str:
             async with http.get(process.admin_url("/metrics")) as answer:
                 return await answer.text()
 
-        stack = Stack(backend, http, process.url(), page)
+        stack = Stack(backend, http, process.url(), read_page)
         stack.process = process
         yield stack
 
 
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    async with started(tmp_path, {}) as stack:
+    async with started(tmp_path, {"flow_control": {"enabled": True}}) as stack:
         yield stack
 
 
@@ -81,8 +82,9 @@ async def test_with_api_keys_their_settings_say_who_goes_first(tmp_path: Path) -
     directory.mkdir()
     for client in ("web", "ci"):
         (directory / client).write_text(f"key-of-{client}")
-    clients = [{"name": "web", "priority": 5}]
-    async with started(tmp_path, {"clients": clients}, "--api-key-dir", str(directory)) as stack:
+    flow = {"enabled": True, "clients": [{"name": "web", "priority": 5}]}
+    flags = ("--api-key-dir", str(directory))
+    async with started(tmp_path, {"flow_control": flow}, *flags) as stack:
         web, ci = {"x_api_key": "key-of-web"}, {"x_api_key": "key-of-ci"}
         tasks = [asyncio.create_task(stack.send("slow", **ci))]
         await stack.gets_first()
@@ -95,3 +97,17 @@ async def test_with_api_keys_their_settings_say_who_goes_first(tmp_path: Path) -
         assert [(await task)[0] for task in tasks] == [200] * 3
         prompts = [json.loads(request.body)["prompt"] for request in stack.backend.received]
         assert prompts == ["slow", "of web", "of ci"]
+
+
+async def test_llmds_feature_gate_and_detector_hold_requests(tmp_path: Path) -> None:
+    sections = {
+        "featureGates": ["flowControl"],
+        "plugins": [{"type": "concurrency-detector", "parameters": {"maxConcurrency": 1}}],
+        "flowControl": {"saturationDetector": {"pluginRef": "concurrency-detector"}},
+    }
+    async with started(tmp_path, sections, page="") as stack:
+        first = await stack.start()
+        second = asyncio.create_task(stack.send())
+        await stack.holds(1)
+        stack.backend.release.set()
+        assert [(await task)[0] for task in (first, second)] == [200, 200]

@@ -180,7 +180,11 @@ def serve(requests: socket.socket, modules: Sequence[str]) -> None:
     gc.freeze()
     requests.send(b"ready")
     while True:
-        data, files, _, _ = socket.recv_fds(requests, _LARGEST, 3)
+        try:
+            data, files, _, _ = socket.recv_fds(requests, _LARGEST, 3)
+        except ConnectionResetError:
+            # Those who asked have ended without reading the last answer.
+            return
         if not data:
             return
         read_end, write_end = os.pipe()

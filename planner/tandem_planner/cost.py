@@ -24,8 +24,8 @@
     join        max(0, wait(D) - ready) + step(D): D's engine admits requests in order, so a prompt
                 that it computes itself delays the transfer beyond `ready`, when the KV is there
                 (the least wait + prefill of all P); then the request joins a decode step
-    decode      DECODE_WEIGHT × slope × decodes running on D × expected output tokens: what they
-                slow this request down, and what it slows them down
+    decode      DECODE_WEIGHT × slope × decodes running on D × expected output tokens, at most
+                LONG_ANSWER: what they slow this request down, and what it slows them down
     preemption  prefill of the prompt once more × the share of prompt and output for which D has no
                 free KV; what D loads needs room as what it computes
     standing    per request, whatever its prompt: FAILURE_SECONDS × error rate, loading an adapter
@@ -59,6 +59,11 @@ this one 50 ms longer, and a shorter one cannot be delayed more than too much.""
 DECODE_WEIGHT: Final = 4.0
 """Harm per second of ITL that a decode gets and adds: two of each, because decodes last while
 queues pass, and a pod that has many attracts long waits for memory later."""
+LONG_ANSWER: Final = 200.0
+"""Tokens; of longer answers `decode` counts so many. By its whole length an answer of 2,000 tokens
+left the pod that caches its prompt for one with fewer decodes: with answers six times as long mean
+and p99 TTFT were 1.2 and 1.3 times those of llm-d's default (`benchmarks.routing --regime "long
+outputs"`), and with 100 to 400 tokens are at most equal. Other loads do not tell these apart."""
 HANDOFF_SECONDS: Final = 0.01
 """Seconds that a hand-off takes beside the other terms until it is measured: two round trips."""
 FAILURE_SECONDS: Final = 5.0
@@ -147,7 +152,15 @@ class PodFigures(NamedTuple):
 class RequestFigures:
     """What the cost of a request depends on, beside the pod."""
 
-    __slots__ = ("handoff", "is_any_transfer_short", "now", "objective", "output", "prompt")
+    __slots__ = (
+        "decoded",
+        "handoff",
+        "is_any_transfer_short",
+        "now",
+        "objective",
+        "output",
+        "prompt",
+    )
 
     def __init__(  # noqa: PLR0917 - what is asked, then the rules
         self,
@@ -162,6 +175,8 @@ class RequestFigures:
         """Tokens."""
         self.output = output
         """Tokens expected."""
+        self.decoded = min(output, LONG_ANSWER)
+        """Of them those that count in `decode`."""
         self.now = now
         self.handoff = handoff
         """Seconds of a hand-off without its transfer."""
@@ -216,7 +231,7 @@ def join_seconds(request: RequestFigures, pod: PodFigures, ready: float) -> floa
 def unified_terms(request: RequestFigures, pod: PodFigures, cached: int) -> CostTerms:
     """The terms of `unified(D)`. `cached` tokens of the prompt are on D, or will be by then."""
     return prefill_terms(request, pod, cached)._replace(
-        decode=pod.itl_harm * request.output,
+        decode=pod.itl_harm * request.decoded,
         preemption=preemption_seconds(request, pod, max(0, cached - pod.loaded)),
     )
 
@@ -251,7 +266,7 @@ def decode_terms(
         transfer=transfer_seconds(request, pod, cached, fabric),
         handoff=request.handoff,
         join=join_seconds(request, pod, ready),
-        decode=pod.itl_harm * request.output,
+        decode=pod.itl_harm * request.decoded,
         preemption=preemption_seconds(request, pod, cached),
         standing=pod.standing,
     )

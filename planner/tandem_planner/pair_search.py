@@ -81,11 +81,11 @@ def cheapest_pairs(  # noqa: PLR0917 - the parts of one choice
     `prefills`, `order`: as `Nearest` takes them; `ready`: as in `cost.decode_terms`.
     """
     n, cached = at_least_one(request, cached)
-    output, now, most = request.output, request.now, n + request.output
+    decoded, now, most = request.decoded, request.now, n + request.output
     # A window makes KV smaller than its tokens would be.
     counted = 0 if pods.has_windows else 1
     least = [
-        constant + counted * (n - hit) * per_token + itl_harm * output
+        constant + counted * (n - hit) * per_token + itl_harm * decoded
         for (constant, per_token, itl_harm), hit in zip(
             map(pods.least_receiving.__getitem__, which),
             map(cached.__getitem__, which),
@@ -106,7 +106,7 @@ def cheapest_pairs(  # noqa: PLR0917 - the parts of one choice
         cost = min(near + on_node, around + in_domain, away + afar)
         if cost == inf:
             continue
-        cost += request.handoff + pods.computing[row][ITL_HARM] * output
+        cost += request.handoff + pods.computing[row][ITL_HARM] * decoded
         ends, late, queued = pods.queues[row]
         cost += max(0.0, queued + (ends - now if ends > now else (now - ends) * late) - ready)
         if pods.free_tokens[row] < most:

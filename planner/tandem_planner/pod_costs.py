@@ -59,8 +59,8 @@ def unified_costs(
 ) -> list[float]:
     """`unified(D)` for each pod in `which`; `prefills`: what `prefill_costs` returns for the same
     tokens."""
-    output, computing = request.output, pods.computing
-    costs = [prefills[i] + computing[i][ITL_HARM] * output for i in which]
+    decoded, computing = request.decoded, pods.computing
+    costs = [prefills[i] + computing[i][ITL_HARM] * decoded for i in which]
     return _with_preemption(costs, request, pods, cached, which, is_loading=True)
 
 
@@ -76,7 +76,7 @@ def decode_costs(
     """The terms of `split(P, D)` that depend on D, and the hand-off, for each pod in `which` and
     pairs of the class `fabric`; inf where the transfer takes too long for a split. `ready`: as in
     `cost.decode_terms`."""
-    output, handoff, any_length = request.output, request.handoff, request.is_any_transfer_short
+    decoded, handoff, any_length = request.decoded, request.handoff, request.is_any_transfer_short
     n, cached = at_least_one(request, cached)
     sizes: Sequence[float]
     sizes = uncached = [n - cached[i] for i in which]
@@ -85,7 +85,7 @@ def decode_costs(
         sizes = [linear_tokens(pods.pods[i].kv, n - cached[i]) for i in which]
     receiving = pods.receiving[fabric]
     costs = [
-        handoff + constant + size * per_token + itl_harm * output
+        handoff + constant + size * per_token + itl_harm * decoded
         if any_length
         or size * per_token <= spare + left * (share_token + share_pair * (2 * n - left))
         else inf

@@ -17,6 +17,7 @@ from tandem_planner.choice import (
     would_split,
 )
 from tandem_planner.cost import (
+    LONG_ANSWER,
     PodFigures,
     RequestFigures,
     congestion,
@@ -326,10 +327,18 @@ def test_a_pod_alone_has_what_is_confirmed() -> None:
     assert choice(request, transferred_later).prefills == [0]
 
 
+def test_of_a_long_answer_no_more_counts_than_of_another() -> None:
+    """By its whole length it would leave the pod that caches the prompt for one that is calmer."""
+    busy = [DECODE._replace(itl_harm=1e-3), DECODE]
+    for output in (LONG_ANSWER, 100 * LONG_ANSWER):
+        chosen = choice(RequestFigures(4000, output, NOW), some(busy, [4000, 0], (0, 1)))
+        assert chosen.decodes == [0]
+
+
 def test_a_prompt_that_is_cached_is_never_split() -> None:
     request, pods = (
         RequestFigures(4000, 500.0, NOW),
-        [PREFILL, DECODE._replace(itl_harm=2e-3), DECODE],
+        [PREFILL, DECODE._replace(itl_harm=5e-3), DECODE],
     )
     group = [((0,), (1, 2))]
     cached = some(pods, [4000, 3990, 0], (1, 2), group)

@@ -2,6 +2,9 @@
 
 import pytest
 
+from tandem_planner.cost import PodFigures, RequestFigures, idle_prefill_seconds
+from tandem_planner.simulation.cluster import Request, colocated
+from tandem_planner.simulation.engine import Engine
 from tandem_planner.step_cost import (
     LinearStep,
     decode_cost,
@@ -36,3 +39,13 @@ def test_a_fit_of_decodes_has_their_context_in_its_slope() -> None:
     cost = decode_cost(STEP, 100, 1000.0)
     assert cost.slope == pytest.approx(STEP.per_decode + 1000 * STEP.per_context)
     assert cost.step == pytest.approx(STEP.fixed)
+
+
+def test_router_and_simulation_take_the_same_seconds_for_one_prompt() -> None:
+    cost = prefill_cost(STEP, 2000, budget=2048)
+    pod = PodFigures(fixed=cost.fixed, per_token=cost.per_token, per_pair=cost.per_pair)
+    routed = idle_prefill_seconds(RequestFigures(1500, 10.0, 0.0), pod, cached=400)
+    engine = Engine(STEP, cache_tokens=10_000, seed=0, noise=0.0)
+    assert routed == pytest.approx(engine.prefill_seconds(400, 1500), rel=1e-9)
+    (outcome,) = colocated([Request(0.0, 1500, 1)], [engine])
+    assert outcome.ttft == pytest.approx(cost.seconds(1500), rel=1e-9)

@@ -166,6 +166,9 @@ def binding(plan: Plan, objective: Target) -> str:
         return f"The model's size: one {role} pod of {pool.tensor} GPUs is needed for any load."
     if without is None:
         return _binding_at_capacity(plan, objective)
+    if without.measures.attainment >= objective.attainment:
+        fewer = f"{pool.replicas - 1} instead of {pool.replicas}"
+        return f"{role.capitalize()} pods: {fewer} do not keep up."
     missed, kept = 1.0 - without.measures.attainment, 1.0 - plan.served.measures.attainment
     return (
         f"{role.capitalize()} pods: with {pool.replicas - 1} instead of {pool.replicas}, "
@@ -180,11 +183,9 @@ def _binding_at_capacity(plan: Plan, objective: Target) -> str:
 
 def _limit(served: Served) -> str:
     measures = served.measures
-    if measures.slow > measures.late_first:
-        return "itl"
-    if served.preemptions:
-        return "ttft, because the pods' KV has no room"
-    return "ttft"
+    missed = {"ttft": measures.late_first, "itl": measures.slow, "e2e": measures.late_last}
+    limit = max(missed, key=missed.__getitem__)
+    return f"{limit}, because the pods' KV has no room" if served.preemptions else limit
 
 
 def answer(

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from statistics import fmean
 
 from .cluster import Outcome
 from .engine import Engine
@@ -45,8 +46,12 @@ class Measures:
     """Share that misses its TTFT."""
     slow: float
     """Share that misses its ITL."""
+    late_last: float
+    """Share that misses its time to the last token."""
     hits: float
     """Share of the prompt tokens that were in a cache."""
+    growth: float
+    """Seconds that TTFT grows by in a second of the run: above 0, pods do not keep up."""
 
 
 def measure(outcomes: Sequence[Outcome], answering: Sequence[Engine], slo: Slo) -> Measures:
@@ -66,8 +71,27 @@ def measure(outcomes: Sequence[Outcome], answering: Sequence[Engine], slo: Slo) 
         attainment=sum(map(slo.is_met, outcomes)) / count,
         late_first=sum(slo.ttft is not None and o.ttft > slo.ttft for o in outcomes) / count,
         slow=sum(slo.itl is not None and (o.itl or 0.0) > slo.itl for o in outcomes) / count,
+        late_last=sum(slo.e2e is not None and o.e2e > slo.e2e for o in outcomes) / count,
+        growth=_growth(outcomes),
         hits=sum(o.hit_tokens for o in outcomes) / prompts,
     )
+
+
+def _growth(outcomes: Sequence[Outcome]) -> float:
+    """From the first third of the requests to the last."""
+    third = len(outcomes) // 3
+    first, last = outcomes[:third], outcomes[-third:]
+    if not third or (seconds := _mean_at(last) - _mean_at(first)) <= 0.0:
+        return 0.0
+    return (_mean_ttft(last) - _mean_ttft(first)) / seconds
+
+
+def _mean_at(outcomes: Sequence[Outcome]) -> float:
+    return fmean(outcome.request.at for outcome in outcomes)
+
+
+def _mean_ttft(outcomes: Sequence[Outcome]) -> float:
+    return fmean(outcome.ttft for outcome in outcomes)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -12,11 +12,13 @@ from functools import cached_property
 from math import ceil, inf, sqrt
 from typing import Final
 
+from tandem_planner.fabrics import Fabric
 from tandem_planner.simulation.cluster import Request
 from tandem_planner.simulation.engine import Batching
 from tandem_planner.simulation.measures import Slo
 
 from .deployments import CannotServe, Deployment, Estimate, Pool, Served
+from .memory import LARGEST_TENSOR
 from .roofline import BEST, WORST
 
 COLOCATED_BUDGETS: Final = (512, 2048, 8192)
@@ -27,6 +29,13 @@ DECODE: Final = Batching(2048, 512)
 """Of decode pods: they compute one token of each prompt."""
 _SCREENED: Final = 800
 """Requests that are enough to compare single pods."""
+_GROWTH: Final = 0.05
+"""Largest growth of TTFT, in seconds per second, of pods that keep up: without a limit of TTFT, an
+overloaded pool would meet any objective."""
+_BUSY: Final = 0.9
+"""Share of the time from which on prefill pods are what does not keep up."""
+_WITHIN_NODE: Final = (Fabric.NVLINK, Fabric.PCIE, Fabric.SHARED_MEMORY)
+"""Fabrics over which a prefill and a decode pod share a node."""
 _HALVINGS: Final = 6
 """Of the interval in which a capacity lies."""
 _FEW_HALVINGS: Final = 4
@@ -217,7 +226,7 @@ class Search:
             return deployment.resized(0, decodes + 1 + decodes // 10)
         prefills, measures = deployment.prefill.replicas, served.measures
         is_decode = measures.slow > measures.late_first or (
-            measures.slow == measures.late_first and served.decode_busy > served.prefill_busy
+            measures.slow == measures.late_first and served.prefill_busy < _BUSY
         )
         # Without room in the decode pods' KV, first tokens are late.
         if is_decode or (served.preemptions and served.prefill_busy < 0.7):
@@ -225,7 +234,9 @@ class Search:
         return deployment.resized(prefills + 1 + prefills // 10, decodes)
 
     def _is_met(self, served: Served) -> bool:
-        return served.measures.attainment >= self.objective.attainment
+        measures = served.measures
+        is_stable = measures.growth <= _GROWTH
+        return is_stable and measures.attainment >= self.objective.attainment
 
     def _kinds(self) -> Iterator[Deployment]:
         """One pod of each role, for all tensor sizes and sizes of a step."""
@@ -234,8 +245,11 @@ class Search:
             batching = Batching(budget, 256)
             for tensor in self.estimate.tensor_sizes(batching, longest):
                 yield Deployment(Pool(1, tensor, batching))
+        is_near = self.estimate.fabric in _WITHIN_NODE
         for prefill in self.estimate.tensor_sizes(PREFILL, longest):
             for decode in self.estimate.tensor_sizes(DECODE, longest):
+                if is_near and prefill + decode > LARGEST_TENSOR:
+                    continue
                 yield Deployment(Pool(1, decode, DECODE), Pool(1, prefill, PREFILL))
 
     def _count(self, kind: Deployment, rate: float) -> Deployment | None:

@@ -247,7 +247,7 @@ def test_the_epp_loads_its_rendered_configuration(tmp_path: Path) -> None:
     assert loaded.health_checks == HealthChecks(path="/health", unhealthy_threshold=2)
     assert loaded.resume.limits == ResumeLimits(10.0, 1)
     assert loaded.flow_control == FlowControl(
-        enabled=True, no_endpoint_ttl=1.0, bands=(FlowBand(priority=1),)
+        enabled=True, no_endpoint_ttl=1.0, bands=(FlowBand(priority=1),), models=("org/model",)
     )
     assert {*loaded.slo.values()} == {Slo(2.0, None, 0.5)}
     assert objects[EPP]["spec"]["replicas"] == 3

@@ -178,6 +178,11 @@ def test_the_first_settings_of_flow_control_by_name_count() -> None:
     assert together(decode("a", routing=by_config)).epp_config == config
     off = {**by_config, "flowControl": {"enabled": False}}
     assert together(decode("a", routing=off)).epp_config == {}
+    gates = {"epp": {"config": {"featureGates": ["dataLayer", "flowControl"]}}}
+    off = {**gates, "flowControl": {"enabled": False}}
+    assert together(decode("a", routing=off)).epp_config == {
+        "featureGates": ["dataLayer", "flowControl", "flowControl=false"]
+    }
 
 
 def test_models_that_have_no_pod_are_told_where_their_requests_wait() -> None:

@@ -139,7 +139,11 @@ def epp_config(decodes: Sequence[DecodePool]) -> Mapping[str, Any]:
         off.add("resume")
     if flow is not None and not flow.enabled:
         off.add("flow_control")
-    return {name: value for name, value in config.items() if name not in off}
+    kept = {name: value for name, value in config.items() if name not in off}
+    if "flow_control" in off and (gates := kept.get("featureGates")):
+        # llm-d's name for the same.
+        kept["featureGates"] = [*gates, "flowControl=false"]
+    return kept
 
 
 def health_checks(decodes: Iterable[DecodePool]) -> Mapping[str, Any]:

@@ -30,9 +30,10 @@ PHASE_LABEL: Final = "phase"
 BACKEND_LABEL: Final = "backend"
 """Label of PREFILL_SECONDS and DECODE_SECONDS: the name of a backend."""
 
-# Exported by every engine under vLLM's names, read by the EPP, the demo and `tandem status`.
 EPP_FLOW_ASKED: Final = "tandem_epp_flow_asked_seconds"
 """EPP → doctor: what gateways in mode BUFFERED were last asked to wait for; 0: none was."""
+
+# Exported by every engine under vLLM's names, read by the EPP, the demo and `tandem status`.
 ENGINE_RUNNING: Final = "vllm:num_requests_running"
 ENGINE_WAITING: Final = "vllm:num_requests_waiting"
 ENGINE_KV_FETCH: Final = "vllm:num_requests_kv_fetch_by_stage"

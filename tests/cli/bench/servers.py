@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 
 from tests.loadtest.run.engines import FakeOpenAI
 
@@ -13,15 +13,22 @@ def wait_for_requests(server: FakeOpenAI, loop: asyncio.AbstractEventLoop, count
     asyncio.run_coroutine_threadsafe(server.holds(count), loop).result(30)
 
 
-@contextmanager
-def background(server: FakeOpenAI, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[str]:
+def background(
+    server: FakeOpenAI, loop: asyncio.AbstractEventLoop | None = None
+) -> AbstractContextManager[str]:
     """The URL of `server` in a thread that runs `loop`, or a new one."""
-    up, urls = threading.Event(), []
-    loop = loop or asyncio.new_event_loop()
-    stop = asyncio.Event()
+    return in_thread(server.serve(), loop or asyncio.new_event_loop())
+
+
+@contextmanager
+def in_thread(
+    serving: AbstractAsyncContextManager[str], loop: asyncio.AbstractEventLoop
+) -> Iterator[str]:
+    """The URL of what serves in a thread that runs `loop`."""
+    up, urls, stop = threading.Event(), list[str](), asyncio.Event()
 
     async def run() -> None:
-        async with server.serve() as url:
+        async with serving as url:
             urls.append(url)
             up.set()
             await stop.wait()

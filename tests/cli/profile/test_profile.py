@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from tandem_cli.profile.file import HeldOut, ProfileFile, read_profile, write_pr
 from tandem_planner.sizing.profile import DecodePoint, PrefillPoint
 
 from ...loadtest.servers import serving
+from ..bench.servers import in_thread
 
 PACE = 0.002
 """Seconds between two tokens: they come in reads of their own."""
@@ -53,26 +52,9 @@ async def _event(response: web.StreamResponse, event: dict[str, Any]) -> None:
     await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
 
-@contextmanager
-def background(server: PacedServer) -> Iterator[str]:
+def background(server: PacedServer) -> AbstractContextManager[str]:
     """The URL of `server`, which serves in a thread: the command has an event loop of its own."""
-    up, urls, loop, stop = threading.Event(), list[str](), asyncio.new_event_loop(), asyncio.Event()
-
-    async def run() -> None:
-        async with serving(server.handle) as url:
-            urls.append(url)
-            up.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
-    thread.start()
-    try:
-        assert up.wait(10)
-        yield urls[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
+    return in_thread(serving(server.handle), asyncio.new_event_loop())
 
 
 def run(*args: str) -> Result:

@@ -299,7 +299,7 @@ class PlacedRequest:
         if placement is None:
             return False
         if asked is None and kept.needs_question:
-            self._ask(placement, body, again)
+            self._ask(placement, kept.asked, again)
             return False
         is_there = placement.decode.address in subset
         rest = kept.move_by_ids(None if asked is None else asked.rendered) if is_there else None
@@ -326,9 +326,11 @@ class PlacedRequest:
             elif self._placement is left:
                 self._asked = Asked(placement, rendered)
                 again()
-            if self._placement is not placement:
+                if self._asked is None:
+                    # The stream is there, or `try_move` has ended the placement.
+                    return
                 self._asked = None
-                placement.end(time())
+            placement.end(time())
 
         self._is_asking = True
         engine = address_of(placement.decode.backend)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tandem_contract.request_kinds import PATHS, RequestKind
+from tandem_epp.placement.placement import Placement
 from tandem_router.configuration import load
 
 from ..sidecar.peers import FakeDecode, Turn
@@ -263,13 +264,32 @@ async def test_another_backend_that_fails_the_stream_counts(paused: Paused) -> N
 
 @pytest.mark.parametrize("drains", DRAINS)
 @pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("parses", [True, False])
+@pytest.mark.parametrize(
+    "other",
+    [
+        ParsingEngine("other"),
+        ParsingEngine("other", refuses=RENDER),
+        ParsingEngine("other", more=(("a_parameter_of_tomorrow", 1),)),
+    ],
+    ids=["parses", "refuses", "knows more"],
+)
 async def test_a_parsed_chat_goes_on_where_the_next_engine_parses(
-    paused: Paused, drains: Begins, split: bool, parses: bool
+    paused: Paused,
+    drains: Begins,
+    split: bool,
+    other: ParsingEngine,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is asked before the engine that drains loses the stream."""
     await paused.start(split=split)
-    other = ParsingEngine("other", refuses="" if parses else RENDER)
+    parses = not (other.refuses or other.more)
+    ended, end = list[int](), Placement.end
+
+    def counted_end(self: Placement, now: float) -> None:
+        ended.append(id(self.decision))
+        end(self, now)
+
+    monkeypatch.setattr(Placement, "end", counted_end)
     for engine in paused.engines.values():
         engine.generate = ParsingEngine("first")
     # Drawn without a seed, it is not generated again.
@@ -306,3 +326,4 @@ async def test_a_parsed_chat_goes_on_where_the_next_engine_parses(
     assert asked_for[:2] == ([RENDER, GENERATE] if parses else [RENDER])
     pods = paused.harness.router.components.decisions.fleet.ready_pods(None)
     assert not any(pod.in_flight for pod in pods)
+    assert len(ended) == len(set(ended)), "a placement ends once"

@@ -95,7 +95,7 @@ class Alternates:
             return False
         if kept.needs_question and self._rendered is None and self._left:
             if self._question is None:
-                self._question = self._ask_next_pod(again)
+                self._question = self._ask_next_pod(kept.asked, again)
             return False
         rest = kept.move_by_ids(self._rendered)
         if rest is None:
@@ -110,8 +110,8 @@ class Alternates:
         self._send_to_another_pod(rest, own if is_read else None)
         return True
 
-    def _ask_next_pod(self, again: Callable[[], None]) -> RenderQuestion:
-        """Ask whether it can go on with a stream that is parsed; `again`: as of `try_move`."""
+    def _ask_next_pod(self, chat: Body, again: Callable[[], None]) -> RenderQuestion:
+        """Ask whether it can go on with a `chat` that is parsed; `again`: as of `try_move`."""
         record = self._generation.record
 
         def answered(rendered: bytes | None) -> None:
@@ -127,7 +127,7 @@ class Alternates:
             engine,
             generation.request,
             record,
-            chat=generation.body.data,
+            chat=chat.data,
             answered=answered,
         )
 

@@ -33,6 +33,9 @@ def create(site: Site, ca: trustme.CA) -> None:
     _apply(site, _pool("PrefillPool", PREFILL, spec), _pool("DecodePool", DECODE, decode))
     pools = (f"prefillpool/{PREFILL}", f"decodepool/{DECODE}")
     site.wait_until_ready(*pools)
+    # Until the EPP serves, Envoy sends requests on to pods, whose names it may not have resolved.
+    timeout = f"--timeout={SECONDS}s"
+    site.kubectl("wait", "--for=condition=RouterReady", timeout, f"decodepool/{DECODE}")
 
 
 def renew(site: Site, ca: trustme.CA) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tandem_contract import headers, metrics
+from tandem_contract import metrics
 from tandem_contract.metrics import PromptSource
-from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, Target, load_keys, sign
+from tandem_contract.plan import Target
 
 from ..router.real.same_stream import Streamed, read_stream
 from ..sidecar.processes import drain, sidecar
+from ..sidecar.real.test_resume import plan, with_keys
 from .api_requests import KINDS
 from .pairs import Moved, Pair
 from .test_unified import TIMES
@@ -33,8 +33,7 @@ async def test_the_engine_of_a_pod_that_drains_hands_off_its_kv(
     pair: Pair, http: aiohttp.ClientSession, tmp_path: Path, name: str
 ) -> None:
     """It goes on at the engine of the prefill pod, which here has a sidecar as a decode pod has."""
-    (tmp_path / "k1").write_bytes(b"0123456789abcdef")
-    flags = ("--plan-key-dir", str(tmp_path), "--resume", *TIMES)
+    flags = (*with_keys(tmp_path), *TIMES)
     kind = KINDS[name]
     asked: dict[str, Any] = {
         **kind.body(f"{name} of a lighthouse. " + "who lives in it? " * 20),
@@ -50,21 +49,10 @@ async def test_the_engine_of_a_pod_that_drains_hands_off_its_kv(
         sidecar(*flags, "--engine", first_url, "--pod-name", "decode-0") as first,
         sidecar(*flags, "--engine", next_url, "--pod-name", "decode-1") as other,
     ):
-        now = time.time()
-        plan = Plan(
-            RoutingPath.PREFILL_THEN_DECODE,
-            "worth_it",
-            Target("decode-0", str(first.listen)),
-            # It refuses connections: the decode engine alone has the prompt's KV.
-            (Target("prefill-0", "127.0.0.1:1"),),
-            request_id=f"r-{name}",
-            expires=now + 60,
-            alternates=(Target("decode-1", str(other.listen)),),
-        )
-        routed = {
-            headers.PLAN: sign(plan, load_keys(tmp_path), now=now),
-            headers.REQUEST_ID: plan.request_id,
-        }
+        # It refuses connections: the decode engine alone has the prompt's KV.
+        prefills = (Target("prefill-0", "127.0.0.1:1"),)
+        alternate = Target("decode-1", str(other.listen))
+        routed = plan(tmp_path, first, "decode-0", f"r-{name}", prefills, alternate)
         async with http.post(first.url(kind.path), json=asked, headers=routed) as response:
             assert response.status == 200
             begin = b"".join([await response.content.readuntil(b"\n\n") for _ in range(40)])

@@ -68,8 +68,9 @@ def add_transfer_params(body: Body, params: bytes, prompt_token_ids: bytes = b""
 def with_prompt_of(body: Body, data: bytes) -> Body:
     """The body, with the ids of the prompt that the trusted request `data` has in
     `kv_transfer_params`, which `parse_body` removed. Raises BadBody where they are none."""
-    params = decode_members(data).get(FIELD)
-    if params is None:
+    params = decode_members(data).get(FIELD, _NULL)
+    # A chat that an engine rendered has null.
+    if params == _NULL:
         return body
     try:
         value = msgspec.json.encode(_prompt.decode(params))

@@ -1,7 +1,7 @@
 """A proxy before an engine that breaks answers off after so many tokens, as a dying engine does.
 
     cuts["a"] = 7                   the next answer to a request with `"user": "a"` has 7 tokens
-    async with cutting_proxy(engine.url, cuts) as proxy:
+    async with cutting_proxy(CuttingProxy, engine.url, cuts) as proxy:
 
 Half of the event after them still comes, and then the connection is reset. vLLM joins events that
 are not fetched at once, so an answer may have fewer tokens.
@@ -13,7 +13,7 @@ import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -31,7 +31,7 @@ _HOP = ("transfer-encoding", "content-length", "connection", "date", "server")
 
 
 class CuttingProxy:
-    """Give it to a router in place of its engine."""
+    """Give it to a router or a sidecar in place of its engine."""
 
     def __init__(self, engine: str, cuts: dict[str, int], http: aiohttp.ClientSession) -> None:
         self.url = ""
@@ -48,31 +48,62 @@ class CuttingProxy:
             head = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
             response = web.StreamResponse(status=answer.status, headers=head)
             await response.prepare(request)
-            unread = b""
+            unread, sent = b"", 0
             async for payload in answer.content.iter_any():
                 if cut is None:
                     await response.write(payload)
                     continue
                 *events, unread = (unread + payload).split(_EVENT_END)
                 for event in events:
-                    cut -= _tokens(event)
-                    if cut < 0:
-                        await response.write(event[: len(event) // 2])
-                        assert request.transport is not None
-                        request.transport.abort()
+                    if sent + (tokens := _tokens(event)) > cut:
+                        await self.end(request, response, event, sent)
                         return response
+                    sent += tokens
                     await response.write(event + _EVENT_END)
             await response.write_eof()
             return response
 
+    async def end(
+        self, request: web.Request, response: web.StreamResponse, event: bytes, sent: int
+    ) -> None:
+        """End an answer of which so many tokens were `sent` before this event, which has too many
+        more."""
+        await response.write(event[: len(event) // 2])
+        assert request.transport is not None
+        request.transport.abort()
+
+
+class HoldingProxy(CuttingProxy):
+    """Does not break the answers off, but sends nothing more of them, as a slow engine does."""
+
+    def __init__(self, engine: str, cuts: dict[str, int], http: aiohttp.ClientSession) -> None:
+        super().__init__(engine, cuts, http)
+        self._held = asyncio.Queue[int]()
+
+    async def end(
+        self, request: web.Request, response: web.StreamResponse, event: bytes, sent: int
+    ) -> None:
+        """Wait until the request is aborted, which cancels this."""
+        self._held.put_nowait(sent)
+        await asyncio.Event().wait()
+
+    async def holds(self, count: int) -> list[int]:
+        """Wait until it holds so many answers more; returns how many tokens it sent of each."""
+        return [await self._held.get() for _ in range(count)]
+
+
+_Proxy = TypeVar("_Proxy", bound=CuttingProxy)
+
 
 @asynccontextmanager
-async def cutting_proxy(engine: str, cuts: dict[str, int]) -> AsyncIterator[CuttingProxy]:
+async def cutting_proxy(
+    kind: type[_Proxy], engine: str, cuts: dict[str, int]
+) -> AsyncIterator[_Proxy]:
     """A proxy before the engine with this URL. `cuts`: `user` of a request → tokens of its answer;
     an entry is used once, by whichever proxy has it."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as http:
-        proxy = CuttingProxy(engine, cuts, http)
+        proxy = kind(engine, cuts, http)
         application = web.Application(client_max_size=1 << 24)
         application.router.add_route("*", "/{path:.*}", proxy.handle)
         runner = web.AppRunner(application, handler_cancellation=True)
@@ -136,7 +167,7 @@ async def cutting_router(
     made = Cutter(http, engine)
     async with AsyncExitStack() as stack:
         proxies = [
-            await stack.enter_async_context(cutting_proxy(engine, made.cuts))
+            await stack.enter_async_context(cutting_proxy(CuttingProxy, engine, made.cuts))
             for _ in range(BACKENDS)
         ]
         backends = {f"decode-{n}": (proxy, "decode") for n, proxy in enumerate(proxies)}

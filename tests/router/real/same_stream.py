@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -87,11 +87,16 @@ class Streamed:
 
 
 async def stream(
-    http: aiohttp.ClientSession, server: str, body: dict[str, Any], path: str = ""
+    http: aiohttp.ClientSession,
+    server: str,
+    body: dict[str, Any],
+    path: str = "",
+    headers: Mapping[str, str] | None = None,
 ) -> Streamed:
     """The answer of the server with this URL. `path`: of the request; empty: that of completions or
-    chats, as the body says."""
-    data, head = io.BytesIO(json.dumps(body).encode()), {"content-type": "application/json"}
+    chats, as the body says. `headers`: more than the content's type."""
+    data = io.BytesIO(json.dumps(body).encode())
+    head = {"content-type": "application/json", **(headers or {})}
     path = path or PATHS[RequestKind.CHAT if "messages" in body else RequestKind.COMPLETIONS]
     async with http.post(server + path, data=data, headers=head) as response:
         content = await response.content.read()

@@ -14,7 +14,7 @@ from tandem_contract.paths import RoutingPath
 from tandem_contract.plan import Plan, Target, load_keys, sign
 from tandem_contract.request_kinds import PATHS, RequestKind
 
-from ..processes import drain
+from ..processes import Sidecar, drain
 from ..resume.scripted import events
 from .engine import Engine
 from .pair import SPLIT, Pair, start_pair
@@ -52,18 +52,18 @@ def with_keys(directory: Path) -> tuple[str, ...]:
 
 def plan(
     keys: Path,
-    pod: Pair,
+    sidecar: Sidecar,
     name: str,
     request_id: str,
     prefills: tuple[Target, ...],
     *alternates: Target,
 ) -> dict[str, str]:
-    """Headers of a request for `pod`, whose name this is."""
+    """Headers of a request for the pod of this `name`, whose sidecar this is."""
     now = time.time()
     parts = Plan(
         SPLIT if prefills else RoutingPath.UNIFIED,
         "unit",
-        Target(name, str(pod.sidecar.listen)),
+        Target(name, str(sidecar.listen)),
         prefills,
         request_id=request_id,
         expires=now + 60,
@@ -89,12 +89,12 @@ async def test_the_client_cannot_tell(
     ):
         prefills = (Target("prefill-0", str(prefill.address)),) if path is SPLIT else ()
         url = second.sidecar.url(PATHS[kind])
-        unbroken = plan(tmp_path, second, "decode-1", "r-1", prefills)
+        unbroken = plan(tmp_path, second.sidecar, "decode-1", "r-1", prefills)
         async with second.http.post(url, json=body, headers=unbroken) as response:
             expected = events(await response.read())
         alternate = Target("decode-1", str(second.sidecar.listen))
         url = first.sidecar.url(PATHS[kind])
-        broken = plan(tmp_path, first, "decode-0", "r-2", prefills, alternate)
+        broken = plan(tmp_path, first.sidecar, "decode-0", "r-2", prefills, alternate)
         async with first.http.post(url, json=body, headers=broken) as response:
             begin = await response.content.readuntil(b"\n\n")
             decode.kill()
@@ -135,7 +135,7 @@ async def test_a_drained_engine_may_end_at_once(
         alternate, begun = Target("decode-1", str(second.sidecar.listen)), asyncio.Semaphore(0)
 
         async def ask(pod: Pair, name: str, request_id: str, *alternates: Target) -> list[Any]:
-            signed = plan(tmp_path, pod, name, request_id, prefills, *alternates)
+            signed = plan(tmp_path, pod.sidecar, name, request_id, prefills, *alternates)
             async with pod.http.post(
                 pod.sidecar.url(PATHS[kind]), json=body, headers=signed
             ) as response:
@@ -171,7 +171,7 @@ async def test_the_next_engine_reads_the_kv_of_the_one_that_drains(
     ):
         prefills = (Target("prefill-0", str(prefill.address)),)
         alternate = Target("decode-1", str(second.sidecar.listen))
-        signed = plan(tmp_path, first, "decode-0", "r-1", prefills, alternate)
+        signed = plan(tmp_path, first.sidecar, "decode-0", "r-1", prefills, alternate)
         engines = {"first": decode, "next": unified, "prefill": prefill}
         async with first.http.post(
             first.sidecar.url(PATHS[kind]), json=body, headers=signed
@@ -181,7 +181,7 @@ async def test_the_next_engine_reads_the_kv_of_the_one_that_drains(
             await drain(first.sidecar.admin, wait=True)
             after = {name: await sources(engine) for name, engine in engines.items()}
             got = events(begin + await response.read())
-        signed = plan(tmp_path, second, "decode-1", "r-2", prefills)
+        signed = plan(tmp_path, second.sidecar, "decode-1", "r-2", prefills)
         async with second.http.post(
             second.sidecar.url(PATHS[kind]), json=body, headers=signed
         ) as response:

@@ -120,6 +120,8 @@ class ParsingEngine:
             },
             "model": body["model"],
             "stream": True,
+            # vLLM writes the others as null.
+            **dict.fromkeys(("cache_salt", "content_parts", "kv_transfer_params")),
         }
 
     def tokens(self, body: Json) -> list[bytes]:

@@ -14,12 +14,16 @@ import yaml
 
 from tandem_contract.api_keys import ApiKeys
 from tandem_contract.commandline import HostPort
+from tandem_kube.client import connect
 from tandem_router.configuration import load
 from tandem_router.main import epp_settings
 from tandem_router.run import RunningRouter, start
 from tandem_sidecar.settings import Settings
 
+from ..cluster.control_plane import ControlPlane
+from ..epp.backends.cluster_pods import Pods
 from ..sidecar.peers import FakeDecode, FakePrefill, Peer, Script, Turn
+from .cluster import Cluster
 
 LOOPBACK: Final = HostPort("127.0.0.1", 0)
 PROMPT: Final = list(range(100, 200))
@@ -146,3 +150,12 @@ async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
         if not components.lifecycle.work:
             assert not len(components.overlaps)
             assert all(pod.in_flight == 0 for pod in components.decisions.fleet)
+
+
+@pytest.fixture
+async def cluster(
+    control_plane: ControlPlane, namespace: str, tmp_path: Path
+) -> AsyncIterator[Cluster]:
+    async with AsyncExitStack() as stack:
+        api = await stack.enter_async_context(await connect(control_plane.kubeconfig))
+        yield Cluster(stack, Pods(api, namespace), tmp_path, control_plane.kubeconfig)

@@ -3,30 +3,23 @@ whose sidecars are processes, with scripted engines behind them."""
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import pytest
-import trustme
 import yaml
 from click.testing import CliRunner
 
 from tandem_contract.request_kinds import PATHS, RequestKind
-from tandem_kube.client import connect
 from tandem_local.ports import free_port
 from tandem_router.configuration import LEAST_IN_FLIGHT
 from tandem_router.main import main
 
-from ..cluster.control_plane import ControlPlane
-from ..epp.backends.cluster_pods import Pods
-from ..epp.envoy.test_mutual_tls_with_envoy import MountedSecret
-from ..epp.real import Backend, until
-from ..sidecar.peers import FakeDecode, FakePrefill, Peer, Script, Turn, hangs, is_prefill, produces
-from ..sidecar.processes import Sidecar, sidecar
+from ..epp.real import until
+from ..sidecar.peers import FakeDecode, Turn, hangs, is_prefill, produces
 from ..sidecar.resume.scripted import asked, events, generates, until_gone, without_head
+from .cluster import Cluster
 from .conftest import DECODE, PATH, PREFILL, PROMPT
 from .processes import router
 
@@ -35,104 +28,6 @@ pytestmark = [pytest.mark.component, pytest.mark.control_plane]
 KINDS: Final = (RequestKind.COMPLETIONS, RequestKind.CHAT)
 RESUMES: Final[dict[str, Any]] = {"enabled": True}
 CLUSTER: Final = ("--discovery", "kubernetes", "--namespace", "n")
-
-
-class Cluster:
-    """Pods that no kubelet runs, and a router of them."""
-
-    def __init__(self, stack: AsyncExitStack, pods: Pods, folder: Path, kubeconfig: Path) -> None:
-        self._stack, self.pods, self._folder = stack, pods, folder
-        self._environment = {"KUBECONFIG": str(kubeconfig)}
-        self._keys = folder / "keys"
-        self._keys.mkdir()
-        (self._keys / "k1").write_bytes(b"0123456789abcdef")
-        self.sidecars: dict[str, Sidecar] = {}
-        self.engines: dict[str, FakeDecode] = {}
-        self.turns: dict[str, list[Turn]] = {}
-        self.tls: tuple[str, ...] = ()
-        """Flags of sidecars and router for mutual TLS."""
-        self.http: aiohttp.ClientSession
-
-    def use_mutual_tls(self) -> None:
-        secret = MountedSecret(self._folder / "tls")
-        secret.write(trustme.CA(), "chat.default.svc")
-        self.tls = ("--mutual-tls", str(secret.directory))
-
-    async def decode(self, name: str) -> None:
-        """A decode pod: an engine and its sidecar."""
-        engine = await self._stack.enter_async_context(FakeDecode())
-        flags = ("--engine", engine.url, "--plan-key-dir", str(self._keys), "--pod-name", name)
-        self.sidecars[name] = await self._stack.enter_async_context(sidecar(*flags, *self.tls))
-        self.engines[name], self.turns[name] = engine, []
-        await self.pods.create(Backend(name, port=self.sidecars[name].listen.port), "decode")
-
-    async def prefill(self, name: str) -> Peer:
-        peer = await self._stack.enter_async_context(FakePrefill())
-        await self.pods.create(Backend(name, port=peer.address.port), "prefill")
-        return peer
-
-    def script(self, *scripts: Script) -> None:
-        """How the next requests are answered, wherever they come to."""
-        left = list(scripts)
-        for name, engine in self.engines.items():
-
-            async def script(turn: Turn, name: str = name, engine: FakeDecode = engine) -> None:
-                if turn.request.method == "GET":
-                    # The router's own questions, by way of the sidecar.
-                    await engine.complete(turn)
-                    return
-                self.turns[name].append(turn)
-                await left.pop(0)(turn)
-
-            engine.generate = script
-
-    @asynccontextmanager
-    async def router(
-        self, *expected: str, flags: tuple[str, ...] = (), **sections: Any
-    ) -> AsyncIterator[Sidecar]:
-        """A router that knows the pods `expected`; `sections`: of its file."""
-        file = self._folder / "router.yaml"
-        file.write_text(yaml.safe_dump(sections))
-        flags = (
-            *("--discovery", "kubernetes", "--no-warm-up", *self.tls),
-            *("--namespace", self.pods.namespace, "--endpoint", "chat"),
-            *("--plan-key-dir", str(self._keys)),
-            *flags,
-        )
-        async with (
-            router(file, *flags, environment=self._environment) as process,
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as self.http,
-        ):
-            await until(lambda: self.serves(process, *expected))
-            yield process
-
-    async def serves(self, process: Sidecar, *expected: str) -> bool:
-        backends = await self.backends(process)
-        return {each["name"] for each in backends if each["ready"]} == {*expected}
-
-    async def backends(self, process: Sidecar) -> list[dict[str, Any]]:
-        """The pods as the router knows them."""
-        async with self.http.get(process.admin_url("/state")) as answer:
-            backends: list[dict[str, Any]] = (await answer.json())["backends"]
-        return backends
-
-    async def running(self, name: str) -> int:
-        """How many requests a pod's sidecar serves."""
-        async with self.http.get(self.sidecars[name].admin_url("/state")) as answer:
-            return len((await answer.json())["in_flight"])
-
-    async def is_ready(self, process: Sidecar) -> bool:
-        async with self.http.get(process.admin_url("/readyz")) as answer:
-            return answer.status == 200
-
-
-@pytest.fixture
-async def cluster(
-    control_plane: ControlPlane, namespace: str, tmp_path: Path
-) -> AsyncIterator[Cluster]:
-    async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(await connect(control_plane.kubeconfig))
-        yield Cluster(stack, Pods(api, namespace), tmp_path, control_plane.kubeconfig)
 
 
 @pytest.mark.parametrize("kind", KINDS)

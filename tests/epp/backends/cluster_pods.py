@@ -10,6 +10,7 @@ from tandem_kube.resources import PODS
 from ..real import Backend
 
 ENDPOINT = {labels.endpoint_label("chat"): "decode"}
+_HOST = "127.0.0.1"
 
 
 class Pods:
@@ -25,15 +26,16 @@ class Pods:
         *,
         models: tuple[str, ...] = ("m",),
         compat: str = "c1",
+        host: str = _HOST,
         **more: str,
     ) -> None:
-        """A ready pod of the routing endpoint `chat`, whose engine is `backend`."""
+        """A ready pod of the routing endpoint `chat`, whose engine is `backend` at this address."""
         pod_labels = {**ENDPOINT, labels.ROLE: role, labels.KV_COMPAT: compat}
         annotations = {
             labels.SERVED_MODELS: json.dumps(models),
             labels.TARGET_PORT: str(backend.port),
         }
-        await self.create_plain(backend.name, pod_labels | more, annotations)
+        await self.create_plain(backend.name, pod_labels | more, annotations, host=host)
 
     async def create_plain(
         self,
@@ -41,6 +43,7 @@ class Pods:
         pod_labels: dict[str, str],
         annotations: dict[str, str] | None = None,
         node: str = "none",
+        host: str = _HOST,
         **spec: object,
     ) -> None:
         body = {
@@ -56,13 +59,13 @@ class Pods:
             "spec": {"nodeName": node, "containers": [{"name": "c", "image": "x"}], **spec},
         }
         await self._api.create(PODS, body)
-        await self.ready(name)
+        await self.ready(name, host=host)
 
-    async def ready(self, name: str, ready: bool = True) -> None:
+    async def ready(self, name: str, ready: bool = True, host: str = _HOST) -> None:
         status: dict[str, Any] = {
             "phase": "Running",
-            "podIP": "127.0.0.1",
-            "podIPs": [{"ip": "127.0.0.1"}],
+            "podIP": host,
+            "podIPs": [{"ip": host}],
             "conditions": [{"type": "Ready", "status": str(ready)}],
         }
         await self._api.patch(PODS, name, {"status": status}, self.namespace, subresource="status")

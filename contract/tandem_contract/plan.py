@@ -123,6 +123,9 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """The pod that the stream leaves because it drains: the first candidate, before those of
     `prefill`, if engines of decode pods can hand off with the set's connector. It still has the KV.
     None: there is none. A sidecar that does not know the field ignores it."""
+    left_plan: str = ""
+    """The MAC of the plan by which `left` serves the stream, so that its sidecar knows which one
+    leaves: clients' own request ids may repeat. Empty: its engine serves it no more."""
 
 
 decode_plan: Final = msgspec.json.Decoder(Plan).decode
@@ -189,6 +192,11 @@ def sign(plan: Plan, keys: Mapping[str, bytes], *, now: float) -> str:
     return signed(plan_head(key_id), encode_plan(plan), keys[key_id])
 
 
+def mac_of(header: str) -> str:
+    """The MAC of a plan, which no two plans share."""
+    return header.rpartition(".")[2]
+
+
 def plan_head(key_id: str) -> bytes:
     """The beginning of a header whose plan is signed with this key."""
     return b"%b.%b." % (VERSION, key_id.encode())
@@ -201,12 +209,12 @@ def prove_prefill(
     *,
     now: float,
     seconds: float,
-    has_left: bool = False,
+    left_plan: str = "",
 ) -> str:
     """The proof, valid for `seconds`, that the request `attempt_id` is a prefill leg for `target`.
 
-    `has_left`: of a stream that left `target` because that drains. Raises ValueError without any
-    key.
+    `left_plan`: as of `Plan`, if it is of a stream that leaves `target`. Raises ValueError without
+    any key.
     """
     # As a plan it would say: unified. So it splits nothing if it is sent to a decode pod.
     proof = Plan(
@@ -215,6 +223,6 @@ def prove_prefill(
         target,
         request_id=attempt_id,
         expires=now + seconds,
-        left=target if has_left else None,
+        left_plan=left_plan,
     )
     return sign(proof, keys, now=now)

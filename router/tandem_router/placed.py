@@ -22,14 +22,13 @@ from tandem_epp.placement.placement import Placement
 from tandem_epp.placement.placement_headers import prefill_target_of, target_of
 from tandem_http1.answers import CutPoint
 from tandem_http1.client import ActiveRequest, ClientConnection
-from tandem_http1.connection import Call
 from tandem_http1.messages import Request
 from tandem_sidecar.bodies.edit import with_response_id
 from tandem_sidecar.bodies.kinds import kind_of, previous_response
 from tandem_sidecar.bodies.parse import Body
 from tandem_sidecar.handoff.context import GenerationRequest, SidecarContext
 from tandem_sidecar.handoff.generation import start_generation, start_passthrough
-from tandem_sidecar.handoff.planned import PlannedGeneration
+from tandem_sidecar.handoff.planned import KeptCall, PlannedGeneration
 from tandem_sidecar.handoff.render_question import RenderQuestion
 from tandem_sidecar.handoff.reply import ServedBy, send_error
 from tandem_sidecar.observability.record import (
@@ -143,7 +142,7 @@ class PlacedRequest:
         self._placement: Placement
 
     def start(
-        self, placement: Placement, left: Pod | None = None, kept_call: Call | None = None
+        self, placement: Placement, left: Pod | None = None, kept_call: KeptCall | None = None
     ) -> ActiveRequest | None:
         """Send the request to the backends of `placement`; None: it is already answered. `left`,
         `kept_call`: of a stream that leaves this pod, and reads its KV."""
@@ -284,7 +283,7 @@ class PlacedRequest:
         }
 
     def try_move(
-        self, again: Callable[[], None], keep: Callable[[], Call | None] | None = None
+        self, again: Callable[[], None], keep: Callable[[], KeptCall | None] | None = None
     ) -> bool:
         """Give a stream whose backend drains to another one; returns whether one takes it. `again`:
         as of `Failover`; `keep`: as of `planned.Mover`."""
@@ -390,13 +389,13 @@ class PlacedRequest:
             return None
 
     def _continue_at(
-        self, placement: Placement, left: Pod | None = None, kept_call: Call | None = None
+        self, placement: Placement, left: Pod | None = None, kept_call: KeptCall | None = None
     ) -> None:
         self._parts.placements.replace(self._record, placement)
         self._start_again(placement, left, kept_call)
 
     def _start_again(
-        self, placement: Placement, left: Pod | None = None, kept_call: Call | None = None
+        self, placement: Placement, left: Pod | None = None, kept_call: KeptCall | None = None
     ) -> None:
         active = self.start(placement, left, kept_call)
         if active is not None:

@@ -118,6 +118,50 @@ async def test_a_stream_reads_the_kv_of_the_pod_that_drains(
         assert len(prefill.requests) == 2
 
 
+async def test_each_stream_of_one_client_id_leaves_its_engine(cluster: Cluster) -> None:
+    """Clients choose their ids. The engine may have no room for the legs while the streams run."""
+    await cluster.decode("d-0")
+    await cluster.prefill("p-0")
+    going, serving = asyncio.Event(), {"enabled": True}
+
+    async def goes_on(turn: Turn) -> None:
+        if is_prefill(turn.request):
+            await produces(turn)
+        else:
+            await going.wait()
+            await generates()(turn)
+
+    async with cluster.router(
+        "d-0", "p-0", resume=RESUMES, disaggregated_serving=serving, **LEAST_IN_FLIGHT
+    ) as process:
+
+        async def ask(salt: str) -> bytes:
+            # Of salts of their own, so that both are split.
+            body, head = asked() | {"cache_salt": salt}, {"x-request-id": "of-a-client"}
+            async with cluster.http.post(process.url(), json=body, headers=head) as response:
+                begin = [await response.content.readuntil(b"\n\n") for _ in range(2)]
+                begun.release()
+                return b"".join(begin) + await response.read()
+
+        cluster.script(*[generates(4, pause=until_gone)] * 2)
+        begun = asyncio.Semaphore(0)
+        streams = [asyncio.create_task(ask(salt)) for salt in ("one", "other")]
+        for _ in streams:
+            await begun.acquire()
+        turns = list(cluster.turns["d-0"])
+        await cluster.decode("d-1")
+        await until(lambda: cluster.serves(process, "d-0", "d-1", "p-0"))
+        cluster.script(*[goes_on] * 4)
+        await cluster.pods.draining("d-0")
+        for turn in turns:
+            await asyncio.wait_for(turn.gone.wait(), 20)
+        assert not any(stream.done() for stream in streams)
+        going.set()
+        for got in await asyncio.gather(*streams):
+            assert b"[DONE]" in got
+        assert len(cluster.turns["d-0"]) == 4
+
+
 async def test_a_pod_that_has_not_read_the_kv_is_not_asked_for_it(cluster: Cluster) -> None:
     """It drains, too, before its engine has begun."""
     for name in ("d-0", "d-1", "d-2"):

@@ -114,11 +114,11 @@ class HandoffDriver:
             self._taken_over = True
             self._handle(events_actions.DecodeTakenOver())
 
-    def serves_stream(self, request_id: str) -> bool:
+    def serves_stream(self, plan: str) -> bool:
         """As of `generation.OwnGeneration`."""
         generation = self._generation
         is_stream = type(self._state) is events_actions.Answering and generation.kept is None
-        return is_stream and generation.request_id == request_id
+        return is_stream and generation.route.plan == plan
 
     def free_engine(self) -> None:
         """As of `generation.OwnGeneration`."""

@@ -22,10 +22,13 @@ from .single_engine import SingleEngineGeneration
 class OwnGeneration(SingleEngineGeneration):
     """A generation that is at the engine that was chosen first."""
 
-    def serves_stream(self, request_id: str) -> bool:
-        """Whether this pod's engine generates the stream `request_id`, which the sender keeps."""
+    plan = ""
+    """The MAC of the plan that it follows; empty without one."""
+
+    def serves_stream(self, plan: str) -> bool:
+        """Whether this pod's engine generates the stream of this plan, which the sender keeps."""
         is_stream = self._has_begun and self._chunks is not None and self._kept is None
-        return is_stream and self.record.request_id == request_id
+        return is_stream and self.plan == plan
 
     def free_engine(self) -> None:
         """The engine is to end, but the work not before its client leaves."""
@@ -57,6 +60,7 @@ def start_generation(
             routed=chosen.routed,
             may_exhaust=generation.may_exhaust,
         )
+        forward.plan = chosen.plan
         forward.start(engine, decode_name, generation.body.data, rank=chosen.decode_rank)
         return forward
     driver = HandoffDriver(context, client, generation, engine, decode_name)

@@ -9,12 +9,12 @@ PlannedGeneration    the leg of a router in a cluster, where each pod that decod
 
 from collections.abc import Callable
 from time import time
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import CLOCK_SECONDS, RESUME, Plan, Target, sign
+from tandem_contract.plan import CLOCK_SECONDS, RESUME, Plan, Target, mac_of, sign
 from tandem_contract.plan_keys import PlanKeys
 from tandem_http1.client import ClientConnection
 from tandem_http1.connection import Call, Failure
@@ -45,10 +45,11 @@ def plan_header(
     request_id: str,
     keys: PlanKeys,
     left: Target | None = None,
+    left_plan: str = "",
 ) -> Headers:
     """The header with the plan by which the sidecar of `decode` serves `request_id` as `route`
-    says, for `reason`, handing off from one of `prefill`, or from the pod that it `left`. Raises
-    ValueError without any key."""
+    says, for `reason`, handing off from one of `prefill`, or from the pod that it `left`, which
+    serves it by the plan of the MAC `left_plan`. Raises ValueError without any key."""
     now = time()
     plan = Plan(
         route.path,
@@ -60,15 +61,24 @@ def plan_header(
         timeouts=route.timeouts,
         alternates=(),
         left=left,
+        left_plan=left_plan,
     )
     return [(_PLAN, sign(plan, keys.current, now=now).encode())]
+
+
+class KeptCall(NamedTuple):
+    """The call to the pod that a stream leaves."""
+
+    call: Call
+    plan: str
+    """The MAC of the plan by which the pod serves it."""
 
 
 class Mover(Failover, Protocol):
     """The failover of a request whose pods have sidecars."""
 
     def try_move(
-        self, again: Callable[[], None], keep: Callable[[], Call | None] | None = None
+        self, again: Callable[[], None], keep: Callable[[], KeptCall | None] | None = None
     ) -> bool:
         """`keep`: gives the call that serves the stream up, without ending it, so that the pod's
         engine is kept until the next one has read the KV. If it is not called, the caller ends the
@@ -105,7 +115,7 @@ class PlannedGeneration(SingleEngineGeneration):
         keys: PlanKeys,
         is_rest: bool,
         left: Target | None = None,
-        kept_call: Call | None = None,
+        kept_call: KeptCall | None = None,
     ) -> None:
         """`decode`, `prefill`: the pods of `generation.route`, as plans name them. `mover`: its
         failover. `keys`: with those in force by then the plan is signed. `is_rest`: the client has
@@ -127,6 +137,8 @@ class PlannedGeneration(SingleEngineGeneration):
         self._keys, self._is_rest = keys, is_rest
         self._mover, self._left, self._kept_call = mover, left, kept_call
         self._prefilled_by = ""
+        self._plan = ""
+        """The MAC of the plan that was signed last."""
 
     def attempt_id(self) -> str:
         """The client's own: the sidecar makes another one for each leg to an engine, and
@@ -134,8 +146,8 @@ class PlannedGeneration(SingleEngineGeneration):
         return self.record.request_id
 
     def added_headers(self, _engine: HostPort) -> Headers:
-        route = self._route
-        return plan_header(
+        route, kept_call = self._route, self._kept_call
+        made = plan_header(
             route,
             RESUME if self._is_rest else route.reason,
             self._decode,
@@ -143,7 +155,11 @@ class PlannedGeneration(SingleEngineGeneration):
             request_id=self.record.request_id,
             keys=self._keys,
             left=self._left,
+            left_plan="" if kept_call is None else kept_call.plan,
         )
+        [(_, header)] = made
+        self._plan = mac_of(header.decode())
+        return made
 
     def end(self, outcome: Outcome) -> None:
         self._end_kept_call()
@@ -160,19 +176,19 @@ class PlannedGeneration(SingleEngineGeneration):
 
     def _end_kept_call(self) -> None:
         if self._kept_call is not None:
-            self._kept_call.abort()
+            self._kept_call.call.abort()
             self._kept_call = None
 
     def _try_move(self, again: Callable[[], None]) -> bool:
         # An engine that has not begun may not have read the KV itself.
         return self._mover.try_move(again, self._give_up_call if self._has_begun else None)
 
-    def _give_up_call(self) -> Call | None:
+    def _give_up_call(self) -> KeptCall | None:
         call = self._call
         if not isinstance(call, Call):
             return None
         self._call, call.receiver = None, _Unread()
-        return call
+        return KeptCall(call, self._plan)
 
     def header_lines(self) -> bytes:
         record = self.record

@@ -33,7 +33,7 @@ def prefill_proof(generation: GenerationRequest, candidate: Candidate, attempt_i
         generation.keys,
         now=time.time(),
         seconds=generation.prefill_timeout + CLOCK_SECONDS,
-        has_left=candidate is generation.route.left,
+        left_plan=generation.route.left_plan if candidate is generation.route.left else "",
     )
     return [(_PROOF, proof.encode())]
 

@@ -249,25 +249,20 @@ class Proxy:
     def _prefill_for_another(
         self, request: Request, client: ClientConnection, engine: HostPort, leg: ProvenLeg
     ) -> ActiveRequest:
-        if leg.has_left:
-            self._free_engine(leg.attempt_id)
+        if leg.left_plan:
+            self._free_engine(leg.left_plan)
         forward = ProvenPrefill(self._context, client, request, leg.attempt_id)
         forward.start(engine, str(engine), request.body, rank=leg.target.rank)
         return forward
 
-    def _free_engine(self, attempt_id: str) -> None:
-        """End the generation of the stream that left: the engine may have no room for the leg as
-        long as it runs. The router closes its request once the KV was read; until then that is
-        work, so that the engine is kept."""
-        request_id = attempt_id.rpartition("-")[0]
-        left = [
-            work
-            for work in self._context.lifecycle.work
-            if isinstance(work, HandoffDriver | OwnGeneration) and work.serves_stream(request_id)
-        ]
-        # A client's own id may repeat.
-        if len(left) == 1:
-            left[0].free_engine()
+    def _free_engine(self, plan: str) -> None:
+        """End the generation of the stream that leaves, which has the `plan` of this MAC: the
+        engine may have no room for the leg as long as it runs. The router closes its request once
+        the KV was read; until then that is work, so that the engine is kept."""
+        for work in self._context.lifecycle.work:
+            if isinstance(work, HandoffDriver | OwnGeneration) and work.serves_stream(plan):
+                work.free_engine()
+                return
 
     def _route(
         self, request: Request, request_id: str, client: ClientConnection, engine: HostPort

@@ -32,6 +32,7 @@ from tandem_contract.plan import (
     ResumeLimits,
     Target,
     Timeouts,
+    mac_of,
 )
 from tandem_contract.plan_verification import says_resume, verify, verify_proof
 from tandem_http1.messages import Request
@@ -104,6 +105,10 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     """Other pods that the plan names for the case that this one fails."""
     left: Candidate | None = None
     """The pod that the stream leaves because it drains, which still has the KV; None: none."""
+    left_plan: str = ""
+    """As of `plan.Plan`."""
+    plan: str = ""
+    """The MAC of the plan that was followed; empty without one."""
     resume: ResumeLimits | None = None
     """With which the plan asks that a stream goes on at an alternate; None: it does not ask."""
 
@@ -215,7 +220,7 @@ def route(
             own = _own_target(verified, is_own)
             if not used.use(value, verified.expires, now):
                 raise PlanRejected("the plan was used before")
-            return _route_of_plan(verified, own)
+            return _route_of_plan(verified, own, mac_of(value))
         if plan is not None and says_resume(plan):
             raise PlanRejected("there is no key to verify the plan with")
         if prefillers is not None:
@@ -234,8 +239,8 @@ class ProvenLeg(msgspec.Struct, frozen=True, gc=False):
     """Its request id, by which the engines of both pods match the legs."""
     target: Target
     """This pod, as the proof names it."""
-    has_left: bool = False
-    """Whether it is of a stream that left this pod because it drains."""
+    left_plan: str = ""
+    """As of `plan.Plan`, if it is of a stream that leaves this pod."""
 
 
 def proven_leg(
@@ -262,7 +267,7 @@ def proven_leg(
         raise PlanRejected("the proof of a prefill leg is for another pod")
     if not used.use(value, plan.expires, now):
         raise PlanRejected("the proof of a prefill leg was used before")
-    return ProvenLeg(identity, plan.decode, plan.left is not None)
+    return ProvenLeg(identity, plan.decode, plan.left_plan)
 
 
 def rank_of(request: Request, arrived: int, first_port: int) -> int:
@@ -293,7 +298,7 @@ def _own_target(plan: Plan, is_own: Callable[[Target], bool]) -> Target:
     )
 
 
-def _route_of_plan(plan: Plan, own: Target) -> Route:
+def _route_of_plan(plan: Plan, own: Target, mac: str) -> Route:
     split = plan.path is SPLIT
     return Route(
         plan.path,
@@ -308,6 +313,8 @@ def _route_of_plan(plan: Plan, own: Target) -> Route:
         alternates=tuple([each for each in plan.alternates or () if each is not own]),
         resume=plan.resume,
         left=_candidate(plan.left) if split and plan.left is not None else None,
+        left_plan=plan.left_plan,
+        plan=mac,
     )
 
 

@@ -13,7 +13,7 @@ import trustme
 
 from tandem_contract import headers
 from tandem_contract.paths import RoutingPath
-from tandem_contract.plan import Plan, Target, prove_prefill, sign
+from tandem_contract.plan import Plan, Target, mac_of, prove_prefill, sign
 from tandem_contract.plan_keys import PlanKeys
 from tandem_contract.request_kinds import PATHS, RequestKind
 from tandem_contract.server_tls import mutual_client
@@ -228,11 +228,12 @@ async def test_once_the_drains_limit_has_passed_no_leg_is_taken(pods: Pods) -> N
     assert not pods.first.decode.requests
 
 
-async def ask_leg(pods: Pods, *, has_left: bool) -> int:
-    """Ask the first pod for the leg that reads the KV of the stream `ID`; the status."""
+async def ask_leg(pods: Pods, plan: str = "") -> int:
+    """Ask the first pod for the leg that reads the KV of the stream `ID`, which leaves it if it has
+    this `plan`; the status."""
     target, attempt = Target("decode-0", str(pods.first.sidecar.listen)), new_attempt_id(ID)
     keys, now = pods.keys.current, time.time()
-    proof = prove_prefill(target, attempt, keys, now=now, seconds=60, has_left=has_left)
+    proof = prove_prefill(target, attempt, keys, now=now, seconds=60, left_plan=plan)
     body = asked(stream=False, stream_options=None)
     body["kv_transfer_params"] = {"do_remote_decode": True}
     names = {headers.PREFILL_PROOF: proof, headers.REQUEST_ID: attempt}
@@ -243,8 +244,8 @@ async def ask_leg(pods: Pods, *, has_left: bool) -> int:
 
 
 @asynccontextmanager
-async def kept_by_a_router(pods: Pods, *prefills: FakePrefill) -> AsyncIterator[None]:
-    """A stream of the first pod's engine that only a router can move."""
+async def kept_by_a_router(pods: Pods, *prefills: FakePrefill) -> AsyncIterator[str]:
+    """A stream of the first pod's engine that only a router can move; the MAC of its plan."""
     now = time.time()
     plan = Plan(
         RoutingPath.PREFILL_THEN_DECODE if prefills else RoutingPath.UNIFIED,
@@ -255,11 +256,12 @@ async def kept_by_a_router(pods: Pods, *prefills: FakePrefill) -> AsyncIterator[
         expires=now + 60,
         alternates=(),
     )
-    names = {headers.PLAN: sign(plan, pods.keys.current, now=now), headers.REQUEST_ID: ID}
+    signed = sign(plan, pods.keys.current, now=now)
+    names = {headers.PLAN: signed, headers.REQUEST_ID: ID}
     url = pods.first.url(PATHS[COMPLETIONS])
     async with pods.first.http.post(url, json=asked(), headers=names) as response:
         await response.content.readuntil(b"\n\n")
-        yield
+        yield mac_of(signed)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -278,12 +280,12 @@ async def test_an_engine_without_room_takes_the_leg_of_its_own_stream(
 
     pods.first.decode.generate = has_room_for_one
     lifecycle = pods.first.sidecar.lifecycle
-    async with kept_by_a_router(pods, *prefills):
-        assert await ask_leg(pods, has_left=True) == 200
+    async with kept_by_a_router(pods, *prefills) as plan:
+        assert await ask_leg(pods, plan) == 200
         [work] = lifecycle.work
         assert work.describe()["request_id"] == ID
         idle = asyncio.create_task(lifecycle.engines_idle())
-        assert await ask_leg(pods, has_left=True) == 200
+        assert await ask_leg(pods, plan) == 200
         assert not idle.done()
     await asyncio.wait_for(idle, 10)
 
@@ -292,8 +294,8 @@ async def test_a_freed_engine_keeps_no_drain_past_its_limit(pods: Pods) -> None:
     prefill, lifecycle = await pods.first.prefill(), pods.first.sidecar.lifecycle
     pods.first.decode.generate = pauses(AFTER)
     for prefills in ([], [prefill]):
-        async with kept_by_a_router(pods, *prefills):
-            assert await ask_leg(pods, has_left=True) == 200
+        async with kept_by_a_router(pods, *prefills) as plan:
+            assert await ask_leg(pods, plan) == 200
             [work] = lifecycle.work
             work.drain_expired()
             assert not lifecycle.work
@@ -309,12 +311,12 @@ async def test_no_other_leg_ends_a_stream(pods: Pods) -> None:
 
     pods.first.decode.generate = first
     async with kept_by_a_router(pods):
-        assert await ask_leg(pods, has_left=False) == 200
+        assert await ask_leg(pods) == 200
         assert not turns[0].gone.is_set()
-        async with kept_by_a_router(pods):
-            assert await ask_leg(pods, has_left=True) == 200
+        async with kept_by_a_router(pods) as plan:
+            assert await ask_leg(pods, plan) == 200
+            await asyncio.wait_for(turns[2].gone.wait(), 10)
             assert not turns[0].gone.is_set()
-            assert not turns[2].gone.is_set()
 
 
 async def test_behind_mutual_tls_the_pod_that_drains_is_not_asked(

@@ -10,6 +10,7 @@ from tandem_contract.plan import (
     PlanRejected,
     Target,
     Timeouts,
+    mac_of,
     prove_prefill,
     sign,
 )
@@ -87,8 +88,8 @@ def plan(path: RoutingPath = SPLIT, **changes: object) -> Plan:
 
 
 def test_a_valid_plan_is_followed() -> None:
-    result = routed(("x-tandem-plan", sign(plan(), KEYS, now=NOW)), keys=KEYS)
-    assert result == Route(
+    signed = sign(plan(), KEYS, now=NOW)
+    assert routed(("x-tandem-plan", signed), keys=KEYS) == Route(
         SPLIT,
         "long_prompt",
         (
@@ -98,6 +99,7 @@ def test_a_valid_plan_is_followed() -> None:
         decode_name="decode-1",
         decode_address="10.0.0.9:8000",
         routed=True,
+        plan=mac_of(signed),
     )
 
 
@@ -106,8 +108,9 @@ def test_a_plan_names_the_pod_that_a_stream_leaves() -> None:
     left = Target("decode-0", "10.0.0.8:8000", 1, asks_for_proof=True)
     candidate = Candidate("decode-0", HostPort("10.0.0.8", 8000), 1, asks_for_proof=True)
     for path, expected in ((SPLIT, candidate), (RoutingPath.UNIFIED, None)):
-        signed = sign(plan(path, left=left), KEYS, now=NOW)
-        assert routed(("x-tandem-plan", signed), keys=KEYS).left == expected
+        signed = sign(plan(path, left=left, left_plan="mac"), KEYS, now=NOW)
+        result = routed(("x-tandem-plan", signed), keys=KEYS)
+        assert (result.left, result.left_plan) == (expected, "mac")
 
 
 def test_a_plan_names_the_rank_of_each_leg() -> None:

@@ -6,36 +6,23 @@ killed is another one. The answers have many characters of several tokens (`utf8
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
 import pytest
 
-from tandem_contract import endpoints
-from tandem_contract.plan import Target
 from tandem_contract.request_kinds import PATHS, RequestKind
 
-from ..engine.parsed_model import CALL, CONTENT, REASONING, make_parsed_model
 from ..engine.utf8_model import make_utf8_model
 from ..router.real.conftest import routed
-from ..router.real.cutting import (
-    Cutter,
-    HoldingProxy,
-    check_stop_strings,
-    cutting_proxy,
-    cutting_router,
-)
+from ..router.real.cutting import Cutter, check_stop_strings, cutting_router
 from ..router.real.same_stream import CANARY, Streamed, as_chat, check_same, read_stream, stream
 from ..router.real.test_failures import busy_backend
-from ..sidecar.processes import drain, sidecar
-from ..sidecar.real.page import figure, figures
-from ..sidecar.real.test_resume import plan, with_keys
 from ..sidecar.resume import answers
 from .engines import MODEL_NAME
 from .single import SingleVllm, single_vllm
-from .test_unified import TIMES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -47,9 +34,6 @@ PROMPTS: Final = {
     "cjk": f"灯台守は何を見る? 🚀😀 {CANARY}",
     "words": f"the history of the printing press, {CANARY}",
 }
-MODEL: Final = "model"
-"""Name of the directory of an engine's model."""
-MOVES: Final = "tandem_sidecar_stream_moves_total"
 USAGE: Final = {"include_usage": True}
 MODES: Final[dict[str, dict[str, Any]]] = {
     "plain": {},
@@ -62,7 +46,7 @@ MODES: Final[dict[str, dict[str, Any]]] = {
     "chat-stop": {"stop": ["zzzzzzzz"]},
 }
 
-_TOOL: Final = {
+TOOL: Final = {
     "name": "count",
     "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
 }
@@ -84,7 +68,7 @@ AGAIN: Final[dict[str, tuple[RequestKind, dict[str, Any]]]] = {
     ),
     "required": (
         RequestKind.CHAT,
-        {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "required"},
+        {"tools": [{"type": "function", "function": TOOL}], "tool_choice": "required"},
     ),
     "messages": (RequestKind.MESSAGES, {}),
     "responses": (RequestKind.RESPONSES, {"max_output_tokens": TOKENS}),
@@ -180,104 +164,6 @@ async def test_an_answer_that_is_generated_again_is_the_unbroken_one(
     for after in (3, 23):
         got = await cutter.broken(body, after, PATHS[kind])
         assert read_again(got) == whole, after
-
-
-QWEN3: Final = ("qwen3", (*REASONING, *CONTENT, *CALL))
-PARSERS: Final[Sequence[tuple[str, Sequence[str | int]]]] = (
-    QWEN3,
-    # Its models begin within the reasoning; of a mark that comes together with other tokens, it
-    # makes a part of the reasoning.
-    ("deepseek_r1", (*REASONING[1:], *CONTENT, *CALL)),
-    ("qwen3", (*REASONING, *CONTENT)),
-)
-"""Parsers of reasoning, and answers of a model."""
-
-
-@pytest.fixture(scope="module")
-def parsing_engine(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SingleVllm]:
-    """An engine of one of `PARSERS`."""
-    parser, answer = request.param
-    directory = tmp_path_factory.mktemp("parsing")
-    make_parsed_model(directory / MODEL, answer)
-    with single_vllm(directory / MODEL, directory, *parsing_flags(parser)) as engine:
-        yield engine
-
-
-def parsing_flags(parser: str) -> tuple[str, ...]:
-    """Flags of an engine with this parser of reasoning."""
-    return (
-        *("--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser=hermes"),
-        f"--reasoning-parser={parser}",
-    )
-
-
-def asked_with_tool(**more: Any) -> dict[str, Any]:
-    """A chat whose answer is parsed. Drawn without a seed, it is not generated again."""
-    tools = {"tools": [{"type": "function", "function": _TOOL}], "tool_choice": "auto"}
-    return as_chat(asked(PROMPTS["ascii"], **{"temperature": 1.0, **tools, **more}))
-
-
-@pytest.mark.parametrize("parsing_engine", PARSERS, indirect=True)
-async def test_an_answer_that_is_parsed_goes_on_after_any_token(
-    parsing_engine: SingleVllm, http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
-    await parsing_engine.ready()
-    async with cutting_router(tmp_path / "router.yaml", parsing_engine.url, http) as cutter:
-        tokens = (await cutter.whole(asked_with_tool())).counts[1]
-        # The last limit is within the call, or a character.
-        for more in ({}, {"return_token_ids": True}, {"max_tokens": tokens - 3}):
-            body = asked_with_tool(**more)
-            streamed = await cutter.whole(body)
-            whole, ids = read_again(streamed), streamed.joined("token_ids")
-            assert whole["0 reasoning"] == "Two lamps日 and one"
-            assert whole["0 content"].startswith("I count them")
-            cuts = range(0, streamed.counts[1], 3 if more else 1)
-            got = await asyncio.gather(*(cutter.broken(body, after) for after in cuts))
-            for after, each in zip(cuts, got, strict=True):
-                assert read_again(each) == whole, after
-                assert each.joined("token_ids") == ids, after
-
-
-@pytest.mark.parametrize("parsing_engine", [QWEN3], indirect=True)
-async def test_a_chat_that_is_parsed_leaves_a_pod_that_drains(
-    parsing_engine: SingleVllm, http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
-    """After each of its tokens, in one stream each: its engine seems to be as slow as that. The
-    next pod has another engine."""
-    model, keys = parsing_engine.log.parent / MODEL, tmp_path / "keys"
-    keys.mkdir()
-    flags = (*with_keys(keys), *TIMES)
-    with single_vllm(model, tmp_path, *parsing_flags(QWEN3[0])) as other:
-        await asyncio.gather(parsing_engine.ready(), other.ready())
-        body = asked_with_tool(return_token_ids=True)
-        whole = await stream(http, parsing_engine.url, body)
-        cuts = {str(after): after for after in range(whole.counts[1])}
-        async with (
-            cutting_proxy(HoldingProxy, parsing_engine.url, dict(cuts)) as proxy,
-            sidecar(*flags, "--engine", proxy.url, "--pod-name", "decode-0") as first,
-            sidecar(*flags, "--engine", other.url, "--pod-name", "decode-1") as second,
-        ):
-            alternate = Target("decode-1", str(second.listen))
-
-            async def ask(user: str) -> Streamed:
-                head = plan(keys, first, "decode-0", f"r-{user}", (), alternate)
-                return await stream(http, first.url(""), {**body, "user": user}, headers=head)
-
-            streams = [asyncio.create_task(ask(user)) for user in cuts]
-            sent = await proxy.holds(len(cuts))
-            await drain(first.admin, wait=True)
-            for after, got in enumerate(await asyncio.gather(*streams)):
-                assert read_again(got) == read_again(whole), after
-                assert got.joined("token_ids") == whole.joined("token_ids") != [], after
-            page = await figures(first.admin_url(endpoints.METRICS))
-            # Where vLLM joined its first tokens to one event, nothing was delivered.
-            methods = {"continued": len(cuts) - sent.count(0), "begun_again": sent.count(0)}
-            for method, count in methods.items():
-                moved = {"cause": "drain", "method": method, "result": "done"}
-                assert figure(page, MOVES, **moved) == count, method
-            assert figure(page, MOVES) == len(cuts)
 
 
 def read_again(answer: Streamed) -> dict[str, Any]:

@@ -54,6 +54,15 @@ class Routed:
 
         await until(is_idle)
 
+    async def wait_until_ready(self, *backends: str) -> None:
+        """Return once these are the backends, all ready."""
+
+        async def is_ready() -> bool:
+            listed = (await self.state())["backends"]
+            return {each["name"] for each in listed if each["ready"]} == {*backends}
+
+        await until(is_ready)
+
     async def wait_for_phase(self, phase: str) -> None:
         """Return once a request is at `phase`."""
 
@@ -83,24 +92,30 @@ async def routed(
     Without warm-ups, unless `flags` say so: engines then get the test's requests only. `serving`:
     members of `disaggregated_serving`; `sections`: further sections of the file.
     """
-    backends = [
-        {"name": name, "url": engine.url, "role": role} for name, (engine, role) in engines.items()
-    ]
-    split = {"enabled": True, **(serving or {})}
-    data = {"disaggregated_serving": split, "backends": backends, **sections}
-    file.write_text(yaml.safe_dump(data))
+    write(file, engines, serving, **sections)
     timeout = aiohttp.ClientTimeout(total=60)
     async with (
         router(file, "--no-warm-up", *flags) as process,
         aiohttp.ClientSession(timeout=timeout) as http,
     ):
         running = Routed(process, http)
-
-        async def is_ready() -> bool:
-            return all(backend["ready"] for backend in (await running.state())["backends"])
-
-        await until(is_ready)
+        await running.wait_until_ready(*engines)
         yield running
+
+
+def write(
+    file: Path,
+    engines: Mapping[str, tuple[Server, str]],
+    serving: Mapping[str, object] | None = None,
+    **sections: object,
+) -> None:
+    """Write a router's file; the arguments are those of `routed`."""
+    backends = [
+        {"name": name, "url": engine.url, "role": role} for name, (engine, role) in engines.items()
+    ]
+    split = {"enabled": True, **(serving or {})}
+    data = {"disaggregated_serving": split, "backends": backends, **sections}
+    file.write_text(yaml.safe_dump(data))
 
 
 @pytest.fixture(scope="package")
@@ -127,4 +142,4 @@ def shared(shared_engines: dict[str, Engine], request: pytest.FixtureRequest) ->
     return shared_engines
 
 
-__all__ = ["HostPort", "Routed", "routed"]
+__all__ = ["HostPort", "Routed", "routed", "write"]

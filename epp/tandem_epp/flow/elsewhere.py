@@ -1,12 +1,13 @@
 """What waits at the other replicas of an EPP, and what they are told. Pure.
 
-So the important go first in the whole fleet, and its limits hold for all replicas together: a
-request goes only if none of a higher priority, which needs the same pods, waits at any of them. In
-a partition each replica is alone, until it hears of the others again.
+So the important go first in the whole fleet, tenants share it, and its limits hold for all replicas
+together: a request goes only if no other replica has one that comes before it and needs the same
+pods. In a partition each replica is alone, with its part of the limits, until it hears of the
+others again.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 
 class Group(NamedTuple):
@@ -18,57 +19,111 @@ class Group(NamedTuple):
     """Whether they need a prefill pod."""
 
 
+class Share(NamedTuple):
+    """What waits of one group at one replica."""
+
+    requests: int = 0
+    size: int = 0
+    """Bytes of their bodies."""
+    turn: float = 0.0
+    """The virtual time at which the next of them begins: `queue`."""
+
+
+class Went(NamedTuple):
+    """A request that went at one replica."""
+
+    tenant: str
+    cost: float
+    """In requests or tokens."""
+
+
+NOTHING: Final = Share()
+
+
 class WaitingElsewhere:
-    """How many requests wait, here and at each other replica."""
+    """What waits, here and at each other replica."""
 
     def __init__(self) -> None:
-        self.own: dict[Group, int] = {}
+        self.own: dict[Group, Share] = {}
         """Only groups with requests."""
-        self.on_change: Callable[[Group, int], None] = lambda *_: None
-        """Called with each change of `own`."""
-        self._others: dict[str, dict[Group, int]] = {}
+        self.on_change: Callable[[Group, Share, Went | None], None] = lambda *_: None
+        """Called with each change of `own`, and with the request that went by it."""
+        self.on_news: Callable[[Group, Share, Went | None], None] = lambda *_: None
+        """The same of another replica."""
+        self.part: Callable[[], float] = lambda: 1.0
+        """The part of the fleet's limits that the connected replicas have together: below 1 while
+        others cannot be reached."""
+        self._others: dict[str, dict[Group, Share]] = {}
         """By replica; only groups with requests."""
+        self._went: dict[str, dict[Group, int]] = {}
+        """Of the same groups, how many requests went since."""
 
-    def count(self, group: Group, change: int) -> None:
-        """`change` more requests of `group` wait here."""
-        requests = self.own.get(group, 0) + change
-        _put(self.own, group, requests)
-        self.on_change(group, requests)
+    def tell(self, group: Group, share: Share, went: Went | None = None) -> None:
+        """`share` of `group` waits here now, after `went` has gone; None: none went."""
+        _put(self.own, group, share)
+        self.on_change(group, share, went)
 
-    def learn(self, peer: str, group: Group, requests: int) -> None:
-        """So many requests of `group` wait at `peer` now."""
-        _put(self._others.setdefault(peer, {}), group, requests)
+    def learn(self, peer: str, group: Group, share: Share, went: Went | None = None) -> None:
+        """The same of `peer`."""
+        _put(self._others.setdefault(peer, {}), group, share)
+        counts = self._went.setdefault(peer, {})
+        if not share.requests:
+            counts.pop(group, None)
+        elif went is not None:
+            counts[group] = counts.get(group, 0) + 1
+        self.on_news(group, share, went)
 
     def forget(self, peer: str) -> None:
         """Nothing is known of `peer` any more."""
         self._others.pop(peer, None)
+        self._went.pop(peer, None)
 
-    def has_more_important(self, group: Group) -> bool:
-        """Whether a request waits elsewhere that goes before those of `group`."""
-        return any(
-            other.model == group.model
-            and other.is_split == group.is_split
-            and other.priority > group.priority
-            for groups in self._others.values()
-            for other in groups
-        )
+    def gone_before(self, group: Group, turn: float) -> int | None:
+        """How many requests have gone of those that wait elsewhere and come before one of `group`
+        whose turn is at the virtual time `turn`; None: none comes before it."""
+        gone: int | None = None
+        for peer, groups in self._others.items():
+            for other, share in groups.items():
+                if _is_before(other, share.turn, group, turn):
+                    gone = (gone or 0) + self._went[peer].get(other, 0)
+        return gone
 
-    def all_requests(self) -> int:
-        """Requests that wait elsewhere."""
-        return sum(sum(groups.values()) for groups in self._others.values())
+    def latest_turn(self, group: Group) -> float:
+        """The virtual time of `group` at the replica that is the furthest; 0 if it waits nowhere
+        else."""
+        turns = (share.turn for other, share in self._all() if other == group)
+        return max(turns, default=0.0)
 
-    def requests(self, priority: int) -> int:
-        """Requests of `priority` that wait elsewhere."""
+    def requests(self, priority: int | None = None) -> int:
+        """Requests of `priority` that wait elsewhere; None: of all."""
         return sum(
-            requests
-            for groups in self._others.values()
-            for group, requests in groups.items()
-            if group.priority == priority
+            share.requests
+            for group, share in self._all()
+            if priority is None or group.priority == priority
         )
 
+    def bytes(self, priority: int | None = None) -> int:
+        """Bytes of their bodies."""
+        return sum(
+            share.size
+            for group, share in self._all()
+            if priority is None or group.priority == priority
+        )
 
-def _put(groups: dict[Group, int], group: Group, requests: int) -> None:
-    if requests > 0:
-        groups[group] = requests
+    def _all(self) -> Iterator[tuple[Group, Share]]:
+        return (item for groups in self._others.values() for item in groups.items())
+
+
+def _is_before(group: Group, turn: float, than: Group, than_turn: float) -> bool:
+    if group.model != than.model or group.is_split != than.is_split:
+        return False
+    if group.priority != than.priority:
+        return group.priority > than.priority
+    return turn < than_turn
+
+
+def _put(groups: dict[Group, Share], group: Group, share: Share) -> None:
+    if share.requests > 0:
+        groups[group] = share
     else:
         groups.pop(group, None)

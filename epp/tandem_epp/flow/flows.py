@@ -11,7 +11,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from ..backends.fleet import Fleet
 from ..backends.pods import Pod
 from .detectors import DetectedSaturation
-from .elsewhere import Group, WaitingElsewhere
+from .elsewhere import NOTHING, Group, Share, WaitingElsewhere, Went
 from .queue import FlowQueue, Waiting
 from .rate import Rate
 from .saturation import Saturation
@@ -83,6 +83,13 @@ H = TypeVar("H", bound=Held)
 YIELD_SECONDS: Final = 0.05
 """Seconds for which a request that could go leaves the room to a more important one at another
 replica. A replica looks every 10 ms; one that takes nothing for so long cannot."""
+LEAD: Final = 4
+"""Requests by which the turn of one replica's tenants may be ahead of that of another's, beyond
+which it leaves the room to them. Higher: shares are less equal for so many requests. Lower:
+replicas wait for each other where nothing is lost if they do not."""
+_MOST_BEHIND: Final = 4 * LEAD
+"""Requests by which a replica's turn is behind at most: what it could not take is not made up for,
+so that what it has claims no more than its share later."""
 
 
 def shed_share(wait: float, patience: float) -> float:
@@ -111,14 +118,16 @@ class Flows(Generic[H]):
         """Bytes of bodies that may wait, whatever the settings say."""
         self.elsewhere = WaitingElsewhere()
         """What waits at other replicas."""
+        self.elsewhere.on_news = self._on_news
         self._queues: dict[QueueKey, FlowQueue[H]] = {}
         """Only those with requests."""
         self._going: H | None = None
         """Has its turn and is not placed yet."""
         self._rate = Rate()
         """Of requests that go."""
-        self._yielding: float | None = None
-        """Since when a request leaves its room to another replica's; None: none does."""
+        self._yielding: dict[Group, tuple[float, int]] = {}
+        """Group whose next request leaves its room to other replicas' → since when, and how many of
+        these had gone then."""
         self.bytes = 0
         """Of the bodies that wait."""
         self.counts: dict[int, int] = {}
@@ -188,18 +197,18 @@ class Flows(Generic[H]):
             return FULL
         if settings.is_shedding and self._is_shed(held):
             return SHED
-        excess = self.bytes + held.size - min(settings.max_bytes, self.byte_limit)
+        excess = self._excess_bytes(held, settings)
         if excess > 0 and not (settings.displace and self._displace(held, excess)):
             return FULL
         pods = self._fleet.ready_pods(held.model)
         held.key = (pods, None if pods else held.group.model, held.is_split)
         if (queue := self._queues.get(held.key)) is None:
             queue = self._queues[held.key] = FlowQueue()
-        queue.add(held)
+        queue.add(held, self.elsewhere.latest_turn(held.group))
         self.bytes += held.size
         self.counts[held.priority] = self.counts.get(held.priority, 0) + 1
         self._band_bytes[held.priority] = self._band_bytes.get(held.priority, 0) + held.size
-        self.elsewhere.count(held.group, 1)
+        self._tell(held, 1)
         self._count_demand(held, 1)
         return None
 
@@ -302,22 +311,59 @@ class Flows(Generic[H]):
     def _is_full(self, held: H, settings: FlowSettings) -> bool:
         """Whether as many requests wait, here and at other replicas, or as many bytes of the
         priority, as may."""
-        band, priority = settings.band(held.priority), held.priority
-        waiting = self.counts.get(priority, 0) + self.elsewhere.requests(priority)
+        band, priority, others = settings.band(held.priority), held.priority, self.elsewhere
+        part = others.part()
+        size = self._band_bytes.get(priority, 0) + others.bytes(priority) + held.size
         return (
-            waiting >= band.max_requests
-            or self._band_bytes.get(priority, 0) + held.size > band.max_bytes
-            or self.waiting + self.elsewhere.all_requests() >= settings.max_requests
+            self.counts.get(priority, 0) + others.requests(priority) >= band.max_requests * part
+            or size > band.max_bytes * part
+            or self.waiting + others.requests() >= settings.max_requests * part
         )
 
+    def _excess_bytes(self, held: H, settings: FlowSettings) -> int:
+        """Bytes of bodies by which `held` is too much for the fleet, or for this process."""
+        others = self.elsewhere
+        most = min(int(settings.max_bytes * others.part()) - others.bytes(), self.byte_limit)
+        return self.bytes + held.size - most
+
     def _yields(self, first: H, at: float) -> bool:
-        """Whether `first` leaves its room to a more important request at another replica."""
-        if not self.elsewhere.has_more_important(first.group):
-            self._yielding = None
+        """Whether `first` leaves its room to a request at another replica that comes before it."""
+        turn = self._queues[first.key].turn(first.priority)
+        gone = self.elsewhere.gone_before(first.group, turn - LEAD * first.cost)
+        if gone is None:
+            self._yielding.pop(first.group, None)
             return False
-        if self._yielding is None:
-            self._yielding = at
-        return at - self._yielding < YIELD_SECONDS
+        # As long as some of those go, there is room for them.
+        since, before = self._yielding.get(first.group, (at, -1))
+        if gone != before:
+            since = at
+            self._yielding[first.group] = at, gone
+        return at - since < YIELD_SECONDS
+
+    def _tell(self, held: H, change: int, went: Went | None = None) -> None:
+        """Other replicas hear that `change` more requests like `held` wait here."""
+        group, queue = held.group, self._queues.get(held.key)
+        requests, size, _ = self.elsewhere.own.get(group, NOTHING)
+        turn = queue.turn(held.priority) if queue is not None else 0.0
+        share = Share(requests + change, size + change * held.size, turn)
+        if not share.requests:
+            self._yielding.pop(group, None)
+        self.elsewhere.tell(group, share, went)
+
+    def _on_news(self, group: Group, share: Share, went: Went | None) -> None:
+        """Another replica has told what waits there."""
+        pods = self._fleet.ready_pods(group.model)
+        queue = self._queues.get((pods, None if pods else group.model, group.is_split))
+        if queue is None:
+            return
+        priority = group.priority
+        if went is not None:
+            queue.charge(priority, went.tenant, went.cost)
+        own, cost = self.elsewhere.own.get(group, NOTHING), queue.cost(priority)
+        if share.requests:
+            queue.keep_up(priority, share.turn - _MOST_BEHIND * cost)
+        if own.requests and abs(queue.turn(priority) - own.turn) > LEAD * cost / 2:
+            self.elsewhere.tell(group, own._replace(turn=queue.turn(priority)))
 
     def _end(self, held: H, reason: str, at: float) -> None:
         if held.has_ended:
@@ -331,6 +377,6 @@ class Flows(Generic[H]):
         self.bytes -= held.size
         self.counts[held.priority] -= 1
         self._band_bytes[held.priority] -= held.size
-        self.elsewhere.count(held.group, -1)
+        self._tell(held, -1, Went(held.tenant, held.cost) if reason == WENT else None)
         self._count_demand(held, -1)
         self._on_end(held, reason, at)

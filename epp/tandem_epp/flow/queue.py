@@ -8,6 +8,9 @@ SIGCOMM 1996): each request begins at the virtual time at which its tenant's las
 if that is later, and lasts its cost; the earliest beginning goes next. A tenant thus gets at most
 one request of the largest cost more than another one while both wait, and none has to be known
 beforehand. With a cost of 1 for each request tenants take turns.
+
+Replicas of an EPP share the virtual time: what one lets go is charged to its tenant at the others,
+too (`charge`), and a band that only begins to wait begins where the others are.
 """
 
 from collections.abc import Iterator
@@ -17,6 +20,9 @@ from typing import Final, Generic, TypeVar
 
 _FEW: Final = 64
 """Left-overs in a list that are not worth a look."""
+_MOST_DEBTS: Final = 10_000
+"""Tenants of which other replicas told and none of whose requests waits here: names are invented
+easily."""
 
 
 class Waiting:
@@ -65,15 +71,18 @@ class _Tenant(Generic[W]):
 class _Band(Generic[W]):
     """The tenants of one priority."""
 
-    def __init__(self, numbers: Iterator[int]) -> None:
+    def __init__(self, numbers: Iterator[int], began: float) -> None:
         self.count = 0
+        self.began = began
+        """The virtual time of the whole fleet at which the one of this band is 0."""
         self._numbers = numbers
         self._now = 0.0
         """The virtual time: the beginning of the latest request that went."""
         self._tenants: dict[str, _Tenant[W]] = {}
         """Those with requests."""
         self._order: list[tuple[float, int, _Tenant[W]]] = []
-        """By `start`; also tenants that have no requests any more."""
+        """By `start`; also entries that count no longer: of tenants that have no requests any more,
+        or begin later now."""
         self._debts: dict[str, float] = {}
         """Tenant without requests → the virtual time at which its last one ends. Times that are
         over may be left out."""
@@ -91,6 +100,21 @@ class _Band(Generic[W]):
     def first(self) -> W:
         """The request that goes next. The band has one."""
         return self._first_tenant().heap[0][2]
+
+    @property
+    def turn(self) -> float:
+        """The virtual time of the whole fleet at which it begins."""
+        return self.began + self._first_tenant().start
+
+    def charge(self, name: str, cost: float) -> None:
+        """A request of this tenant went at another replica."""
+        if (tenant := self._tenants.get(name)) is not None:
+            tenant.start += cost
+            heappush(self._order, (tenant.start, next(self._numbers), tenant))
+            self._forget(tenant)
+        elif name in self._debts or len(self._debts) < _MOST_DEBTS:
+            self._debts[name] = max(self._now, self._debts.get(name, 0.0)) + cost
+            self._forget_debts()
 
     def take_first(self) -> W:
         """Remove the request that goes next; its tenant has had it."""
@@ -115,8 +139,6 @@ class _Band(Generic[W]):
         if not tenant.count:
             del self._tenants[item.tenant]
             self._debts[item.tenant] = tenant.start
-        if not self.count:
-            self._now, self._debts, self._order = 0.0, {}, []
         self._forget(tenant)
 
     def _forget(self, tenant: _Tenant[W]) -> None:
@@ -125,18 +147,26 @@ class _Band(Generic[W]):
             tenant.heap = [entry for entry in tenant.heap if not entry[2].is_gone]
             heapify(tenant.heap)
         if len(self._order) > _FEW + 2 * len(self._tenants):
-            self._order = [entry for entry in self._order if entry[2].count]
+            self._order = [entry for entry in self._order if _counts(entry)]
             heapify(self._order)
+        self._forget_debts()
+
+    def _forget_debts(self) -> None:
         if len(self._debts) > _FEW + 2 * len(self._tenants):
             self._debts = {name: end for name, end in self._debts.items() if end > self._now}
 
     def _first_tenant(self) -> _Tenant[W]:
-        while not self._order[0][2].count:
+        while not _counts(self._order[0]):
             heappop(self._order)
         tenant = self._order[0][2]
         while tenant.heap[0][2].is_gone:
             heappop(tenant.heap)
         return tenant
+
+
+def _counts(entry: tuple[float, int, _Tenant[W]]) -> bool:
+    start, _, tenant = entry
+    return tenant.count > 0 and tenant.start == start
 
 
 class FlowQueue(Generic[W]):
@@ -152,10 +182,11 @@ class FlowQueue(Generic[W]):
     def __len__(self) -> int:
         return sum(band.count for band in self._bands.values())
 
-    def add(self, item: W) -> None:
-        """`item` waits from now on."""
+    def add(self, item: W, began: float = 0.0) -> None:
+        """`item` waits from now on. `began`: if it is the first of its band, the virtual time of
+        the whole fleet."""
         if (band := self._bands.get(item.priority)) is None:
-            band = self._bands[item.priority] = _Band(self._numbers)
+            band = self._bands[item.priority] = _Band(self._numbers, began)
         band.add(item)
         heappush(self._deadlines, (item.deadline, next(self._numbers), item))
         self._forget_gone()
@@ -169,6 +200,25 @@ class FlowQueue(Generic[W]):
         item = self._bands[max(self._bands)].take_first()
         self._close(item.priority)
         return item
+
+    def turn(self, priority: int) -> float:
+        """The virtual time of the whole fleet at which the next request of `priority` begins; 0 if
+        none waits."""
+        return band.turn if (band := self._bands.get(priority)) is not None else 0.0
+
+    def cost(self, priority: int) -> float:
+        """What the next request of `priority` costs; 0 if none waits."""
+        return band.first().cost if (band := self._bands.get(priority)) is not None else 0.0
+
+    def charge(self, priority: int, tenant: str, cost: float) -> None:
+        """A request of this tenant went at another replica."""
+        if (band := self._bands.get(priority)) is not None:
+            band.charge(tenant, cost)
+
+    def keep_up(self, priority: int, turn: float) -> None:
+        """The next request of `priority` begins at the virtual time `turn` at the earliest."""
+        if (band := self._bands.get(priority)) is not None:
+            band.began += max(0.0, turn - band.turn)
 
     def remove(self, item: W) -> None:
         """`item` waits no longer, and has not gone. Without effect if it is gone already."""

@@ -26,7 +26,7 @@ from ..backends.pods import Pod
 from ..estimates.request_load import PlacedPrompt
 from ..estimates.shared_samples import add_samples, most_samples, samples_of
 from ..exchange import BrokenAnswer, ResponseHeaders
-from ..flow.elsewhere import Group, WaitingElsewhere
+from ..flow.elsewhere import Group, Share, WaitingElsewhere, Went
 from ..placement.counted_request import CountedRequest
 from ..placement.placement import Placement
 from ..placement.verdicts import judge_broken
@@ -111,8 +111,8 @@ MAX_UNKNOWN: Final = 1000
 """Names of unknown pods that are remembered of one peer. A pod beyond them gets no snapshot when it
 is discovered."""
 MAX_MODEL: Final = 256
-"""Characters of a model's name that are sent at most: clients choose it where no backend lists its
-models."""
+"""Characters of the name of a model or tenant that are sent at most: clients choose the former
+where no backend lists its models, and the latter where there are no API keys."""
 
 
 class Publisher(Protocol):
@@ -126,6 +126,11 @@ class Publisher(Protocol):
     def rank(self) -> tuple[int, int]:
         """This replica's place among those that are connected and itself, and their number: the
         same order for all of them."""
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that there are, as far as is known: this one, and those that it connects to or
+        tries to."""
 
     def publish(self, event: Event) -> None:
         """Send `event` to all connected replicas; never waits."""
@@ -143,6 +148,7 @@ class SharedFleet:
         """`clock` returns Unix seconds. `waiting`: what waits in flow control; None: nothing."""
         self._waiting = waiting or WaitingElsewhere()
         self._waiting.on_change = self._on_waiting
+        self._waiting.part = self._part
         self.publisher: Publisher | None = None
         """None: events go nowhere."""
         self._fleet, self._clock = fleet, clock
@@ -186,10 +192,17 @@ class SharedFleet:
         if not self._is_leaving and (publisher := self._publisher()) is not None:
             publisher.publish(RequestEnded(placement.number))
 
-    def _on_waiting(self, group: Group, requests: int) -> None:
-        """So many requests of `group` wait here now."""
+    def _on_waiting(self, group: Group, share: Share, went: Went | None) -> None:
+        """`share` of `group` waits here now, after `went` has gone."""
         if (publisher := self._publisher()) is not None and len(group.model or "") <= MAX_MODEL:
-            publisher.publish(_wait(group, requests))
+            publisher.publish(_wait(group, share, went))
+
+    def _part(self) -> float:
+        """The part of all replicas that are connected with this one, itself included."""
+        if self.publisher is None:
+            return 1.0
+        connected = self.publisher.rank[1]
+        return connected / max(connected, self.publisher.replicas)
 
     def on_broken(self, broken: BrokenAnswer, now: float) -> None:
         """An Envoy that logs here reports a broken answer, perhaps of another replica's request:
@@ -252,9 +265,9 @@ class SharedFleet:
                 yield TextsCounted(model or "", assumed, counted)
         for path, seconds, at in self._fleet.overheads.latest:
             yield FirstTokensTook(path, seconds, max(0.0, now - at))
-        for group, requests in self._waiting.own.items():
+        for group, share in self._waiting.own.items():
             if len(group.model or "") <= MAX_MODEL:
-                yield _wait(group, requests)
+                yield _wait(group, share)
 
     def _recent_prefixes(self, limit: int) -> list[PrefixCached]:
         """The most recently used prompts of the pods, up to `limit` bytes."""
@@ -292,8 +305,11 @@ class SharedFleet:
             case AnswerBroke(backend, age, ending):
                 broken = BrokenAnswer(backend, now - age, ending=ending)
                 judge_broken(self._fleet, broken, now, is_own=False)
-            case RequestsWait(model, priority, is_split, waiting):
-                self._waiting.learn(peer, Group(model or None, priority, is_split), waiting)
+            case RequestsWait(model, priority, is_split):
+                group = Group(model or None, priority, is_split)
+                share = Share(event.requests, event.size, event.turn)
+                went = Went(event.tenant, event.cost) if event.cost > 0.0 else None
+                self._waiting.learn(peer, group, share, went)
             case BrokenLogged():
                 self._count_broken(event, now)
             case PodEjected() | PodLearned() | PodFailed() | PrefixCached() | AdaptersLoaded():
@@ -403,8 +419,10 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
     )
 
 
-def _wait(group: Group, requests: int) -> RequestsWait:
-    return RequestsWait(group.model or "", group.priority, group.is_split, requests)
+def _wait(group: Group, share: Share, went: Went | None = None) -> RequestsWait:
+    if went is None or len(went.tenant) > MAX_MODEL:
+        went = Went("", 0.0)
+    return RequestsWait(group.model or "", group.priority, group.is_split, *share, *went)
 
 
 def _answered(placement: Placement, response: ResponseHeaders) -> RequestAnswered:

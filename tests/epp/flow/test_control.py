@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from time import time
+from time import monotonic, time
 
 import pytest
 from hypothesis import given
@@ -21,8 +21,8 @@ from tandem_epp.backends.pods import DiscoveredBackend, Pod
 from tandem_epp.backends.precise import PrecisePrefixes
 from tandem_epp.exchange import HttpRequest, NotPlaced
 from tandem_epp.flow import control
-from tandem_epp.flow.elsewhere import Group
-from tandem_epp.flow.flows import shed_share
+from tandem_epp.flow.elsewhere import Group, Share, Went
+from tandem_epp.flow.flows import LEAD, YIELD_SECONDS, shed_share
 from tandem_epp.flow.saturation import PATIENCE
 from tandem_epp.placement.placement import Placement
 from tandem_epp.placement.preparer import Preparer
@@ -37,6 +37,8 @@ from ..placement.test_picker import LONG, PickerSetup
 from ..simulation.replicas import LoopbackMesh
 
 ON = FlowSettings(enabled=True)
+Waiter = tuple[str, asyncio.Task[Placement]]
+"""A tenant and its request."""
 UNIFIED = {"u": "unified"}
 SPLIT = {"d": "decode", "p": "prefill"}
 
@@ -350,38 +352,151 @@ async def test_dead_metrics_pages_stop_nothing() -> None:
     assert placed.decision.decode[0].name == "u"
 
 
+class Replicas:
+    """Replicas with flow control that tell each other what they do."""
+
+    def __init__(self, number: int = 2, settings: FlowSettings = ON) -> None:
+        self.setups = [FlowSetup(settings) for _ in range(number)]
+        shared = [SharedFleet(each.fleet, waiting=each.flow.elsewhere) for each in self.setups]
+        self._mesh = LoopbackMesh(shared, delay=0.0)
+        for index, each in enumerate(self.setups):
+            shared[index].publisher = self._mesh.channel(index)
+            each.picker.observer = shared[index]
+
+    def tell(self) -> None:
+        """Deliver what was sent."""
+        self._mesh.advance(self._mesh.now + 1.0)
+
+    async def served(self, requests: int, running: Placement, waiting: list[Waiter]) -> list[str]:
+        """Tenants of the next requests that go, at least so many; each takes as long as it takes
+        all replicas to hear of it."""
+        tenants: list[str] = []
+        runs = [running]
+        while len(tenants) < requests:
+            for each in runs:
+                each.end(time())
+            self.tell()
+            async with asyncio.timeout(10):
+                # Two replicas may see the same room.
+                while not (gone := [each for each in waiting if each[1].done()]):
+                    self.tell()
+                    await asyncio.sleep(0.001)
+            self.tell()
+            runs = [await task for _, task in gone]
+            tenants += [tenant for tenant, _ in gone]
+            waiting[:] = [each for each in waiting if each not in gone]
+        return tenants
+
+
 async def test_the_important_go_first_at_all_replicas() -> None:
-    setups = FlowSetup(), FlowSetup()
-    shared = [SharedFleet(each.fleet, waiting=each.flow.elsewhere) for each in setups]
-    mesh = LoopbackMesh(shared, delay=0.0)
-    for number, each in enumerate(setups):
-        shared[number].publisher = mesh.channel(number)
-        each.picker.observer = shared[number]
-
-    def tell() -> None:
-        mesh.advance(mesh.now + 1.0)
-
-    running = await setups[0].send()
-    tell()
-    low = await setups[0].start()
-    high = await setups[1].start(priority="1")
-    tell()
-    assert (setups[0].held, setups[1].held) == (1, 1)
+    replicas = Replicas()
+    first, second = replicas.setups
+    running = await first.send()
+    replicas.tell()
+    low = await first.start()
+    high = await second.start(priority="1")
+    replicas.tell()
+    assert (first.held, second.held) == (1, 1)
     running.end(time())
-    tell()
+    replicas.tell()
     placed = await high
-    tell()
+    replicas.tell()
     assert not low.done()
     placed.end(time())
-    tell()
+    replicas.tell()
     await low
+
+
+async def test_a_replica_yields_as_long_as_the_important_go_at_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    setup = FlowSetup()
+    running = await setup.send()
+    waiting = await setup.start()
+    group = Group("m", 9, is_split=False)
+    setup.flow.elsewhere.learn("other", group, Share(100))
+    running.end(time())
+    now = monotonic()
+    monkeypatch.setattr(control, "monotonic", lambda: now)
+
+    async def look() -> None:
+        setup.flow.settings = setup.flow.settings
+        await asyncio.sleep(0)
+
+    for _ in range(4):
+        setup.flow.elsewhere.learn("other", group, Share(100), Went("t", 1.0))
+        await look()
+        now += YIELD_SECONDS * 0.9
+        await look()
+        assert not waiting.done()
+    now += YIELD_SECONDS
+    await look()
+    await waiting
+
+
+@pytest.mark.parametrize("at_second", [0, 12], ids=["of others only", "also of the first tenant"])
+async def test_a_tenant_has_one_share_of_all_replicas(at_second: int) -> None:
+    replicas = Replicas()
+    first, second = replicas.setups
+    running = await first.send()
+    replicas.tell()
+    tenants = [(first, "a")] * 24 + [(second, "a")] * at_second
+    tenants += [(second, name) for name in "bcd" for _ in range(12)]
+    waiting = [
+        (name, await setup.start(x_llm_d_inference_fairness_id=name)) for setup, name in tenants
+    ]
+    replicas.tell()
+    served = await replicas.served(36, running, waiting)
+    # One of four tenants, whichever replica has its requests.
+    assert served.count("a") <= 9 + LEAD
+    assert min(served.count(name) for name in "bcd") >= 9 - LEAD
+    for _, task in waiting:
+        task.cancel()
+
+
+async def test_what_another_replica_lets_go_is_charged_to_its_tenant_here() -> None:
+    setup = FlowSetup()
+    running = await setup.send()
+    group = Group("m", 0, is_split=False)
+    waiting = [
+        await setup.start(x_llm_d_inference_fairness_id=name) for name in ("a", "a", "b", "b")
+    ]
+    for _ in range(2):
+        setup.flow.elsewhere.learn("other", group, Share(), Went("a", 1.0))
+    for expected in (2, 3, 0, 1):
+        running.end(time())
+        running = await waiting[expected]
+    running.end(time())
+
+
+async def test_bytes_are_those_of_all_replicas() -> None:
+    size = len(json.dumps({"model": "m", "prompt": LONG}))
+    setup = FlowSetup(FlowSettings(enabled=True, max_bytes=2 * size))
+    await setup.send()
+    waiting = await setup.start()
+    setup.flow.elsewhere.learn("other", Group("m", 0, is_split=False), Share(1, size))
+    with refused(429, "flow_full", "rejected-saturated"):
+        await setup.send()
+    waiting.cancel()
+
+
+async def test_a_replica_alone_has_its_part_of_the_limits() -> None:
+    setup = FlowSetup(FlowSettings(enabled=True, max_requests=4))
+    # Of two, one cannot be reached.
+    setup.flow.elsewhere.part = lambda: 0.5
+    await setup.send()
+    waiting = [await setup.start() for _ in range(2)]
+    with refused(429, "flow_full", "rejected-saturated"):
+        await setup.send()
+    for task in waiting:
+        task.cancel()
 
 
 async def test_a_bands_limit_is_that_of_all_replicas() -> None:
     setup = FlowSetup(FlowSettings(enabled=True, max_requests=2))
     await setup.send()
     waiting = await setup.start()
-    setup.flow.elsewhere.learn("other", Group("m", 0, is_split=False), 1)
+    setup.flow.elsewhere.learn("other", Group("m", 0, is_split=False), Share(1))
     with refused(429, "flow_full", "rejected-saturated"):
         await setup.send()
     setup.flow.elsewhere.forget("other")
@@ -627,7 +742,7 @@ async def test_a_peer_that_takes_nothing_blocks_nothing() -> None:
     setup = FlowSetup()
     running = await setup.send()
     waiting = await setup.start()
-    setup.flow.elsewhere.learn("dead", Group("m", 9, is_split=False), 1)
+    setup.flow.elsewhere.learn("dead", Group("m", 9, is_split=False), Share(1))
     running.end(time())
     await waiting
 

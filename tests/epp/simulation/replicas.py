@@ -99,6 +99,11 @@ class LoopbackChannel:
         """As the channel's."""
         return self._source, self._mesh.replicas
 
+    @property
+    def replicas(self) -> int:
+        """All of the mesh."""
+        return self._mesh.replicas
+
     def publish(self, event: Event) -> None:
         """Send `event` to the others."""
         self._mesh.publish(self._source, event)

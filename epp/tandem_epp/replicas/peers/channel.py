@@ -110,6 +110,11 @@ class PeerChannel:
         return sum(peer < self._instance for peer in peers), len(peers) + 1
 
     @property
+    def replicas(self) -> int:
+        """Replicas that there are, as far as is known: this one, and those that it connects to."""
+        return self.dialing + 1
+
+    @property
     def is_informed(self) -> bool:
         """Whether the snapshot of each peer that can be reached has come, or JOIN_SECONDS have
         passed since `open`. Stays True afterwards."""

@@ -196,6 +196,14 @@ class RequestsWait(msgspec.Struct, frozen=True, array_like=True):
     is_split: bool
     """Whether they need a prefill pod."""
     requests: int
+    size: int = 0
+    """Bytes of their bodies."""
+    turn: float = 0.0
+    """The virtual time at which the next of them begins: `flow.queue`."""
+    tenant: str = ""
+    """Whose request went just now."""
+    cost: float = 0.0
+    """Its cost, in requests or tokens; 0: none went."""
 
 
 Event: TypeAlias = (

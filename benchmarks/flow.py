@@ -22,9 +22,9 @@ from time import process_time
 from typing import Final
 
 import click
-from tests.epp.simulation.flow import FlowSimulation, Load, Sender, jain, run, served_within
+from tests.epp.simulation.flow import FlowGate, Load, Sender, jain, run, served_within
+from tests.epp.simulation.pods import engines
 from tests.epp.simulation.real_picker import RealPicker
-from tests.epp.simulation.run import Slo, engines
 
 from tandem_contract.config import Backend, FlowControl
 from tandem_contract.slo import Slo as StatedSlo
@@ -32,7 +32,8 @@ from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.flow.flows import Flows, Held
 from tandem_epp.flow.settings import flow_settings
-from tandem_loadtest.figures.distributions import percentile
+from tandem_planner.simulation.loop import Simulation
+from tandem_planner.simulation.measures import Slo, percentile
 
 from . import flow_live
 from .figures import Figure, at_least, at_most, progress, report, without_target
@@ -111,11 +112,11 @@ def fairness(seeds: int, seconds: float) -> list[Figure]:
         progress(f"tenants, seed {seed} of {seeds}")
         for fair, indexes in shares.items():
             flow = None if fair == "off" else _flow(fair)
-            simulation = _run(loads, flow, seed, seconds)
+            gate = _run(loads, flow, seed, seconds)
             got = Counter[str]()
-            for served in served_within(simulation, _WARM, seconds, lambda _: True):
+            for served in served_within(gate, _WARM, seconds, lambda _: True):
                 tokens = served.work.prompt_tokens if fair == "tokens" else 1
-                got[simulation.sender_of[served.work.index].tenant] += tokens
+                got[gate.sender_of[served.work.index].tenant] += tokens
             indexes.append(jain([got[load.sender.tenant] for load in loads]))
     return [
         at_least("Jain's index of requests, one tenant noisy", shares["requests"], "", 0.95),
@@ -149,7 +150,8 @@ def objectives(seeds: int, trace: Path | None) -> list[Figure]:
         for seed in range(seeds):
             progress(f"{slo.text}, seed {seed + 1} of {seeds}")
             off = {speed: _in_time(slo, trace, speed, seed, None) for speed in _SPEEDS}
-            on = _in_time(slo, trace, _BEYOND, seed, FlowControl(enabled=True, ttl=slo.ttft / 4))
+            flow = FlowControl(enabled=True, ttl=(slo.ttft or 0.0) / 4)
+            on = _in_time(slo, trace, _BEYOND, seed, flow)
             ratios.append(on / max(off.values()))
             rates = ", ".join(f"{rate:.2f} at {speed:g} x" for speed, rate in off.items())
             progress(f"  answers in time per second: {rates}; with flow control {on:.2f}")
@@ -166,10 +168,8 @@ def _in_time(
     pods = engines(10, seed=seed)
     router = RealPicker(pods, seed)
     router.meet(StatedSlo(slo.ttft, slo.itl))
-    simulation = FlowSimulation(pods, router, flow=flow)
-    for request in requests:
-        simulation.send(request, request.at)
-    served = simulation.run().served
+    simulation = Simulation(pods, router, gate=FlowGate(router, flow))
+    served = simulation.run(requests).served
     return sum(each.meets(slo) for each in served) / (requests[-1].at - requests[0].at)
 
 
@@ -178,28 +178,23 @@ def _flow(fairness: str) -> FlowControl:
     return FlowControl(**settings)  # type: ignore[arg-type]
 
 
-def _run(
-    loads: Sequence[Load], flow: FlowControl | None, seed: int, seconds: float
-) -> FlowSimulation:
-    _, simulation = run(
-        engines(4, seed=seed), loads, flow, seconds=seconds, output=OUTPUT, seed=seed
-    )
-    return simulation
+def _run(loads: Sequence[Load], flow: FlowControl | None, seed: int, seconds: float) -> FlowGate:
+    return run(engines(4, seed=seed), loads, flow, seconds=seconds, output=OUTPUT, seed=seed)
 
 
-def _ttft(simulation: FlowSimulation, seconds: float) -> float:
+def _ttft(gate: FlowGate, seconds: float) -> float:
     """p99 TTFT of the important requests."""
-    served = served_within(simulation, _WARM, seconds, lambda sender: sender == HIGH)
-    return percentile(sorted(each.ttft for each in served), 99)
+    served = served_within(gate, _WARM, seconds, lambda sender: sender == HIGH)
+    return percentile((each.ttft for each in served), 99)
 
 
-def _ttft_mean(simulation: FlowSimulation) -> float:
-    return fmean(served.ttft for served in simulation.served)
+def _ttft_mean(gate: FlowGate) -> float:
+    return fmean(served.ttft for served in gate.served)
 
 
-def _tokens(simulation: FlowSimulation, seconds: float) -> int:
+def _tokens(gate: FlowGate, seconds: float) -> int:
     """Tokens of the requests that ended while all pods were loaded."""
-    ended = (s.work for s in simulation.served if s.ended and _WARM <= s.ended < seconds)
+    ended = (s.work for s in gate.served if s.ended and _WARM <= s.ended < seconds)
     return sum(work.prompt_tokens + work.output_tokens for work in ended)
 
 

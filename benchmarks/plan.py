@@ -26,9 +26,9 @@ from tests.planner.simulation.queues import Wait, md1, mmc
 from tandem_cli.plan.inputs import read_model, read_workload
 from tandem_planner.fabrics import Fabric, least_rate
 from tandem_planner.kv_size import kv_size
-from tandem_planner.simulation.cluster import Request
 from tandem_planner.simulation.engine import Batching
 from tandem_planner.simulation.measures import Slo
+from tandem_planner.simulation.work import Request
 from tandem_planner.sizing.deployments import Deployment, Estimate, Pool
 from tandem_planner.sizing.gpus import GPUS, Gpu
 from tandem_planner.sizing.model_shape import ModelShape, model_shape

@@ -29,12 +29,15 @@ from typing import Final, NamedTuple, TypeVar
 
 import click
 from tests.epp.simulation import scenarios
-from tests.epp.simulation.policies import ExactCost, LeastLoaded, RoundRobin
+from tests.epp.simulation.pods import CACHE_TOKENS, engines
+from tests.epp.simulation.policies import ExactCost
 from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealPicker, Reports
 from tests.epp.simulation.regimes import PLAIN, REGIMES
 from tests.epp.simulation.replicas import ReplicatedPicker
-from tests.epp.simulation.run import CACHE_TOKENS, engines, simulate
 from tests.epp.simulation.scenarios import PODS, NewRouter
+
+from tandem_planner.simulation.loop import simulate
+from tandem_planner.simulation.routers import LeastLoaded, RoundRobin
 
 from .figures import Figure, at_least, at_most, progress, report, without_target
 from .routing_grants import compare_grants

@@ -13,7 +13,8 @@ from typing import Final
 
 from tests.epp.simulation.real_picker import PickerSettings, RealPicker, Reports
 from tests.epp.simulation.regimes import REGIMES
-from tests.epp.simulation.run import TIMING, Simulation, Timing
+
+from tandem_planner.simulation.loop import TIMING, Timing, simulate
 
 from .figures import Figure, progress, without_target
 from .routing_load import Load
@@ -72,7 +73,6 @@ def compare_grants(load: Load, seeds: int, pool: Executor) -> list[Figure]:
 def _run(name: str, load: Load, seed: int) -> Row:
     grant = _GRANTS[name]
     pods = REGIMES[load.regime].pods(seed)
-    simulation = Simulation(pods, RealPicker(pods, seed, grant.picker), timing=grant.timing)
-    for request in load.times(1.0, is_spread=grant.is_spread).requests(seed):
-        simulation.send(request, request.at)
-    return summarize(simulation.run(), UNIFIED.slos)
+    requests = load.times(1.0, is_spread=grant.is_spread).requests(seed)
+    picker = RealPicker(pods, seed, grant.picker)
+    return summarize(simulate(requests, pods, picker, timing=grant.timing), UNIFIED.slos)

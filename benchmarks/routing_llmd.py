@@ -16,8 +16,9 @@ from typing import Final
 from tests.epp.simulation.llmd_epp import LlmdEpp
 from tests.epp.simulation.llmd_policy import LlmdDefault, LlmdSettings
 from tests.epp.simulation.regimes import REGIMES
-from tests.epp.simulation.run import simulate
 from tests.llmd.programs import FOLDER
+
+from tandem_planner.simulation.loop import simulate
 
 from .figures import Figure, progress, without_target
 from .routing_load import Load

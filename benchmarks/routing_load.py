@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from tests.epp.simulation.regimes import PLAIN, REGIMES
-from tests.epp.simulation.workload import Request, conversations, from_trace, spread
+from tests.epp.simulation.workload import conversations, from_trace, spread
+
+from tandem_planner.simulation.work import Request
 
 _CONVERSATIONS: Final = 3000
 """Requests without a trace."""

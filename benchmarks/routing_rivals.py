@@ -16,15 +16,18 @@ from rich.table import Table
 from tests.epp.simulation.clairvoyant import Clairvoyant
 from tests.epp.simulation.dynamo_policy import DynamoCost, DynamoSettings
 from tests.epp.simulation.llmd_policy import LlmdDefault, LlmdSettings
-from tests.epp.simulation.policies import LeastLoaded, LeastTokens, Pools, RoundRobin, Router
+from tests.epp.simulation.pods import connect
+from tests.epp.simulation.policies import LeastTokens
 from tests.epp.simulation.real_picker import LLMD_DEFAULT, PickerSettings, RealPicker
 from tests.epp.simulation.regimes import REGIMES
-from tests.epp.simulation.run import TICK, Result, Simulation, Slo
 from tests.epp.simulation.scenarios import PODS, NewRouter
 from tests.epp.simulation.sglang_policy import SglangCacheAware
 
 from tandem_contract.paths import Role
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.loop import Simulation
+from tandem_planner.simulation.measures import Result, Slo
+from tandem_planner.simulation.routers import LeastLoaded, Pools, RoundRobin, Router
 
 from .figures import Figure, at_least, at_most, progress
 from .routing_load import Load
@@ -158,12 +161,11 @@ def simulated(
     comparison: Comparison, load: Load, pods: Sequence[Engine], router: Router, seed: int
 ) -> Result:
     """What becomes of the requests of `load` behind `router`."""
+    if comparison.always:
+        connect(pods, _POOLS.decodes)
     simulation = Simulation(pods, router)
     REGIMES[load.regime].begin(simulation)
-    for request in load.requests(seed):
-        simulation.send(request, request.at)
-    # Without hand-offs nothing that happens on a pod causes a request on another one.
-    return simulation.run(tick=TICK if comparison.always else None)
+    return simulation.run(load.requests(seed))
 
 
 def summarize(result: Result, slos: Sequence[Slo]) -> Row:

@@ -10,9 +10,9 @@ from rich.table import Table
 from tests.epp.simulation.real_picker import RealPicker
 from tests.epp.simulation.regimes import REGIMES
 from tests.epp.simulation.replicas import ReplicatedPicker
-from tests.epp.simulation.run import Result, Slo
 
 from tandem_contract.slo import Slo as StatedSlo
+from tandem_planner.simulation.measures import Result, Slo
 
 from .figures import Figure, at_least, progress
 from .routing_load import Load

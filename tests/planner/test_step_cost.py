@@ -3,8 +3,10 @@
 import pytest
 
 from tandem_planner.cost import PodFigures, RequestFigures, idle_prefill_seconds
-from tandem_planner.simulation.cluster import Request, colocated
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.loop import AT_ONCE, simulate
+from tandem_planner.simulation.routers import RoundRobin
+from tandem_planner.simulation.work import Request
 from tandem_planner.step_cost import (
     LinearStep,
     decode_cost,
@@ -47,5 +49,6 @@ def test_router_and_simulation_take_the_same_seconds_for_one_prompt() -> None:
     routed = idle_prefill_seconds(RequestFigures(1500, 10.0, 0.0), pod, cached=400)
     engine = Engine(STEP, cache_tokens=10_000, seed=0, noise=0.0)
     assert routed == pytest.approx(engine.prefill_seconds(400, 1500), rel=1e-9)
-    (outcome,) = colocated([Request(0.0, 1500, 1)], [engine])
-    assert outcome.ttft == pytest.approx(cost.seconds(1500), rel=1e-9)
+    router = RoundRobin([engine], 0)
+    (served,) = simulate([Request(0.0, 1500, 1)], [engine], router, timing=AT_ONCE).served
+    assert served.ttft == pytest.approx(cost.seconds(1500), rel=1e-9)

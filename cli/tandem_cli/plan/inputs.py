@@ -19,8 +19,8 @@ from tandem_loadtest.workload.settings import Workload as Settings
 from tandem_loadtest.workload.traces import load_trace, pace
 from tandem_planner.model_config import UnknownModelConfig
 from tandem_planner.simulation.block_pool import BLOCK
-from tandem_planner.simulation.cluster import Request
 from tandem_planner.simulation.measures import Slo
+from tandem_planner.simulation.work import Request
 from tandem_planner.sizing.model_shape import ModelShape, model_shape
 from tandem_planner.sizing.search import Workload
 

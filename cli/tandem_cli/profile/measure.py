@@ -6,7 +6,7 @@ Errors: `ProfileError`: a request failed; the message says why.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean, median
@@ -14,9 +14,11 @@ from typing import Final
 
 from tandem_loadtest.calls import Call, Result
 from tandem_loadtest.client import Client
-from tandem_planner.simulation.cluster import Request, colocated
 from tandem_planner.simulation.engine import Batching, Engine
-from tandem_planner.simulation.measures import percentile
+from tandem_planner.simulation.loop import AT_ONCE, simulate
+from tandem_planner.simulation.measures import Outcome, percentile
+from tandem_planner.simulation.routers import RoundRobin
+from tandem_planner.simulation.work import Request
 from tandem_planner.sizing.profile import DecodePoint, FittedEngine, PrefillPoint
 
 from .file import HeldOut, ProfileError
@@ -72,16 +74,16 @@ class Prober:
         requests = self._load(engine, seconds)
         measured = await self._measure(requests)
         pod = Engine(engine.step, cache_tokens=10**9, seed=0, batching=batching, noise=0.0)
-        outcomes = colocated(requests, [pod])
-        ttfts = sorted(outcome.ttft + engine.request for outcome in outcomes)
-        itls = sorted(outcome.itl for outcome in outcomes if outcome.itl is not None)
-        real_ttfts = sorted(each.ttft for each in measured)
-        real_itls = sorted(each.itl for each in measured if each.itl is not None)
+        served = simulate(requests, [pod], RoundRobin([pod], 0), timing=AT_ONCE).served
+        pairs = (
+            ([each.ttft + engine.request for each in served], [each.ttft for each in measured]),
+            (_itls(served), _itls(measured)),
+        )
         return HeldOut(
             len(requests),
             *(
                 percentile(simulated, percent) / percentile(real, percent) - 1.0
-                for simulated, real in ((ttfts, real_ttfts), (itls, real_itls))
+                for simulated, real in pairs
                 for percent in (50, 99)
             ),
         )
@@ -122,6 +124,10 @@ class Prober:
         if not result.ok:
             raise ProfileError(f"a prompt of {prompt} tokens failed: {result.error}")
         return result
+
+
+def _itls(requests: Iterable[Outcome | Measured]) -> list[float]:
+    return [itl for request in requests if (itl := request.itl) is not None]
 
 
 def _gaps_after(result: Result, begin: float) -> list[float]:

@@ -1,8 +1,29 @@
-"""A request on a simulated pod, and what happens to it."""
+"""A request of a workload, the same on a simulated pod, and what happens to it there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+
+class Request(NamedTuple):
+    """A request of a workload; lengths in tokens."""
+
+    at: float
+    """Seconds."""
+    prompt_tokens: int
+    output_tokens: int
+    blocks: Sequence[int] = ()
+    """Ids of the prompt's blocks of `block_pool.BLOCK` tokens; equal ids, equal prefix."""
+    only: int | None = None
+    """Index of the one pod that the gateway's subset hint allows; None allows all."""
+    is_computed: bool = False
+    """Whether the pod that answers has the prompt's KV already."""
+
+    def work(self, index: int, now: float) -> "Work":
+        """The request on a pod, arriving at `now`."""
+        work = Work(index, now, self.prompt_tokens, self.output_tokens, self.blocks, self.only)
+        work.is_remote = self.is_computed
+        return work
 
 
 @dataclass(slots=True, eq=False)

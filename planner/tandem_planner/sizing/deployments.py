@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from tandem_planner.cost import HANDOFF_SECONDS
 from tandem_planner.fabrics import FABRICS, Fabric
 from tandem_planner.kv_size import KvSize, rank_kv_size
-from tandem_planner.simulation.cluster import Outcome, Request, answered, colocated, split
 from tandem_planner.simulation.engine import Batching, Engine
 from tandem_planner.simulation.link import Link
+from tandem_planner.simulation.loop import AT_ONCE, simulate
 from tandem_planner.simulation.measures import Measures, Slo, measure
+from tandem_planner.simulation.routers import LeastWork, Pools
+from tandem_planner.simulation.work import Request
 from tandem_planner.step_cost import LinearStep, StepCost, prompt_seconds
 from tandem_planner.transfer import TRANSFER_PRIOR, TransferCost
 
@@ -188,18 +189,38 @@ class Estimate:
         link = self.transfer(prefill.tensor, deployment.decode.tensor) if prefill else None
         decodes = self._pods(deployment.decode, 1000, link)
         prefills = self._pods(prefill, 0, None) if prefill else []
-        if prefills:
-            outcomes = split(requests, prefills, decodes, handoff=HANDOFF_SECONDS)
-        else:
-            outcomes = colocated(requests, decodes)
-        if self.request:
-            outcomes = [outcome.delayed(self.request) for outcome in outcomes]
-        return _served(outcomes, prefills, decodes, slo)
+        return self._simulate(requests, prefills, decodes, slo)
 
     def answer(self, pool: Pool, requests: Sequence[Request], slo: Slo) -> Served:
         """Simulate the answers alone: the prompts' KV is on decode pods at the requests' times."""
-        decodes = self._pods(pool, 1000, None)
-        return _served(answered(requests, decodes), [], decodes, slo)
+        computed = [request._replace(is_computed=True) for request in requests]
+        return self._simulate(computed, [], self._pods(pool, 1000, None), slo)
+
+    def _simulate(
+        self,
+        requests: Sequence[Request],
+        prefills: Sequence[Engine],
+        decodes: Sequence[Engine],
+        slo: Slo,
+    ) -> Served:
+        pods = [*prefills, *decodes]
+        numbers = range(len(pods))
+        pools = Pools(numbers[: len(prefills)], numbers[len(prefills) :]) if prefills else None
+        result = simulate(requests, pods, LeastWork(pods, pools), timing=AT_ONCE, is_lazy=True)
+        for served in result.served:
+            served.sent -= self.request
+        begin, last = requests[0].at - self.request, requests[-1].at - self.request
+        seconds = max(served.e2e + served.sent for served in result.served) - begin
+        arriving = last - begin or seconds
+        return Served(
+            measures=measure(
+                replace(result, served=result.served[int(WARM_UP * len(requests)) :]), slo
+            ),
+            prefill_busy=_busy(prefills, arriving),
+            decode_busy=_busy(decodes, seconds),
+            link_busy=sum(p.link.busy for p in decodes if p.link) / len(decodes) / arriving,
+            preemptions=int(sum(pod.totals["preemptions"] for pod in pods)),
+        )
 
     def _pods(self, pool: Pool, seed: int, cost: TransferCost | None) -> list[Engine]:
         step, tokens = self.step(pool.tensor), self.memory(pool.tensor, pool.batching).tokens
@@ -231,22 +252,9 @@ def link_peak(gpu: Gpu, fabric: Fabric) -> float:
     return FABRICS[fabric].peak
 
 
-def _served(
-    outcomes: Sequence[Outcome], prefills: Sequence[Engine], decodes: Sequence[Engine], slo: Slo
-) -> Served:
-    begin = outcomes[0].request.at
-    seconds = max(outcome.ended for outcome in outcomes) - begin
-    arriving = outcomes[-1].request.at - begin or seconds
-    measured = outcomes[int(WARM_UP * len(outcomes)) :]
-    return Served(
-        measures=measure(measured, decodes, slo),
-        prefill_busy=min(1.0, sum(p.busy for p in prefills) / len(prefills) / arriving)
-        if prefills
-        else 0.0,
-        decode_busy=min(1.0, sum(p.busy for p in decodes) / len(decodes) / seconds),
-        link_busy=sum(p.link.busy for p in decodes if p.link) / len(decodes) / arriving,
-        preemptions=int(sum(p.totals["preemptions"] for p in [*prefills, *decodes])),
-    )
+def _busy(pods: Sequence[Engine], seconds: float) -> float:
+    """Share of the time that pods compute; 0 without pods."""
+    return min(1.0, sum(pod.busy for pod in pods) / len(pods) / seconds) if pods else 0.0
 
 
 def _giga(count: float) -> str:

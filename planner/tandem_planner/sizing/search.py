@@ -13,9 +13,9 @@ from math import ceil, inf, sqrt
 from typing import Final
 
 from tandem_planner.fabrics import Fabric
-from tandem_planner.simulation.cluster import Request
 from tandem_planner.simulation.engine import Batching
 from tandem_planner.simulation.measures import Slo
+from tandem_planner.simulation.work import Request
 
 from .deployments import CannotServe, Deployment, Estimate, Pool, Served
 from .memory import LARGEST_TENSOR

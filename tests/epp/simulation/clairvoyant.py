@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from tandem_planner.simulation.engine import Engine
-from tandem_planner.simulation.work import Work
-
-from .policies import Choice, Policy
-from .run import Slo
-from .workload import Request
+from tandem_planner.simulation.measures import Slo
+from tandem_planner.simulation.routers import Policy, Route
+from tandem_planner.simulation.work import Request, Work
 
 _END: Final = 1e9
 """Seconds: later than any request ends."""
@@ -46,7 +44,7 @@ class Clairvoyant(Policy):
         self._costs: dict[tuple[int, tuple[int, ...]], float] = {}
         """Of a pod with planned requests, at this moment."""
 
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Route:
         """The pod whose cost grows least."""
         requests = self._requests
         self._costs.clear()
@@ -55,7 +53,7 @@ class Clairvoyant(Policy):
             self._in_sight += 1
         pod = self._plan(work.index, now)
         self._planned[pod].remove(work.index)
-        return Choice(pod)
+        return Route(pod)
 
     def _plan(self, index: int, now: float) -> int:
         """Plan the request for the pod whose cost grows least."""
@@ -97,5 +95,4 @@ class Clairvoyant(Policy):
         if work.first_token is None:
             raise ValueError(f"request {work.index} did not end")
         ttft, itl = work.first_token - work.arrived, work.itl or 0.0
-        is_missed = ttft > self._slo.ttft or itl > self._slo.itl
-        return is_missed + _TTFT_WEIGHT * ttft + _ITL_WEIGHT * itl
+        return (not self._slo.is_met(ttft, itl)) + _TTFT_WEIGHT * ttft + _ITL_WEIGHT * itl

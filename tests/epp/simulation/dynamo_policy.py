@@ -25,10 +25,10 @@ from typing import Final
 
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.routers import Policy, Pools, Route
 from tandem_planner.simulation.work import Work
 
 from .placed_prefixes import PlacedPrefixes
-from .policies import Choice, Policy, Pools
 
 _BYPASS_TOKENS: Final = 2048
 _BYPASS_SHARE: Final = 0.7
@@ -70,23 +70,22 @@ class DynamoCost(Policy):
         """Blocks of each worker's requests in flight."""
         self._prompts = [0] * len(engines)
         """Prompt tokens of each worker's requests in flight, shared ones counted for each."""
-        self._computing: dict[int, tuple[int, int, Work]] = {}
-        """Request without its first token → worker that computes it, the tokens counted, and its
-        prefill."""
+        self._computing: dict[int, tuple[int, int]] = {}
+        """Request without a computed prompt → worker that computes it, and the tokens counted."""
         self._answering: dict[int, int] = {}
 
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Route:
         """The workers."""
-        # A remote prefill ends before the client has its first token.
-        for index, (_, _, prefill) in list(self._computing.items()):
-            if prefill.first_token is not None and prefill.first_token <= now:
-                self._end_prefill(index)
         if self._pools is None:
             choice = self._unified(work, now)
         else:
             choice = self._separate(work, now, self._pools)
         self._place(work, choice, now)
         return choice
+
+    def on_computed(self, work: Work, now: float) -> None:
+        """A remote prefill ends before the client has its first token."""
+        self._end_prefill(work.index)
 
     def on_response(self, work: Work, status: int, now: float) -> None:
         """Its prefill is complete."""
@@ -106,17 +105,17 @@ class DynamoCost(Policy):
         if (counted := self._computing.pop(index, None)) is not None:
             self._prefilling[counted[0]] -= counted[1]
 
-    def _unified(self, work: Work, now: float) -> Choice:
+    def _unified(self, work: Work, now: float) -> Route:
         pods = self.allowed(work)
         least = min(self._prefilling[pod] for pod in pods)
-        return Choice(
+        return Route(
             self.least(
                 pods,
                 lambda pod: self._prefill_cost(pod, work, least, now) + self._decoding(pod, work),
             )
         )
 
-    def _separate(self, work: Work, now: float, pools: Pools) -> Choice:
+    def _separate(self, work: Work, now: float, pools: Pools) -> Route:
         if self._settings.is_conditional:
             credit = self._settings.credit
             warm = self.least(
@@ -125,19 +124,19 @@ class DynamoCost(Policy):
             )
             uncached = work.prompt_tokens - self._cached(warm, work, now)
             if uncached < _BYPASS_TOKENS and uncached < _BYPASS_SHARE * work.prompt_tokens:
-                return Choice(warm)
+                return Route(warm)
         least = min(self._prefilling[pod] for pod in pools.prefills)
         prefill = self.least(pools.prefills, lambda pod: self._prefill_cost(pod, work, least, now))
         # Transferred blocks count for each request: the router does not assume their reuse.
-        return Choice(self.least(pools.decodes, lambda pod: self._prompts[pod]), prefill)
+        return Route(self.least(pools.decodes, lambda pod: self._prompts[pod]), prefill)
 
-    def _place(self, work: Work, choice: Choice, now: float) -> None:
+    def _place(self, work: Work, choice: Route, now: float) -> None:
         computing = choice.decode if choice.prefill is None else choice.prefill
         # The decode pool's router does not count prompt tokens, also those of a bypass.
         if self._pools is None or choice.prefill is not None:
             tokens = work.prompt_tokens - self._cached(computing, work, now)
             self._prefilling[computing] += tokens
-            self._computing[work.index] = (computing, tokens, work)
+            self._computing[work.index] = (computing, tokens)
         self._placed.add(computing, work.blocks, now)
         self._answering[work.index] = choice.decode
         self._active[choice.decode].update(work.blocks)

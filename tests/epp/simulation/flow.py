@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from math import ceil
 from random import Random
@@ -13,10 +12,11 @@ from tandem_epp.flow.flows import WENT, Flows, Held
 from tandem_epp.flow.settings import flow_settings
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.loop import Arrival, Simulation
+from tandem_planner.simulation.measures import Outcome
+from tandem_planner.simulation.work import Request
 
 from .real_picker import MODEL, RealPicker
-from .run import Result, Served, Simulation
-from .workload import Request
 
 CHECK: Final = 0.01
 """Seconds between two looks at the pods."""
@@ -30,42 +30,47 @@ class Sender(NamedTuple):
     priority: int = 0
 
 
-@dataclass(eq=False)
-class FlowSimulation(Simulation):
-    """A simulation whose picker has flow control."""
+class FlowGate:
+    """The product's flow control before its picker; a `loop.Gate`."""
 
-    flow: FlowControl | None = None
-    """None: off."""
-    senders: dict[Request, Sender] = field(default_factory=dict)
-    refused: Counter[str] = field(default_factory=Counter)
-    """Reason → requests that no pod got."""
-    sender_of: dict[int, Sender] = field(default_factory=dict)
-    """Of each request that was placed, by its index."""
-    waits: list[float] = field(default_factory=list)
-    """Seconds of those that waited here and went."""
-    queues: list[int] = field(default_factory=list)
-    """Requests in the engines' own queues, pod by pod, at each look while some wait here."""
-
-    def __post_init__(self) -> None:
-        assert isinstance(self.router, RealPicker)
-        self.picker = self.router
-        self._flows = Flows[Held](self.picker.fleet, self._on_flow_end, Random(0))
-        self._flows.settings = self.flow and flow_settings(self.flow)
-        self._fleet = self.picker.fleet
-        self._held: dict[Held, tuple[Request, int, float]] = {}
+    def __init__(self, picker: RealPicker, flow: FlowControl | None) -> None:
+        """`flow`: None: off."""
+        self.senders: dict[Request, Sender] = {}
+        self.refused = Counter[str]()
+        """Reason → requests that no pod got."""
+        self.sender_of: dict[int, Sender] = {}
+        """Of each request that was placed, by its index."""
+        self.waits: list[float] = []
+        """Seconds of those that waited here and went."""
+        self.queues: list[int] = []
+        """Requests in the engines' own queues, pod by pod, at each look while some wait here."""
+        self._picker = picker
+        self._flows = Flows[Held](picker.fleet, self._on_flow_end, Random(0))
+        self._flows.settings = flow and flow_settings(flow)
+        self._held: dict[Held, Arrival] = {}
         self._is_checking = False
 
-    def _place(self, request: Request, replica: int, sent: float, now: float) -> None:
+    @property
+    def served(self) -> Sequence[Outcome]:
+        """The requests that were placed."""
+        return self._simulation.served
+
+    def start(self, simulation: Simulation) -> None:
+        """The simulation begins."""
+        self._simulation = simulation
+
+    def meet(self, arrival: Arrival, now: float) -> None:
+        """Hold the request, or let it pass."""
+        request = arrival.request
         size = request.prompt_tokens * _BYTES_PER_TOKEN
         if not self._flows.must_wait(MODEL, size, now):
-            self._place_now(request, replica, sent, now)
+            self._place(arrival, now)
             return
         settings = self._flows.settings
         assert settings is not None
         sender = self.senders.get(request, Sender())
-        tokens = request.prompt_tokens + min(
-            self._fleet.figures.output_tokens, request.output_tokens
-        )
+        average = self._picker.fleet.figures.output_tokens
+        tokens = request.prompt_tokens + min(average, request.output_tokens)
         held = Held(
             MODEL,
             sender.priority,
@@ -78,42 +83,41 @@ class FlowSimulation(Simulation):
             is_split=False,
         )
         if self._flows.passes(held, now):
-            self._place_now(request, replica, sent, now)
+            self._place(arrival, now)
             return
-        self._held[held] = request, replica, sent
+        self._held[held] = arrival
         if (reason := self._flows.admit(held, settings)) is not None:
             self._refuse(held, reason)
         elif not self._is_checking:
             self._check(now)
 
-    def _place_now(self, request: Request, replica: int, sent: float, now: float) -> None:
-        self.sender_of[len(self.served)] = self.senders.get(request, Sender())
-        super()._place(request, replica, sent, now)
+    def _place(self, arrival: Arrival, now: float) -> None:
+        self.sender_of[len(self.served)] = self.senders.get(arrival.request, Sender())
+        self._simulation.place(arrival, now)
 
     def _check(self, now: float) -> None:
         gone = -1
         while gone != len(self.served):
             gone = len(self.served)
             self._is_checking = self._flows.advance(now, now)
-        self.queues += [len(pod.waiting) for pod in self.pods]
+        self.queues += [len(pod.waiting) for pod in self._simulation.pods]
         if self._is_checking:
-            self.at(now + CHECK, lambda: self._check(now + CHECK))
+            self._simulation.at(now + CHECK, lambda: self._check(now + CHECK))
 
     def _on_flow_end(self, held: Held, reason: str, now: float) -> None:
         if reason != WENT:
             self._refuse(held, reason)
             return
-        request, replica, sent = self._held.pop(held)
         self.waits.append(now - held.arrived)
-        self.picker.subset = held.subset
-        self._place_now(request, replica, sent, now)
-        self.picker.subset = None
+        self._picker.subset = held.subset
+        self._place(self._held.pop(held), now)
+        self._picker.subset = None
         self._flows.placed(held)
 
     def _refuse(self, held: Held, reason: str) -> None:
         del self._held[held]
         self.refused[reason] += 1
-        self._unfinished -= 1
+        self._simulation.refuse()
 
 
 def poisson(
@@ -146,30 +150,31 @@ def run(
     prompt: int = 1500,
     output: int = 200,
     seed: int = 1,
-) -> tuple[Result, FlowSimulation]:
+) -> FlowGate:
     """Send `loads` for `seconds`."""
-    simulation = FlowSimulation(pods, RealPicker(pods, seed=seed), flow=flow)
+    picker = RealPicker(pods, seed=seed)
+    simulation = Simulation(pods, picker, gate=(gate := FlowGate(picker, flow)))
     ids = count()
     for number, load in enumerate(loads):
         requests = poisson(
             load.rate, seconds, prompt=prompt, output=output, ids=ids, seed=1000 * seed + number
         )
         for request in requests:
-            simulation.senders[request] = load.sender
-            simulation.send(request, request.at)
-    return simulation.run(), simulation
+            gate.senders[request] = load.sender
+    simulation.run(gate.senders)
+    return gate
 
 
 def served_within(
-    simulation: FlowSimulation, begin: float, end: float, of: Callable[[Sender], bool]
-) -> list[Served]:
+    gate: FlowGate, begin: float, end: float, of: Callable[[Sender], bool]
+) -> list[Outcome]:
     """Requests of these senders whose first token came between `begin` and `end`."""
     return [
         served
-        for served in simulation.served
+        for served in gate.served
         if served.first_token is not None
         and begin <= served.first_token < end
-        and of(simulation.sender_of[served.work.index])
+        and of(gate.sender_of[served.work.index])
     ]
 
 

@@ -23,16 +23,15 @@ import grpc.aio
 
 from tandem_contract import headers as wire
 from tandem_contract.commandline import HostPort
-from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.server.ext_proc import ext_proc_pb2 as pb
 from tandem_epp.server.ext_proc.interface import SERVICE
 from tandem_epp.server.ext_proc.messages import BodyMode
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.routers import Page, Route, Router
 from tandem_planner.simulation.work import Work
 
 from ...llmd.programs import Configuration, llmd_epp
 from .llmd_policy import LlmdDefault, LlmdSettings
-from .policies import Choice, OneProcess
 from .workload import body
 
 T = TypeVar("T")
@@ -109,7 +108,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-class LlmdEpp(OneProcess):
+class LlmdEpp(Router):
     """Runs llm-d's EPP over unified pods, until `close`."""
 
     def __init__(
@@ -129,9 +128,8 @@ class LlmdEpp(OneProcess):
         self._loop, self._stack = asyncio.new_event_loop(), AsyncExitStack()
         self._streams: dict[int, Any] = {}
         self._pages = [_Page() for _ in engines]
-        for page in self._pages:
-            page.page = _metrics(0.0, 0.0, 0.0, engines[0])
-        self._engines = engines
+        for page, engine in zip(self._pages, engines, strict=True):
+            page.page = _metrics(Page(0, 0, 0.0, engine.pool.capacity, {}))
         self._ports = [page.server_address[1] for page in self._pages]
         plugins = configuration(settings, engines[0].pool.capacity)
         self._call = self._run(self._begin(program, directory, plugins))
@@ -149,9 +147,9 @@ class LlmdEpp(OneProcess):
             page.shutdown()
             page.server_close()
 
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Route:
         """What the EPP answers."""
-        choice = Choice(self._run(self._place(work)))
+        choice = Route(self._run(self._place(work)))
         self.requests += 1
         self.agreed += choice.decode in self.rebuilt.about_equal(work, _TOKEN_ERROR)
         self.rebuilt.place(work, choice, now)
@@ -167,11 +165,10 @@ class LlmdEpp(OneProcess):
         self._run(self._finish(self._streams.pop(work.index)))
         self.rebuilt.on_end(work, now)
 
-    def on_scrape(self, pages: Sequence[ScrapeResult], now: float) -> None:
+    def on_scrape(self, pages: Sequence[Page], now: float) -> None:
         """What the EPP's own scraper reads from now on."""
-        for page, pod, engine in zip(self._pages, pages, self._engines, strict=True):
-            gauges = pod.gauges
-            page.page = _metrics(gauges.running, gauges.waiting, gauges.kv_usage, engine)
+        for server, page in zip(self._pages, pages, strict=True):
+            server.page = _metrics(page)
 
     def _run(self, step: Coroutine[Any, Any, T]) -> T:
         return self._loop.run_until_complete(step)
@@ -247,14 +244,14 @@ def _request_headers(work: Work) -> pb.ProcessingRequest:
     return message
 
 
-def _metrics(running: float, waiting: float, usage: float, engine: Engine) -> bytes:
+def _metrics(page: Page) -> bytes:
     """The page of a pod, with vLLM's names."""
-    blocks = engine.pool.capacity // _BLOCK_TOKENS
+    blocks = page.cache_tokens // _BLOCK_TOKENS
     config = f'block_size="{_BLOCK_TOKENS}",num_gpu_blocks="{blocks}"'
     rows = (
-        ("num_requests_running", 'model_name="m"', running),
-        ("num_requests_waiting", 'model_name="m"', waiting),
-        ("kv_cache_usage_perc", 'model_name="m"', usage),
+        ("num_requests_running", 'model_name="m"', page.running),
+        ("num_requests_waiting", 'model_name="m"', page.waiting),
+        ("kv_cache_usage_perc", 'model_name="m"', page.used),
         ("cache_config_info", config, 1.0),
     )
     lines = [

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.routers import Policy, Pools, Route
 from tandem_planner.simulation.work import Work
 from tandem_planner.step_cost import prompt_seconds
 
 from .placed_prefixes import PlacedPrefixes
-from .policies import Choice, Policy, Pools
-from .speed import BUDGET, SPEED
+from .pods import BUDGET, SPEED
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class LlmdDefault(Policy):
         self._answering: dict[int, int] = {}
         """Request → its decode pod."""
 
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Route:
         """The pods."""
         if self._pools is None:
-            choice = Choice(self._computing_pod(work, self.allowed(work)))
+            choice = Route(self._computing_pod(work, self.allowed(work)))
         else:
             decode = self.least(self._pools.decodes, lambda pod: self._requests[pod])
             is_split = self._uncached(decode, work) >= self._settings.min_uncached
-            choice = Choice(decode)
+            choice = Route(decode)
             if is_split:
-                choice = Choice(decode, self._computing_pod(work, self._pools.prefills))
+                choice = Route(decode, self._computing_pod(work, self._pools.prefills))
         self.place(work, choice, now)
         return choice
 
@@ -92,7 +92,7 @@ class LlmdDefault(Policy):
         most = min(loads) * (1 + error) / (1 - error)
         return [pod for pod, load in zip(pods, loads, strict=True) if load <= most]
 
-    def place(self, work: Work, choice: Choice, now: float) -> None:
+    def place(self, work: Work, choice: Route, now: float) -> None:
         """Count the request on the pods of `choice`."""
         computing = choice.decode if choice.prefill is None else choice.prefill
         tokens = self._uncached(computing, work)

@@ -1,11 +1,7 @@
-"""What a router is to the simulation, and policies to compare the picker with."""
+"""Policies to compare the picker with, beside the plain ones of tandem_planner."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from random import Random
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
 
-from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_planner.choice import Candidates, choose
 from tandem_planner.cost import (
     DECODE_WEIGHT,
@@ -16,110 +12,10 @@ from tandem_planner.cost import (
 from tandem_planner.figure_table import FigureTable
 from tandem_planner.objective import ITL_WEIGHT
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.routers import Policy, Route
 from tandem_planner.simulation.work import Work
 
-from .speed import BUDGET, speed_of
-
-
-class Choice(NamedTuple):
-    """Indexes of the pods of a request."""
-
-    decode: int
-    prefill: int | None = None
-    """None: the decode pod computes the prompt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pools:
-    """Indexes of the pods of each role."""
-
-    prefills: Sequence[int]
-    decodes: Sequence[int]
-
-
-At = Callable[[float, Callable[[], None]], None]
-"""Plans an action for a time."""
-
-
-class Router(Protocol):
-    """Chooses pods and learns from what it can see in reality. Times are simulated seconds."""
-
-    @property
-    def replicas(self) -> int:
-        """Processes that decide, each on one request at a time."""
-
-    def start(self, at: At) -> None:
-        """The simulation begins."""
-
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
-        """The pods for a request that met `replica`."""
-
-    def on_response(self, work: Work, status: int, now: float) -> None:
-        """The response headers of a request pass; with status 200, at the first token."""
-
-    def on_end(self, work: Work, now: float) -> None:
-        """The stream of a request ends."""
-
-    def on_scrape(self, pages: Sequence[ScrapeResult], now: float) -> None:
-        """The metrics pages of all pods arrive."""
-
-
-class OneProcess:
-    """A router that decides on each request as it comes."""
-
-    replicas = 1
-
-    def start(self, at: At) -> None:
-        """Nothing."""
-
-
-class Policy(OneProcess):
-    """A router that learns nothing, and what policies share."""
-
-    def __init__(self, engines: Sequence[Engine], seed: int) -> None:
-        self.engines, self.random = engines, Random(seed)
-
-    def allowed(self, work: Work) -> Sequence[int]:
-        """The pods that the gateway allows."""
-        return range(len(self.engines)) if work.only is None else [work.only]
-
-    def least(self, pods: Sequence[int], cost: Callable[[int], float]) -> int:
-        """The pod with the lowest cost; ties at random."""
-        costs = [cost(pod) for pod in pods]
-        lowest = min(costs)
-        return self.random.choice([p for p, c in zip(pods, costs, strict=True) if c == lowest])
-
-    def on_response(self, work: Work, status: int, now: float) -> None:
-        """Nothing."""
-
-    def on_end(self, work: Work, now: float) -> None:
-        """Nothing."""
-
-    def on_scrape(self, pages: Sequence[ScrapeResult], now: float) -> None:
-        """Nothing."""
-
-
-class RoundRobin(Policy):
-    """One pod after the other."""
-
-    _next = 0
-
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
-        """The next pod."""
-        self._next += 1
-        return Choice(self._next % len(self.engines))
-
-
-class LeastLoaded(Policy):
-    """The pod with the fewest requests, which it knows exactly; ties at random."""
-
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
-        """The least loaded pod."""
-        return Choice(self.least(range(len(self.engines)), self._load))
-
-    def _load(self, pod: int) -> int:
-        engine = self.engines[pod]
-        return engine.running + len(engine.waiting)
+from .pods import BUDGET, speed_of
 
 
 class LeastTokens(Policy):
@@ -131,11 +27,11 @@ class LeastTokens(Policy):
         self._tokens = [0] * len(engines)
         self._placed: dict[int, int] = {}
 
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Route:
         """The pod with the fewest tokens."""
         pod = self._placed[work.index] = self.least(self.allowed(work), self._tokens.__getitem__)
         self._tokens[pod] += work.prompt_tokens
-        return Choice(pod)
+        return Route(pod)
 
     def on_end(self, work: Work, now: float) -> None:
         """Its tokens are no longer in flight."""
@@ -147,7 +43,7 @@ class ExactCost(Policy):
     queues, caches and lengths of answers, over unified pods. No bound: the cost is what it is, and
     nothing that comes later is known (`clairvoyant.Clairvoyant` knows)."""
 
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Route:
         """The cheapest pod; ties at random."""
         request = RequestFigures(work.prompt_tokens, float(work.output_tokens), now)
         everything = range(len(self.engines))
@@ -158,7 +54,7 @@ class ExactCost(Policy):
             cached_if_computing=cached,
             decodes=everything if work.only is None else [work.only],
         )
-        return Choice(choose(request, candidates, self.random).decodes[0])
+        return Route(choose(request, candidates, self.random).decodes[0])
 
 
 def _figures(engine: Engine) -> PodFigures:

@@ -16,6 +16,7 @@ from tandem_contract.timing import Timing
 from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend, Pod
+from tandem_epp.estimates.engine_figures import EngineCounters, Gauges
 from tandem_epp.exchange import HttpRequest, ResponseHeaders
 from tandem_epp.llmd.plugins.config import load_scheduling
 from tandem_epp.metrics.counters import Metrics
@@ -30,9 +31,9 @@ from tandem_epp.process.configuration import Routing
 from tandem_planner.objective import make_objective
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.routers import Page, Route, Router
 from tandem_planner.simulation.work import Work
 
-from .policies import Choice, OneProcess
 from .workload import body
 
 MODEL: Final = "m"
@@ -100,7 +101,7 @@ class ExactPrefixes(PrefixTree[Pod]):
         return PrefixMatch([((pod,), tokens[int(pod.name)]) for pod in self._pods], placed)
 
 
-class RealPicker(OneProcess):
+class RealPicker(Router):
     """The picker over a fleet with one pod for each engine. It sees what passes Envoy (bodies,
     response headers, ends of streams) and metrics pages."""
 
@@ -133,7 +134,7 @@ class RealPicker(OneProcess):
         """Requests that come from now on are to meet `slo`."""
         self.fleet.objectives = {MODEL: make_objective(slo.ttft, slo.itl, slo.attainment)}
 
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Route:
         """What the picker decides for the request's body."""
         headers = {wire.REQUEST_ID: f"r{work.index}"}
         subset = None if work.only is None else frozenset({_address(work.only)})
@@ -143,7 +144,7 @@ class RealPicker(OneProcess):
         data = body(work, says_max_tokens=self._settings.says_max_tokens)
         placement = self._placements[work.index] = self.picker.place(request, data, now)
         prefill = int(placement.prefill[0].name) if placement.prefill else None
-        return Choice(int(placement.decode.name), prefill)
+        return Route(int(placement.decode.name), prefill)
 
     def on_response(self, work: Work, status: int, now: float) -> None:
         """The response headers pass."""
@@ -157,9 +158,12 @@ class RealPicker(OneProcess):
         """The stream ends."""
         self._placements.pop(work.index).end(now)
 
-    def on_scrape(self, pages: Sequence[ScrapeResult], now: float) -> None:
+    def on_scrape(self, pages: Sequence[Page], now: float) -> None:
         """The scraper reads every pod's page."""
-        changed = [pod.apply_scrape(page, now) for pod, page in zip(self.fleet, pages, strict=True)]
+        changed = [
+            pod.apply_scrape(_scraped(page), now)
+            for pod, page in zip(self.fleet, pages, strict=True)
+        ]
         self.fleet.figures.share()
         if any(changed):
             self.fleet.invalidate_views()
@@ -189,6 +193,12 @@ class RealPicker(OneProcess):
             cached=work.hit_tokens,
             computed=work.prompt_tokens - work.hit_tokens,
         )
+
+
+def _scraped(page: Page) -> ScrapeResult:
+    gauges = Gauges(float(page.running), float(page.waiting), page.used)
+    blocks = page.cache_tokens // BLOCK_TOKENS
+    return ScrapeResult(gauges, b"1", BLOCK_TOKENS, blocks, EngineCounters(**page.totals))
 
 
 def _storage(engine: Engine) -> ExternalStorage | None:

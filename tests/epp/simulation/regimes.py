@@ -1,7 +1,7 @@
 """Loads and pods with which routers break, beside the plain ones: what differs in each."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from math import ceil
 from random import Random
@@ -9,13 +9,14 @@ from typing import Final
 
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.loop import Simulation
+from tandem_planner.simulation.work import Request
 
+from .pods import CACHE_TOKENS, engines, speed_of
 from .real_picker import PickerSettings, RealPicker, Reports
 from .replicas import ReplicatedPicker
-from .run import CACHE_TOKENS, Simulation, engines
 from .scenarios import PODS, NewRouter, Pods
-from .speed import speed_of
-from .workload import Request, conversations, shared_prompts
+from .workload import conversations, shared_prompts
 
 _AGENTS: Final = 5
 """Kinds of agents, each with instructions and tools of its own."""
@@ -74,14 +75,14 @@ def bursts(number: int, *, rate: float, seed: int) -> list[Request]:
         ):
             # Blocks of a burst are its own.
             blocks = tuple(shift + 1000 * i + block for block in each.blocks)
-            requests.append(replace(each, at=at + j * 5e-4, blocks=blocks))
+            requests.append(each._replace(at=at + j * 5e-4, blocks=blocks))
     return sorted(requests, key=lambda request: request.at)
 
 
 def long_outputs(number: int, *, rate: float, seed: int) -> list[Request]:
     """Conversations with long answers."""
     return [
-        replace(request, output_tokens=_LONGER * request.output_tokens)
+        request._replace(output_tokens=_LONGER * request.output_tokens)
         for request in conversations(number, rate=rate, seed=seed)
     ]
 

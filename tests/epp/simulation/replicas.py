@@ -8,16 +8,15 @@ from random import Random
 from typing import Final
 
 from tandem_contract.slo import Slo
-from tandem_epp.backends.engine_page import ScrapeResult
 from tandem_epp.replicas.peers.channel import Knowledge
 from tandem_epp.replicas.peers.frames import Event, decode_frame, encode_event
 from tandem_epp.replicas.peers.inbox import Inbox
 from tandem_epp.replicas.peers.outbox import Outbox
 from tandem_epp.replicas.shared_fleet import SharedFleet
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.routers import At, Page, Route, Router
 from tandem_planner.simulation.work import Work
 
-from .policies import At, Choice
 from .real_picker import PickerSettings, RealPicker
 
 DELAY: Final = 0.0019
@@ -109,7 +108,7 @@ class LoopbackChannel:
         self._mesh.publish(self._source, event)
 
 
-class ReplicatedPicker:
+class ReplicatedPicker(Router):
     """A router of several real pickers."""
 
     def __init__(
@@ -135,7 +134,7 @@ class ReplicatedPicker:
         """Events between replicas arrive by themselves."""
         self.mesh.at = at
 
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Route:
         """What `replica` decides."""
         self.mesh.advance(now)
         picker = self._placed[work.index] = self.pickers[replica]
@@ -156,7 +155,7 @@ class ReplicatedPicker:
         self.mesh.advance(now)
         self._placed.pop(work.index).on_end(work, now)
 
-    def on_scrape(self, pages: Sequence[ScrapeResult], now: float) -> None:
+    def on_scrape(self, pages: Sequence[Page], now: float) -> None:
         """Each replica scrapes all pods."""
         self.mesh.advance(now)
         for picker in self.pickers:

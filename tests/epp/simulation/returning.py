@@ -7,15 +7,15 @@ from itertools import count, islice
 from statistics import fmean
 from typing import Final
 
-from tandem_loadtest.figures.distributions import percentile
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.loop import Simulation
+from tandem_planner.simulation.measures import Outcome, percentile
 from tandem_planner.simulation.store import Store
+from tandem_planner.simulation.work import Request
 
+from .pods import CACHE_TOKENS, SPEED
 from .real_picker import PickerSettings, RealPicker
-from .run import CACHE_TOKENS, Served, Simulation
-from .speed import SPEED
-from .workload import Request
 
 _CONVERSATIONS: Final = 40
 _FIRST_BLOCKS: Final = 39
@@ -57,21 +57,20 @@ def returning(seed: int, bytes_per_second: float, *, knows_stores: bool) -> Retu
         second.append(_request(_EMPTIED + i, (*blocks, *_blocks(ids, _ADDED_BLOCKS))))
     others = [_request(_EMPTIED + i / 2, _blocks(ids, 2 + i % 3)) for i in range(_OTHERS)]
     simulation.at(_EMPTIED, lambda: [pod.pool.forget() for pod in pods] and None)
-    for request in sorted((*first, *second, *others), key=lambda request: request.at):
-        simulation.send(request, request.at)
-    return _returning(simulation.run().served[_CONVERSATIONS:])
+    requests = sorted((*first, *second, *others), key=lambda request: request.at)
+    return _returning(simulation.run(requests).served[_CONVERSATIONS:])
 
 
-def _returning(served: Sequence[Served]) -> Returning:
+def _returning(served: Sequence[Outcome]) -> Returning:
     is_long = [each.work.prompt_tokens > BLOCK * _FIRST_BLOCKS for each in served]
     turns = [each for each, long in zip(served, is_long, strict=True) if long]
     others = [each.ttft for each, long in zip(served, is_long, strict=True) if not long]
-    ttft = sorted(each.ttft for each in turns)
+    ttft = [each.ttft for each in turns]
     loaded = sum(each.work.loaded_tokens for each in turns)
     return Returning(
         fmean(ttft),
         percentile(ttft, 99),
-        percentile(sorted(others), 99),
+        percentile(others, 99),
         loaded / sum(each.work.prompt_tokens for each in turns),
     )
 

@@ -1,18 +1,20 @@
 """Whole experiments on simulated pods, each with the figures that its target is about."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from statistics import fmean
 
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.loop import TICK, Simulation, simulate
+from tandem_planner.simulation.measures import Outcome
+from tandem_planner.simulation.routers import Router
+from tandem_planner.simulation.work import Request
 
-from .policies import Router
+from .pods import CACHE_TOKENS, SPEED, engines, speed_of
 from .real_picker import RealPicker
-from .run import CACHE_TOKENS, TICK, Served, Simulation, engines, simulate
-from .speed import SPEED, speed_of
-from .workload import Request, shared_prompts
+from .workload import shared_prompts
 
 Pods = Sequence[Engine]
 NewRouter = Callable[[Pods, int], Router]
@@ -37,7 +39,7 @@ def burst_imbalance(seed: int, new_router: NewRouter = RealPicker) -> float:
     for i, request in enumerate(others):
         simulation.send(request, 10.0 + i * 1e-4)
     served = simulation.run().served
-    return _most_over_mean([s.choice.decode for s in served[1:]])
+    return _most_over_mean([s.route.decode for s in served[1:]])
 
 
 def loop_imbalance(
@@ -50,13 +52,13 @@ def loop_imbalance(
     prompts = iter(shared_prompts(requests, prompt_tokens=8192, shared=0.95, output_tokens=200))
     ratios = []
 
-    def on_end(served: Served, now: float) -> None:
+    def on_end(served: Outcome, now: float) -> None:
         if (request := next(prompts, None)) is None:
             return
         simulation.send(request, now)
         number = len(simulation.served)
         if number > requests // 2 and number % _SAMPLED == 0:
-            active = [s.choice.decode for s in simulation.served if s.ended is None]
+            active = [s.route.decode for s in simulation.served if s.ended is None]
             ratios.append(_most_over_mean(active))
 
     simulation = Simulation(pods, new_router(pods, seed), on_end)
@@ -73,7 +75,7 @@ def least_share(seed: int, new_router: NewRouter = RealPicker) -> float:
     pods = [Engine(SPEED, cache_tokens=CACHE_TOKENS, seed=2 * seed + i) for i in range(2)]
     requests = [Request(2.0 * i, 1000, 20, (2 * i, 2 * i + 1)) for i in range(100)]
     served = simulate(requests, pods, new_router(pods, seed)).served
-    first = sum(each.choice.decode == 0 for each in served)
+    first = sum(each.route.decode == 0 for each in served)
     return min(first, len(served) - first) / len(served)
 
 
@@ -100,7 +102,7 @@ def long_prompt(seed: int, queued: int) -> LongPrompt:
     own = tuple(next(ids) for _ in range(_LONG_BLOCKS - _CACHED_BLOCKS))
     simulation.send(Request(0.0, BLOCK * _LONG_BLOCKS, 10, (*cached, *own)), 20.01)
     served = simulation.run().served[-1]
-    return LongPrompt(served.choice.decode == 0, served.ttft)
+    return LongPrompt(served.route.decode == 0, served.ttft)
 
 
 def retries_that_meet_the_failing_pod(
@@ -110,10 +112,10 @@ def retries_that_meet_the_failing_pod(
     `retries`, one after the other, reach it after the first failure."""
     pods = engines(PODS, seed)
     prompt = Request(0.0, 8192, 20, tuple(range(16)))
-    pinned = replace(prompt, only=0)
+    pinned = prompt._replace(only=0)
     attempts = iter([pinned, *[prompt] * retries])
 
-    def on_end(served: Served, now: float) -> None:
+    def on_end(served: Outcome, now: float) -> None:
         simulation.failing.add(0)
         if (attempt := next(attempts, None)) is not None:
             simulation.send(attempt, now + 0.1)
@@ -152,7 +154,7 @@ def half_speed(
     results = [simulate(requests, p, new_router(p, seed)) for p in (slow, pods, others)]
     work = [each[0].totals["computed_tokens"] for each in (slow, pods)]
     waiting = [result.waiting_percentile(99) for result in results]
-    served = sum(served.choice.decode == 0 for served in results[0].served)
+    served = sum(served.route.decode == 0 for served in results[0].served)
     return HalfSpeed(
         work[0] / work[1],
         served * PODS / len(requests),

@@ -19,10 +19,10 @@ from typing import Final
 
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.routers import Policy, Pools, Route
 from tandem_planner.simulation.work import Work
 
 from .placed_prefixes import PlacedPrefixes
-from .policies import Choice, Policy, Pools
 
 _CACHE_THRESHOLD: Final = 0.3
 _BALANCE_ABS: Final = 64
@@ -39,16 +39,16 @@ class SglangCacheAware(Policy):
         self._pools = pools
         self._prefixes = PlacedPrefixes(len(engines), _TREE_TOKENS // BLOCK)
         self._loads = [0] * len(engines)
-        self._placed: dict[int, Choice] = {}
+        self._placed: dict[int, Route] = {}
 
-    def choose(self, work: Work, now: float, replica: int = 0) -> Choice:
+    def choose(self, work: Work, now: float, replica: int = 0) -> Route:
         """The workers."""
         if self._pools is None:
-            choice = Choice(self._computing_pod(work, self.allowed(work)))
+            choice = Route(self._computing_pod(work, self.allowed(work)))
         else:
             pair = self.random.sample(self._pools.decodes, 2)
             decode = self.least(pair, lambda pod: self._loads[pod])
-            choice = Choice(decode, self._computing_pod(work, self._pools.prefills))
+            choice = Route(decode, self._computing_pod(work, self._pools.prefills))
         computing = choice.decode if choice.prefill is None else choice.prefill
         self._prefixes.add(computing, work.blocks, now)
         self._placed[work.index] = choice
@@ -59,7 +59,7 @@ class SglangCacheAware(Policy):
         """It is no longer in flight."""
         self._count(self._placed.pop(work.index), -1)
 
-    def _count(self, choice: Choice, change: int) -> None:
+    def _count(self, choice: Route, change: int) -> None:
         for pod in choice:
             if pod is not None:
                 self._loads[pod] += change

@@ -1,13 +1,14 @@
 """The bound: forked engines do what theirs do, and knowing all is worth something."""
 
 from tandem_planner.simulation.engine import Engine
-from tandem_planner.simulation.work import Work
+from tandem_planner.simulation.loop import simulate
+from tandem_planner.simulation.measures import Slo
+from tandem_planner.simulation.routers import RoundRobin
+from tandem_planner.simulation.work import Request, Work
 
 from .clairvoyant import Clairvoyant
-from .policies import RoundRobin
-from .run import CACHE_TOKENS, Slo, engines, simulate
-from .speed import SPEED
-from .workload import Request, conversations
+from .pods import CACHE_TOKENS, SPEED, engines
+from .workload import conversations
 
 SLO = Slo(2.0, 0.05)
 
@@ -41,7 +42,7 @@ def test_a_coming_request_is_kept_apart_from_a_long_one() -> None:
     ]
     pods = [Engine(SPEED, cache_tokens=CACHE_TOKENS, seed=i) for i in range(2)]
     served = simulate(requests, pods, Clairvoyant(pods, 1, requests=requests, slo=SLO)).served
-    assert served[1].choice.decode != served[2].choice.decode
+    assert served[1].route.decode != served[2].route.decode
 
 
 def test_more_targets_are_met_than_by_a_blind_router() -> None:

@@ -7,11 +7,12 @@ import pytest
 
 from tandem_contract.config import FlowControl
 from tandem_contract.slo import Slo as StatedSlo
-from tandem_loadtest.figures.distributions import percentile
+from tandem_planner.simulation.loop import Simulation
+from tandem_planner.simulation.measures import Slo, percentile
 
-from .flow import FlowSimulation, Load, Sender, jain, poisson, run, served_within
+from .flow import FlowGate, Load, Sender, jain, poisson, run, served_within
+from .pods import engines
 from .real_picker import RealPicker
-from .run import Result, Slo, engines
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
 pytestmark = [pytest.mark.interpreted, pytest.mark.long]
@@ -23,28 +24,28 @@ RATE = 52.0
 IMPORTANT = Sender("important", 1)
 
 
-def sent(flow: FlowControl | None, *loads: Load) -> tuple[Result, FlowSimulation]:
+def sent(flow: FlowControl | None, *loads: Load) -> FlowGate:
     return run(engines(4, seed=1), loads, flow, seconds=SECONDS, output=60)
 
 
-def ttft(simulation: FlowSimulation) -> list[float]:
+def ttft(gate: FlowGate) -> list[float]:
     """TTFT of the important requests."""
-    served = served_within(simulation, 10.0, SECONDS, lambda sender: sender.priority == 1)
-    return sorted(each.ttft for each in served)
+    served = served_within(gate, 10.0, SECONDS, lambda sender: sender.priority == 1)
+    return [each.ttft for each in served]
 
 
-def tokens(simulation: FlowSimulation) -> int:
+def tokens(gate: FlowGate) -> int:
     """Tokens of requests that ended while all pods were loaded."""
-    within = (s.work for s in simulation.served if s.ended and 10.0 <= s.ended < SECONDS)
+    within = (s.work for s in gate.served if s.ended and 10.0 <= s.ended < SECONDS)
     return sum(work.prompt_tokens + work.output_tokens for work in within)
 
 
 def test_the_important_hardly_wait_and_the_pods_compute_as_much() -> None:
     important = Load(IMPORTANT, 0.1 * RATE)
     both = important, Load(Sender("others"), 0.9 * RATE)
-    _, alone = sent(None, important)
-    _, off = sent(None, *both)
-    _, on = sent(ON, *both)
+    alone = sent(None, important)
+    off = sent(None, *both)
+    on = sent(ON, *both)
     assert percentile(ttft(on), 99) <= 1.5 * percentile(ttft(alone), 99)
     assert percentile(ttft(off), 99) >= 5 * percentile(ttft(on), 99)
     assert tokens(on) >= 0.95 * tokens(off)
@@ -60,11 +61,11 @@ def test_a_noisy_tenant_gets_what_the_others_get(fairness: str) -> None:
     noisy = Load(Sender("noisy"), RATE / 3)
 
     def shares(flow: FlowControl | None) -> float:
-        _, simulation = sent(flow, *loads, noisy)
+        gate = sent(flow, *loads, noisy)
         got = Counter[str]()
-        for served in served_within(simulation, 20.0, SECONDS, lambda _: True):
+        for served in served_within(gate, 20.0, SECONDS, lambda _: True):
             cost = served.work.prompt_tokens if fairness == "tokens" else 1
-            got[simulation.sender_of[served.work.index].tenant] += cost
+            got[gate.sender_of[served.work.index].tenant] += cost
         return jain([got[tenant] for tenant in (*tenants, "noisy")])
 
     assert shares(None) < 0.7
@@ -79,10 +80,9 @@ def test_with_an_itl_objective_requests_wait_here_while_answers_would_be_late() 
         """Answers per second that meet both."""
         router = RealPicker(made := engines(pods, seed=1), seed=1)
         router.meet(StatedSlo(slo.ttft, slo.itl))
-        simulation = FlowSimulation(made, router, flow=flow)
-        for request in poisson(RATE, SECONDS, prompt=1500, output=60, ids=count(), seed=1):
-            simulation.send(request, request.at)
-        return sum(served.meets(slo) for served in simulation.run().served) / SECONDS
+        simulation = Simulation(made, router, gate=FlowGate(router, flow))
+        requests = poisson(RATE, SECONDS, prompt=1500, output=60, ids=count(), seed=1)
+        return sum(served.meets(slo) for served in simulation.run(requests).served) / SECONDS
 
     alone = in_time(None)
     assert in_time(FlowControl(enabled=True, ttl=0.5)) > max(3 * alone, 0.2 * RATE)

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from tandem_planner.simulation.loop import simulate
+
 from ...llmd.programs import program
 from .llmd_epp import LlmdEpp
 from .llmd_policy import LlmdSettings
-from .run import engines, simulate
+from .pods import engines
 from .workload import conversations
 
 pytestmark = [pytest.mark.component, pytest.mark.interpreted]

@@ -4,10 +4,14 @@ from statistics import fmean
 
 import pytest
 
+from tandem_planner.simulation.loop import simulate
+from tandem_planner.simulation.measures import Result
+from tandem_planner.simulation.work import Request
+
+from .pods import engines
 from .real_picker import PickerSettings
 from .replicas import ReplicatedPicker
-from .run import Result, engines, simulate
-from .workload import Request, conversations
+from .workload import conversations
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
 pytestmark = [pytest.mark.interpreted, pytest.mark.long]

@@ -6,16 +6,18 @@ import pytest
 
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
+from tandem_planner.simulation.loop import simulate
+from tandem_planner.simulation.measures import Result
+from tandem_planner.simulation.routers import Policy, Pools, Router
 from tandem_planner.simulation.work import Work
 
 from .dynamo_policy import DynamoCost, DynamoSettings
 from .llmd_policy import LlmdDefault, LlmdSettings
 from .placed_prefixes import PlacedPrefixes
-from .policies import LeastTokens, Policy, Pools, Router
+from .pods import CACHE_TOKENS, SPEED, engines
+from .policies import LeastTokens
 from .real_picker import PickerSettings, RealPicker
-from .run import CACHE_TOKENS, TICK, Result, engines, simulate
 from .sglang_policy import SglangCacheAware
-from .speed import SPEED
 from .workload import conversations
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
@@ -198,10 +200,10 @@ def test_sglang_takes_the_smallest_load_for_a_short_match() -> None:
 )
 @pytest.mark.parametrize("pools", [None, POOLS])
 def test_nothing_is_in_flight_after_a_run(make: Callable[..., Policy], pools: Pools | None) -> None:
-    fleet = engines(4, seed=1)
+    fleet = engines(4, seed=1, decodes=POOLS.decodes)
     policy = make(fleet, 1, pools=pools)
     requests = conversations(60, rate=4.0, seed=2)
-    served = simulate(requests, fleet, policy, tick=TICK).served
+    served = simulate(requests, fleet, policy).served
     assert all(each.ended is not None for each in served)
     for name in ("_tokens", "_requests", "_prefilling", "_prompts", "_loads"):
         assert not any(vars(policy).get(name, ())), name

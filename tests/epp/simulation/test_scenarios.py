@@ -5,13 +5,17 @@ from dataclasses import dataclass
 
 import pytest
 
+from tandem_planner.simulation.loop import simulate
+from tandem_planner.simulation.routers import LeastLoaded, RoundRobin
+from tandem_planner.simulation.work import Request
+
 from . import scenarios
-from .policies import ExactCost, LeastLoaded, RoundRobin
+from .pods import engines
+from .policies import ExactCost
 from .real_picker import LLMD_DEFAULT, PickerSettings, RealPicker, Reports
 from .replicas import ReplicatedPicker
-from .run import engines, simulate
 from .scenarios import NewRouter
-from .workload import Request, conversations
+from .workload import conversations
 
 # The simulation gives the picker an index of its own, derived from PrefixTree.
 pytestmark = [pytest.mark.interpreted, pytest.mark.long]
@@ -115,7 +119,7 @@ def test_a_long_prompt_does_not_follow_a_short_answer_to_its_pod() -> None:
     pods = engines(2, 3)
     served = simulate(requests, pods, RealPicker(pods, 3)).served
     pairs = zip(served[::2], served[1::2], strict=True)
-    together = [short.choice == long.choice for short, long in pairs]
+    together = [short.route == long.route for short, long in pairs]
     # Until the picker has seen how fast the pods are.
     assert not any(together[2:])
 

@@ -1,7 +1,6 @@
 """Requests for the simulation: a recorded trace, made-up conversations, a shared system prompt."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import count, islice
 from math import ceil
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Final
 
 from tandem_loadtest.workload.traces import load_trace
 from tandem_planner.simulation.block_pool import BLOCK
-from tandem_planner.simulation.work import Work
+from tandem_planner.simulation.work import Request, Work
 
 _MEAN_PROMPT: Final = 4000
 """Tokens of a conversation's first prompt, on average."""
@@ -20,23 +19,6 @@ _MEAN_OUTPUT: Final = 300
 _MEAN_PAUSE: Final = 60.0
 """Seconds between two turns."""
 _MEAN_TURNS: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request; lengths in tokens, `at` in seconds."""
-
-    at: float
-    prompt_tokens: int
-    output_tokens: int
-    blocks: tuple[int, ...]
-    """Ids of the prompt's blocks of BLOCK tokens; equal ids, equal prefix."""
-    only: int | None = None
-    """Index of the one pod that the gateway's subset hint allows; None allows all."""
-
-    def work(self, index: int, now: float) -> Work:
-        """The request on a pod, arriving at `now`."""
-        return Work(index, now, self.prompt_tokens, self.output_tokens, self.blocks, self.only)
 
 
 def from_trace(file: Path, *, speed: float, limit: int | None = None) -> list[Request]:
@@ -58,7 +40,7 @@ def spread(requests: Sequence[Request], seconds: float, seed: int) -> list[Reque
     """`requests`, each up to `seconds` later at random, in order of time: a trace whose times are
     rounded has many at one instant, which never were."""
     random = Random(seed)
-    moved = (replace(request, at=request.at + random.uniform(0.0, seconds)) for request in requests)
+    moved = (request._replace(at=request.at + random.uniform(0.0, seconds)) for request in requests)
     return sorted(moved, key=lambda request: request.at)
 
 

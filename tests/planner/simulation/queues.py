@@ -7,8 +7,10 @@ from random import Random
 from statistics import fmean
 from typing import NamedTuple
 
-from tandem_planner.simulation.cluster import Request, colocated
 from tandem_planner.simulation.engine import Batching, Engine
+from tandem_planner.simulation.loop import AT_ONCE, simulate
+from tandem_planner.simulation.routers import RoundRobin
+from tandem_planner.simulation.work import Request
 from tandem_planner.step_cost import LinearStep
 
 _ROOM = 10**9
@@ -35,7 +37,7 @@ def md1(utilization: float, *, count: int, seed: int = 1) -> Wait:
     service = step.seconds(0, 0, tokens)
     requests = _poisson(utilization / service, count, seed, lambda random: (tokens, 1))
     pod = Engine(step, cache_tokens=_ROOM, seed=0, batching=Batching(1000, 1), noise=0.0)
-    waits = [outcome.ttft - service for outcome in colocated(requests, [pod])]
+    waits = [ttft - service for ttft in _ttfts(requests, pod)]
     exact = _waits(requests, [service] * count, 1)
     return Wait(fmean(waits), exact, utilization * service / (2 * (1 - utilization)))
 
@@ -56,10 +58,16 @@ def mmc(servers: int, utilization: float, *, count: int, seed: int = 1) -> Wait:
     requests = _poisson(rate, count, seed, lengths)
     pod = Engine(step, cache_tokens=_ROOM, seed=0, batching=Batching(4096, servers), noise=0.0)
     # The first token is there a step after the wait.
-    waits = [outcome.ttft - seconds for outcome in colocated(requests, [pod])]
+    waits = [ttft - seconds for ttft in _ttfts(requests, pod)]
     exact = _waits(requests, [seconds * request.output_tokens for request in requests], servers)
     expected = _erlang_c(servers, utilization) / (servers / (mean * seconds) - rate)
     return Wait(fmean(waits), exact, expected)
+
+
+def _ttfts(requests: Sequence[Request], pod: Engine) -> list[float]:
+    router = RoundRobin([pod], 0)
+    served = simulate(requests, [pod], router, timing=AT_ONCE, is_lazy=True).served
+    return [each.ttft for each in served]
 
 
 def _waits(requests: Sequence[Request], services: Sequence[float], servers: int) -> float:

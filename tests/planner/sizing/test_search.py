@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from tandem_planner.fabrics import Fabric
-from tandem_planner.simulation.cluster import Request
 from tandem_planner.simulation.measures import Slo
+from tandem_planner.simulation.work import Request
 from tandem_planner.sizing.deployments import CannotServe, Estimate
 from tandem_planner.sizing.gpus import GPUS
 from tandem_planner.sizing.search import DECODE, PREFILL, Search, Target, Workload

@@ -25,7 +25,14 @@ from .cost import (
 from .figure_table import FigureTable
 from .groups import Group, Neighbours
 from .pair_search import cheapest_pairs
-from .pod_costs import add_misses, decode_costs, prefill_costs, transfer_costs, unified_costs
+from .pod_costs import (
+    add_misses,
+    decode_costs,
+    least_of,
+    prefill_costs,
+    transfer_costs,
+    unified_costs,
+)
 
 PREFILL_CANDIDATES: Final = 3
 """Prefill pods named: the choice and two retries, as many as the sidecar makes by default."""
@@ -40,8 +47,8 @@ class Candidates:
     def __init__(  # noqa: PLR0917 - what there is, then the rules
         self,
         pods: FigureTable,
-        cached: Sequence[int],
-        cached_if_computing: Sequence[int],
+        cached: list[int],
+        cached_if_computing: list[int],
         decodes: Sequence[int],
         groups: Sequence[Group] = (),
         max_unsplit_tokens: int = 32,
@@ -140,7 +147,7 @@ def _choose(
     if request.objective.miss:
         add_misses(prefills, request, pods, cached)
     costs = unified_costs(request, pods, cached, which, prefills)
-    unified = min(costs, default=inf)
+    unified = least_of(costs)
     if unified < inf:
         # A prompt that is cached on the pod which alone is the cheapest is not split. Nor is one
         # that this pod loads from storage, unless a prefill pod loads nothing.
@@ -153,7 +160,7 @@ def _choose(
             return Choice(())
         return Choice(_cheapest(costs, which, count, random, tie_seconds(unified)), (), unified)
     of_groups = [[prefills[i] for i in group.prefills] for group in groups]
-    ready = _ready(request, candidates, groups, prefills)
+    ready = _ready(request, candidates, groups, of_groups)
     pairs = [
         _cheapest_pair(request, candidates, group, of_group, ready, random, count)
         for group, of_group in zip(groups, of_groups, strict=True)
@@ -173,16 +180,17 @@ def _ready(
     request: RequestFigures,
     candidates: Candidates,
     groups: Sequence[Group],
-    prefills: Sequence[float],
+    prefills: Sequence[list[float]],
 ) -> float:
     """Seconds until the cheapest prefill pod of `groups` has computed the prompt; inf: there is
-    none. `prefills`: the costs of all pods."""
-    rows = [i for group in groups for i in group.prefills]
-    least = min([prefills[i] for i in rows], default=inf)
+    none. `prefills`: the costs of each group's prefill pods."""
+    of_groups = [least_of(of_group) for of_group in prefills]
+    least = least_of(of_groups)
     if least == inf or not request.objective.miss:
         return least
     # The cost of a miss is no time.
-    row = next(i for i in rows if prefills[i] == least)
+    at = of_groups.index(least)
+    row = groups[at].prefills[prefills[at].index(least)]
     cached = candidates.cached_if_computing[row]
     return first_token_seconds(request, candidates.pods.pods[row], cached)
 
@@ -227,7 +235,7 @@ def _cheapest_pair(  # noqa: PLR0917 - the parts of one choice
     request: RequestFigures,
     candidates: Candidates,
     group: Group,
-    prefills: Sequence[float],
+    prefills: list[float],
     ready: float,
     random: Random,
     count: int,
@@ -242,7 +250,7 @@ def _cheapest_pair(  # noqa: PLR0917 - the parts of one choice
         request, candidates.pods, candidates.cached, which, group.fabric, ready=ready
     )
     # Both terms are compared by the cost of the whole pair, of which they are a part.
-    if (cost := min(prefills, default=inf) + min(decodes, default=inf)) == inf:
+    if (cost := least_of(prefills) + least_of(decodes)) == inf:
         return _Pair()
     tie = tie_seconds(cost)
     first = _cheapest(decodes, which, count, random, tie)
@@ -255,7 +263,7 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     candidates: Candidates,
     group: Group,
     neighbours: Neighbours,
-    prefills: Sequence[float],
+    prefills: list[float],
     ready: float,
     random: Random,
     count: int,
@@ -268,7 +276,7 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     costs = cheapest_pairs(request, pods, cached, which, neighbours, prefills, order, ready)
     if not costs:
         return _Pair()
-    least = min(costs.values())
+    least = least_of([*costs.values()])
     tie = tie_seconds(least)
     first = [decode] = _cheapest([*costs.values()], [*costs], 1, random, tie)
     of_decode = transfer_costs(request, pods, cached, which[decode])
@@ -302,7 +310,7 @@ def _is_split_ruled_out(  # noqa: PLR0917 - the parts of one choice
     request: RequestFigures,
     candidates: Candidates,
     groups: Sequence[Group],
-    prefills: Sequence[Sequence[float]],
+    prefills: Sequence[list[float]],
     decode: int,
     unified: float,
 ) -> bool:
@@ -324,11 +332,11 @@ def _is_split_ruled_out(  # noqa: PLR0917 - the parts of one choice
 
 
 def _cheapest(
-    costs: Sequence[float], which: Sequence[int], count: int, random: Random, tie: float
+    costs: list[float], which: Sequence[int], count: int, random: Random, tie: float
 ) -> list[int]:
     """Up to `count` of the pods `which`, the cheapest first; the first is drawn among those that
     cost at most `tie` seconds more."""
-    if not costs or (least := min(costs)) == inf:
+    if (least := least_of(costs)) == inf:
         return []
     most = least + tie
     # Without `strict`, `zip` is compiled to a loop over an index.
@@ -337,10 +345,20 @@ def _cheapest(
     first = equal[0] if len(equal) == 1 else equal[int(random.random() * len(equal))]
     if count == 1:
         return [first]
-    if len(equal) >= count:
-        # Among equals any order will do.
-        others = equal
-    else:
-        order = sorted(range(len(costs)), key=costs.__getitem__)[:count]
-        others = [which[at] for at in order if costs[at] < inf]
+    # Among equals any order will do.
+    others = equal if len(equal) >= count else [which[at] for at in _least_at(costs, count)]
     return [first, *(i for i in others if i != first)][:count]
+
+
+def _least_at(costs: list[float], count: int) -> list[int]:
+    """The positions of the `count` least of `costs`, without those that are inf."""
+    order: list[int] = []
+    for _ in range(count):
+        least, best = inf, -1
+        for at, cost in enumerate(costs):
+            if cost < least and at not in order:
+                least, best = cost, at
+        if best < 0:
+            break
+        order.append(best)
+    return order

@@ -27,17 +27,17 @@ class Neighbours:
     which are meant by their position. A pod without a known domain has one of its own, or shares
     that of its node."""
 
-    nodes: Sequence[int]
+    nodes: list[int]
     """Of each prefill pod."""
-    domains: Sequence[int]
+    domains: list[int]
     """Of each prefill pod."""
-    decode_nodes: Sequence[int]
+    decode_nodes: list[int]
     """Of each decode pod; _NONE: no prefill pod is there."""
-    decode_domains: Sequence[int]
+    decode_domains: list[int]
     """Of each decode pod; _NONE: no prefill pod is there."""
     pair_classes: Sequence[tuple[FabricClass, ...]]
     """Of each decode pod, the classes of its pairs."""
-    own: Sequence[int]
+    own: list[int]
     """Of each decode pod, the position of the same pod among the prefill pods; _NONE: it is none.
     Then its node has a number, and a pod of an unknown node has a node and a domain of its own."""
 

@@ -24,9 +24,7 @@ _NOTHING: Final = (-2, inf, inf)
 class Nearest:
     """What the cheapest prefill pods cost on each node, in each domain, and of all."""
 
-    def __init__(
-        self, neighbours: Neighbours, prefills: Sequence[float], order: Sequence[int]
-    ) -> None:
+    def __init__(self, neighbours: Neighbours, prefills: list[float], order: list[int]) -> None:
         """`prefills`: what the prefill pods cost; `order`: their positions, the cheapest first."""
         nodes, domains = neighbours.nodes, neighbours.domains
         self._neighbours = neighbours
@@ -67,11 +65,11 @@ class Nearest:
 def cheapest_pairs(  # noqa: PLR0917 - the parts of one choice
     request: RequestFigures,
     pods: FigureTable,
-    cached: Sequence[int],
+    cached: list[int],
     which: Sequence[int],
     neighbours: Neighbours,
-    prefills: Sequence[float],
-    order: Sequence[int],
+    prefills: list[float],
+    order: list[int],
     ready: float,
 ) -> dict[int, float]:
     """Position in `which`, the decode pods → seconds of the pod's cheapest pair, at least for the
@@ -84,14 +82,10 @@ def cheapest_pairs(  # noqa: PLR0917 - the parts of one choice
     decoded, now, most = request.decoded, request.now, n + request.output
     # A window makes KV smaller than its tokens would be.
     counted = 0 if pods.has_windows else 1
-    least = [
-        constant + counted * (n - hit) * per_token + itl_harm * decoded
-        for (constant, per_token, itl_harm), hit in zip(
-            map(pods.least_receiving.__getitem__, which),
-            map(cached.__getitem__, which),
-            strict=True,
-        )
-    ]
+    least_receiving, least = pods.least_receiving, list[float]()
+    for row in which:
+        constant, per_token, itl_harm = least_receiving[row]
+        least.append(constant + counted * (n - cached[row]) * per_token + itl_harm * decoded)
     nearest, costs, limit = Nearest(neighbours, prefills, order), dict[int, float](), inf
     base = request.handoff + prefills[order[0]]
     for at in sorted(range(len(which)), key=least.__getitem__):

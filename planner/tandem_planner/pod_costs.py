@@ -15,7 +15,7 @@ from .kv_size import KvSize
 from .objective import in_time, too_late
 
 
-def prefill_costs(request: RequestFigures, pods: FigureTable, cached: Sequence[int]) -> list[float]:
+def prefill_costs(request: RequestFigures, pods: FigureTable, cached: list[int]) -> list[float]:
     """The terms of `split(P, D)` that depend on P, for every pod as P."""
     now = request.now
     n, cached = at_least_one(request, cached)
@@ -31,7 +31,7 @@ def prefill_costs(request: RequestFigures, pods: FigureTable, cached: Sequence[i
 
 
 def add_misses(
-    costs: list[float], request: RequestFigures, pods: FigureTable, cached: Sequence[int]
+    costs: list[float], request: RequestFigures, pods: FigureTable, cached: list[int]
 ) -> None:
     """Add the term `miss` to what `prefill_costs` returns."""
     now, most, ttft = request.now, request.objective.miss, request.objective.ttft
@@ -53,9 +53,9 @@ def add_misses(
 def unified_costs(
     request: RequestFigures,
     pods: FigureTable,
-    cached: Sequence[int],
+    cached: list[int],
     which: Sequence[int],
-    prefills: Sequence[float],
+    prefills: list[float],
 ) -> list[float]:
     """`unified(D)` for each pod in `which`; `prefills`: what `prefill_costs` returns for the same
     tokens."""
@@ -67,7 +67,7 @@ def unified_costs(
 def decode_costs(
     request: RequestFigures,
     pods: FigureTable,
-    cached: Sequence[int],
+    cached: list[int],
     which: Sequence[int],
     fabric: FabricClass = FabricClass.ELSEWHERE,
     *,
@@ -76,29 +76,31 @@ def decode_costs(
     """The terms of `split(P, D)` that depend on D, and the hand-off, for each pod in `which` and
     pairs of the class `fabric`; inf where the transfer takes too long for a split. `ready`: as in
     `cost.decode_terms`."""
-    decoded, handoff, any_length = request.decoded, request.handoff, request.is_any_transfer_short
     n, cached = at_least_one(request, cached)
-    sizes: Sequence[float]
-    sizes = uncached = [n - cached[i] for i in which]
-    if pods.has_windows:
-        # The cost is linear in tokens, but for the KV of long prompts.
-        sizes = [linear_tokens(pods.pods[i].kv, n - cached[i]) for i in which]
-    receiving = pods.receiving[fabric]
-    costs = [
-        handoff + constant + size * per_token + itl_harm * decoded
-        if any_length
-        or size * per_token <= spare + left * (share_token + share_pair * (2 * n - left))
-        else inf
-        for left, size, (constant, per_token, itl_harm, spare, share_token, share_pair) in zip(  # noqa: B905
-            uncached, sizes, [receiving[i] for i in which]
-        )
-    ]
-    costs = _with_queues(costs, request, pods, which, ready)
+    decoded, handoff, any_length = request.decoded, request.handoff, request.is_any_transfer_short
+    now, twice = request.now, 2.0 * n
+    receiving, queues = pods.receiving[fabric], pods.queues
+    has_windows, has_queues = pods.has_windows, ready < inf
+    costs: list[float] = []
+    for row in which:
+        constant, per_token, itl_harm, spare, share_token, share_pair = receiving[row]
+        left = float(n - cached[row])
+        transfer = per_token * (linear_tokens(pods.pods[row].kv, left) if has_windows else left)
+        cost = inf
+        if any_length or transfer <= spare + left * (share_token + share_pair * (twice - left)):
+            cost = handoff + constant + transfer + itl_harm * decoded
+            if has_queues:
+                # What the pod's own prefills delay the transfer.
+                ends, late, queued = queues[row]
+                delay = queued + (ends - now if ends > now else (now - ends) * late) - ready
+                if delay > 0.0:
+                    cost += delay
+        costs.append(cost)
     return _with_preemption(costs, request, pods, cached, which)
 
 
 def transfer_costs(
-    request: RequestFigures, pods: FigureTable, cached: Sequence[int], row: int
+    request: RequestFigures, pods: FigureTable, cached: list[int], row: int
 ) -> list[float]:
     """What of `decode_costs` the class of a pair changes, for one pod and per class; inf where the
     transfer takes too long."""
@@ -121,38 +123,30 @@ def linear_tokens(kv: KvSize, tokens: float) -> float:
     return tokens if kv.long is None else kv.bytes(tokens) / kv.short
 
 
-def at_least_one(request: RequestFigures, cached: Sequence[int]) -> tuple[int, Sequence[int]]:
+def at_least_one(request: RequestFigures, cached: list[int]) -> tuple[int, list[int]]:
     """Length of the prompt, at least 1, and `cached` such that one token is always computed."""
     n = max(1, request.prompt)
-    if max(cached, default=0) >= n:
-        cached = [min(hit, n - 1) for hit in cached]
+    for hit in cached:
+        if hit >= n:
+            return n, [min(hit, n - 1) for hit in cached]
     return n, cached
 
 
-def _with_queues(
-    costs: list[float],
-    request: RequestFigures,
-    pods: FigureTable,
-    which: Sequence[int],
-    ready: float,
-) -> list[float]:
-    """`costs` of the pods in `which`, with what their own prefills delay the transfer."""
-    if ready == inf:
-        return costs
-    now, queues = request.now, pods.queues
-    return [
-        cost + delay
-        if (delay := queued + (ends - now if ends > now else (now - ends) * late) - ready) > 0.0
-        else cost
-        for cost, (ends, late, queued) in zip(costs, [queues[i] for i in which])  # noqa: B905
-    ]
+def least_of(costs: Sequence[float]) -> float:
+    """The least of `costs`; inf if there are none. `min` compares objects, which compiled code need
+    not."""
+    least = inf
+    for cost in costs:
+        if cost < least:  # noqa: PLR1730 - a call for each cost, where it is not compiled
+            least = cost
+    return least
 
 
 def _with_preemption(
     costs: list[float],
     request: RequestFigures,
     pods: FigureTable,
-    cached: Sequence[int],
+    cached: list[int],
     which: Sequence[int],
     *,
     is_loading: bool = False,
@@ -161,7 +155,7 @@ def _with_preemption(
     the pods load from storage."""
     most = max(1, request.prompt) + request.output
     # Seldom true: spares most requests the rest.
-    if min(pods.free_tokens) < most:
+    if least_of(pods.free_tokens) < most:
         for at, i in enumerate(which):
             if pods.free_tokens[i] < most:
                 pod = pods.pods[i]

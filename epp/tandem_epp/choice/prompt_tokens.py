@@ -16,9 +16,9 @@ from .context import ChoiceContext
 class PromptTokens(Struct, frozen=True):
     """Tokens of one prompt's longest prefix on each pod, by row of `FleetFigures`."""
 
-    cached: Sequence[int]
+    cached: list[int]
     """`ChoiceContext.cached_tokens` of each pod."""
-    placed: Sequence[int]
+    placed: list[int]
     """`ChoiceContext.placed_tokens` of each pod. The same object as `cached` where nothing alike
     is on its way to any pod."""
 

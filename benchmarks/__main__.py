@@ -17,6 +17,7 @@ SUPPORT = {
     "__main__",
     "aiohttp_proxy",
     "blocking_client",
+    "counting",
     "epp_chunks",
     "epp_stacks",
     "epp_transport",
@@ -37,18 +38,34 @@ SUPPORT = {
     "load_truth",
     "paced_engine",
     "peers",
+    "plan_published",
+    "planning_router",
     "process_tree",
     "programs",
     "proxies",
+    "proxy_load",
     "relay",
     "router_stacks",
+    "routing_grants",
+    "routing_llmd",
+    "routing_load",
+    "routing_rivals",
+    "routing_slo",
     "storage_engines",
     "storage_trace",
 }
 """Modules that are no benchmark of their own."""
-OPT_IN = {"by_turns", "gpu", "loadtest", "routing_live", "storage_roles", "storage_vllm"}
-"""Benchmarks that need a second checkout, a GPU, gigabytes of other programs, or a trace:
-`python -m benchmarks.NAME` runs them."""
+OPT_IN = {
+    "by_turns",
+    "gpu",
+    "loadtest",
+    "routing_live",
+    "routing_rows",
+    "storage_roles",
+    "storage_vllm",
+}
+"""Benchmarks that need a second checkout, a GPU, gigabytes of other programs, a trace, or
+hours: `python -m benchmarks.NAME` runs them."""
 
 
 class MissingPrograms(click.ClickException):

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -224,6 +224,35 @@ def show(comparison: Comparison, title: str, rows: Mapping[str, Row]) -> None:
     Console(width=max(130, Console().width)).print(table)
 
 
+class Ratios(NamedTuple):
+    """The picker's figures over those of the best rival in each."""
+
+    goodput: Sequence[float]
+    itl: float | None
+    """p99, over the best of the rivals whose p99 TTFT is at most 10 % longer; None: no rival's."""
+    itl_of_always: float | None
+    """The same over the best of those that split every request."""
+    ttft_mean: float
+    ttft: float
+    """p99."""
+
+
+def over_best(comparison: Comparison, ours: Row, rivals: Mapping[str, Row]) -> Ratios:
+    """`ours` over the best of `rivals`, of which there is at least one."""
+    near = [row.itl for row in rivals.values() if row.ttft <= 1.1 * ours.ttft]
+    always = [row.itl for name, row in rivals.items() if name in comparison.always]
+    return Ratios(
+        [
+            own / max(row.goodput[i] for row in rivals.values())
+            for i, own in enumerate(ours.goodput)
+        ],
+        ours.itl / min(near) if near else None,
+        ours.itl / min(always) if always else None,
+        ours.ttft_mean / min(row.ttft_mean for row in rivals.values()),
+        ours.ttft / min(row.ttft for row in rivals.values()),
+    )
+
+
 def targets(comparison: Comparison, rows: Mapping[str, Row]) -> list[Figure]:
     """The picker's figures over those of the best rival in each; empty without rivals."""
     ours = rows[PICKER]
@@ -234,22 +263,18 @@ def targets(comparison: Comparison, rows: Mapping[str, Row]) -> list[Figure]:
         figures.append(at_least(name, ours.goodput[0] / bound.goodput[0], "ratio", 0.9))
     if not rivals:
         return figures
-    is_separate = bool(comparison.always)
+    best, is_separate = over_best(comparison, ours, rivals), bool(comparison.always)
     for i, slo in enumerate(comparison.slos):
         name = f"{slo.text} goodput, over the best rival's"
-        ratio = ours.goodput[i] / max(row.goodput[i] for row in rivals.values())
-        figures.append(at_least(name, ratio, "ratio", 1.1 if is_separate and not i else 1.0))
-    if always := [row for name, row in rivals.items() if name in comparison.always]:
-        ratio = ours.itl / min(row.itl for row in always)
+        floor = 1.1 if is_separate and not i else 1.0
+        figures.append(at_least(name, best.goodput[i], "ratio", floor))
+    if best.itl_of_always is not None:
         name = "p99 ITL, over the best of those that split every request"
-        figures.append(at_most(name, ratio, "ratio", 1.1))
-    if near := [row for row in rivals.values() if row.ttft <= 1.1 * ours.ttft]:
-        ratio = ours.itl / min(row.itl for row in near)
+        figures.append(at_most(name, best.itl_of_always, "ratio", 1.1))
+    if best.itl is not None:
         name = "p99 ITL, over the best rival's with p99 TTFT within 10 %"
-        figures.append(at_most(name, ratio, "ratio", 1.0))
-    ratio = ours.ttft / min(row.ttft for row in rivals.values())
+        figures.append(at_most(name, best.itl, "ratio", 1.0))
     ceiling = 0.95 if is_separate else 1.0
-    figures.append(at_most("p99 TTFT, over the best rival's", ratio, "ratio", ceiling))
-    ratio = ours.ttft_mean / min(row.ttft_mean for row in rivals.values())
-    figures.append(at_most("mean TTFT, over the best rival's", ratio, "ratio", 1.0))
+    figures.append(at_most("p99 TTFT, over the best rival's", best.ttft, "ratio", ceiling))
+    figures.append(at_most("mean TTFT, over the best rival's", best.ttft_mean, "ratio", 1.0))
     return figures

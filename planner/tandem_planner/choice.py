@@ -272,8 +272,7 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     alternates are the next cheapest with the chosen decode and prefill pod, so they may be of
     another class."""
     pods, cached, which = candidates.pods, candidates.cached, group.decodes
-    order = sorted(range(len(prefills)), key=prefills.__getitem__)
-    costs = cheapest_pairs(request, pods, cached, which, neighbours, prefills, order, ready)
+    costs = cheapest_pairs(request, pods, cached, which, neighbours, prefills, ready)
     if not costs:
         return _Pair()
     least = least_of([*costs.values()])

@@ -29,8 +29,10 @@ class Neighbours:
 
     nodes: list[int]
     """Of each prefill pod."""
-    domains: list[int]
-    """Of each prefill pod."""
+    domain_of: list[int]
+    """Of each node."""
+    domains: int
+    """How many there are."""
     decode_nodes: list[int]
     """Of each decode pod; _NONE: no prefill pod is there."""
     decode_domains: list[int]
@@ -50,14 +52,16 @@ class Neighbours:
     def classes_to(self, decode: int) -> list[FabricClass]:
         """The class of each prefill pod with the decode pod at this position."""
         node, domain = self.decode_nodes[decode], self.decode_domains[decode]
+        domain_of = self.domain_of
         return [
-            SAME_NODE if own == node else SAME_DOMAIN if around == domain else ELSEWHERE
-            for own, around in zip(self.nodes, self.domains, strict=True)
+            SAME_NODE if own == node else SAME_DOMAIN if domain_of[own] == domain else ELSEWHERE
+            for own in self.nodes
         ]
 
     def classes_from(self, prefill: int) -> list[FabricClass]:
         """The class of each decode pod with the prefill pod at this position."""
-        node, domain = self.nodes[prefill], self.domains[prefill]
+        node = self.nodes[prefill]
+        domain = self.domain_of[node]
         return [
             SAME_NODE if own == node else SAME_DOMAIN if around == domain else ELSEWHERE
             for own, around in zip(self.decode_nodes, self.decode_domains, strict=True)
@@ -94,7 +98,7 @@ def make_group(
     place_of = {row: places[row] if places else Place() for row in (*prefills, *decodes)}
     nodes: dict[object, int] = {}
     domains: dict[object, int] = {}
-    of_prefills: list[tuple[int, int]] = []
+    of_prefills: list[int] = []
     domain_of: list[int] = []
     for row in prefills:
         place, only = place_of[row], row if row in both else None
@@ -104,7 +108,7 @@ def make_group(
         node = nodes.setdefault(_node_key(place, only) or ("no node", domain), len(nodes))
         if node == len(domain_of):
             domain_of.append(domain)
-        of_prefills.append((node, domain))
+        of_prefills.append(node)
     of_decodes = []
     for row in decodes:
         place, only = place_of[row], row if row in both else None
@@ -114,7 +118,7 @@ def make_group(
             if place == (None, None) and only is None
             else domains.get(_domain_key(place, only), _NONE),
         ))  # fmt: skip
-    nodes_in, pods_on = Counter(domain_of), Counter(node for node, _ in of_prefills)
+    nodes_in, pods_on = Counter(domain_of), Counter(of_prefills)
     pair_classes = [
         _pair_classes(
             has_neighbour=pods_on[node] > (row in both),
@@ -128,9 +132,14 @@ def make_group(
         return Group(prefills, decodes, classes.pop() if classes else ELSEWHERE)
     at = {row: position for position, row in enumerate(prefills)}
     neighbours = Neighbours(
-        *_columns(of_prefills), *_columns(of_decodes), pair_classes,
+        of_prefills,
+        domain_of,
+        len(domains),
+        [node for node, _ in of_decodes],
+        [domain for _, domain in of_decodes],
+        pair_classes,
         [at.get(row, _NONE) for row in decodes],
-    )  # fmt: skip
+    )
     return Group(prefills, decodes, neighbours=neighbours)
 
 
@@ -155,7 +164,3 @@ def _pair_classes(
     domains that have any."""
     counts = {SAME_NODE: has_neighbour, SAME_DOMAIN: nodes_around, ELSEWHERE: domains_around}
     return tuple(fabric for fabric, count in counts.items() if count > 0)
-
-
-def _columns(pairs: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    return [first for first, _ in pairs], [second for _, second in pairs]

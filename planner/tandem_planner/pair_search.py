@@ -15,51 +15,62 @@ from typing import Final
 from .cost import RequestFigures, preemption_seconds, tie_seconds
 from .figure_table import ITL_HARM, FigureTable
 from .groups import Neighbours
-from .pod_costs import at_least_one, transfer_costs
+from .pod_costs import at_least_one, linear_tokens, received_seconds
 
-_NOTHING: Final = (-2, inf, inf)
-"""Of a node or domain without prefill pods; no pod or node has this number."""
+_NONE: Final = -1
+"""No pod, and no node."""
 
 
 class Nearest:
     """What the cheapest prefill pods cost on each node, in each domain, and of all."""
 
-    def __init__(self, neighbours: Neighbours, prefills: list[float], order: list[int]) -> None:
-        """`prefills`: what the prefill pods cost; `order`: their positions, the cheapest first."""
-        nodes, domains = neighbours.nodes, neighbours.domains
+    def __init__(self, neighbours: Neighbours, prefills: list[float]) -> None:
+        """`prefills`: what the prefill pods cost."""
         self._neighbours = neighbours
-        self._on_node: dict[int, tuple[int, float, float]] = {}
-        """Node → position of the cheapest, its cost, and the cost of the second cheapest."""
-        self._in_domain: dict[int, tuple[int, float, float]] = {}
-        """Domain → node of the cheapest, its cost, and the cost of the cheapest on another node."""
-        for at in order:
-            cost = prefills[at]
-            if (cheapest := self._on_node.get(node := nodes[at])) is None:
-                self._on_node[node] = at, cost, inf
-                # Of one node, only the first one counts.
-                if (first := self._in_domain.get(domain := domains[at])) is None:
-                    self._in_domain[domain] = node, cost, inf
-                elif first[2] == inf:
-                    self._in_domain[domain] = first[0], first[1], cost
-            elif cheapest[2] == inf:
-                self._on_node[node] = cheapest[0], cheapest[1], cost
-        self._domain, self._least = domains[order[0]], prefills[order[0]]
-        beyond = (prefills[at] for at in order if domains[at] != self._domain)
-        self._beyond = next(beyond, inf)
-        """The cost of the cheapest in another domain than the cheapest of all."""
+        domain_of = neighbours.domain_of
+        # Of each node: the position of the cheapest, its cost, and that of the second.
+        self._first, self._on_node = [_NONE] * len(domain_of), [inf] * len(domain_of)
+        self._second = [inf] * len(domain_of)
+        # Of each domain: the node of the cheapest, its cost, and that of the cheapest on another.
+        self._of_node, self._in_domain = [_NONE] * neighbours.domains, [inf] * neighbours.domains
+        self._other = [inf] * neighbours.domains
+        # Of all: the domain of the cheapest, its cost, and that of the cheapest in another domain.
+        self._domain, self.least, self._beyond = _NONE, inf, inf
+        nodes = neighbours.nodes
+        for at, cost in enumerate(prefills):
+            node = nodes[at]
+            if cost < self._on_node[node]:
+                self._second[node] = self._on_node[node]
+                self._first[node], self._on_node[node] = at, cost
+            elif cost < self._second[node]:
+                self._second[node] = cost
+        for node, cost in enumerate(self._on_node):
+            domain = domain_of[node]
+            if cost < self._in_domain[domain]:
+                self._other[domain] = self._in_domain[domain]
+                self._of_node[domain], self._in_domain[domain] = node, cost
+            elif cost < self._other[domain]:
+                self._other[domain] = cost
+        for domain, cost in enumerate(self._in_domain):
+            if cost < self.least:
+                self._beyond = self.least
+                self._domain, self.least = domain, cost
+            elif cost < self._beyond:
+                self._beyond = cost
 
     def costs(self, decode: int) -> tuple[float, float, float]:
         """Per class of the pair, what the cheapest prefill pod costs for the decode pod at this
         position; inf: there is none but itself."""
         neighbours = self._neighbours
         node, domain = neighbours.decode_nodes[decode], neighbours.decode_domains[decode]
-        cheapest, on_node, second = self._on_node.get(node, _NOTHING)
-        first_node, in_domain, other = self._in_domain.get(domain, _NOTHING)
-        return (
-            second if cheapest == neighbours.own[decode] else on_node,
-            other if first_node == node else in_domain,
-            self._beyond if domain == self._domain else self._least,
-        )
+        near = around = inf
+        if node >= 0:
+            is_own = self._first[node] == neighbours.own[decode]
+            near = self._second[node] if is_own else self._on_node[node]
+        if domain >= 0:
+            is_near = self._of_node[domain] == node
+            around = self._other[domain] if is_near else self._in_domain[domain]
+        return near, around, self._beyond if domain == self._domain else self.least
 
 
 def cheapest_pairs(  # noqa: PLR0917 - the parts of one choice
@@ -69,38 +80,47 @@ def cheapest_pairs(  # noqa: PLR0917 - the parts of one choice
     which: Sequence[int],
     neighbours: Neighbours,
     prefills: list[float],
-    order: list[int],
     ready: float,
 ) -> dict[int, float]:
     """Position in `which`, the decode pods → seconds of the pod's cheapest pair, at least for the
     pods whose pair costs no more than the cheapest one and a tie. Empty where the transfer takes
     too long in all pairs.
 
-    `prefills`, `order`: as `Nearest` takes them; `ready`: as in `cost.decode_terms`.
+    `prefills`: what the prefill pods cost; `ready`: as in `cost.decode_terms`.
     """
     n, cached = at_least_one(request, cached)
-    decoded, now, most = request.decoded, request.now, n + request.output
+    decoded, now, most, twice = request.decoded, request.now, n + request.output, 2.0 * n
+    handoff, any_length = request.handoff, request.is_any_transfer_short
+    on_node, in_domain, afar = pods.receiving
+    has_windows, least_receiving = pods.has_windows, pods.least_receiving
     # A window makes KV smaller than its tokens would be.
-    counted = 0 if pods.has_windows else 1
-    least_receiving, least = pods.least_receiving, list[float]()
+    counted = 0 if has_windows else 1
+    least: list[float] = []
     for row in which:
         constant, per_token, itl_harm = least_receiving[row]
         least.append(constant + counted * (n - cached[row]) * per_token + itl_harm * decoded)
-    nearest, costs, limit = Nearest(neighbours, prefills, order), dict[int, float](), inf
-    base = request.handoff + prefills[order[0]]
+    nearest, costs, limit = Nearest(neighbours, prefills), dict[int, float](), inf
+    base = handoff + nearest.least
     for at in sorted(range(len(which)), key=least.__getitem__):
         # The other terms of the pair only add to it.
-        if base + least[at] > limit or prefills[order[0]] == inf:
+        if base + least[at] > limit or base == inf:
             break
-        near, around, away = nearest.costs(at)
-        if request.handoff + min(near, around, away) + least[at] > limit:
-            continue
         row = which[at]
-        on_node, in_domain, afar = transfer_costs(request, pods, cached, row)
-        cost = min(near + on_node, around + in_domain, away + afar)
+        near, around, away = nearest.costs(at)
+        left = float(n - cached[row])
+        size = linear_tokens(pods.pods[row].kv, left) if has_windows else left
+        cost = inf
+        if near < inf:
+            cost = near + received_seconds(on_node[row], left, size, twice, any_length)
+        # Nothing is received in less than no time.
+        if around < cost:
+            around += received_seconds(in_domain[row], left, size, twice, any_length)
+            cost = min(cost, around)
+        if away < cost:
+            cost = min(cost, away + received_seconds(afar[row], left, size, twice, any_length))
         if cost == inf:
             continue
-        cost += request.handoff + pods.computing[row][ITL_HARM] * decoded
+        cost += handoff + pods.computing[row][ITL_HARM] * decoded
         ends, late, queued = pods.queues[row]
         cost += max(0.0, queued + (ends - now if ends > now else (now - ends) * late) - ready)
         if pods.free_tokens[row] < most:

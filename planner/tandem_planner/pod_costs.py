@@ -10,7 +10,7 @@ from math import inf
 from tandem_contract.fabric_classes import FabricClass
 
 from .cost import RequestFigures, preemption_seconds
-from .figure_table import ITL_HARM, FigureTable
+from .figure_table import ITL_HARM, FigureTable, Receiving
 from .kv_size import KvSize
 from .objective import in_time, too_late
 
@@ -105,17 +105,25 @@ def transfer_costs(
     """What of `decode_costs` the class of a pair changes, for one pod and per class; inf where the
     transfer takes too long."""
     n = max(1, request.prompt)
-    hit = min(cached[row], n - 1)
-    size, any_length = linear_tokens(pods.pods[row].kv, n - hit), request.is_any_transfer_short
+    left = float(n - min(cached[row], n - 1))
+    size, any_length = linear_tokens(pods.pods[row].kv, left), request.is_any_transfer_short
     return [
-        constant + size * per_token
-        if any_length
-        or size * per_token <= spare + (n - hit) * (share_token + share_pair * (n + hit))
-        else inf
-        for constant, per_token, _, spare, share_token, share_pair in (
-            of_class[row] for of_class in pods.receiving
-        )
+        received_seconds(of_class[row], left, size, 2.0 * n, any_length)
+        for of_class in pods.receiving
     ]
+
+
+def received_seconds(
+    pod: Receiving, left: float, size: float, twice: float, any_length: bool
+) -> float:
+    """What of `decode_costs` the class of a pair changes; inf where the transfer takes too long.
+    `left`: tokens to receive, `size`: the same, as `linear_tokens`; `twice`: two times the prompt;
+    `any_length`: as `RequestFigures.is_any_transfer_short`."""
+    constant, per_token, _, spare, share_token, share_pair = pod
+    transfer = size * per_token
+    if any_length or transfer <= spare + left * (share_token + share_pair * (twice - left)):
+        return constant + transfer
+    return inf
 
 
 def linear_tokens(kv: KvSize, tokens: float) -> float:

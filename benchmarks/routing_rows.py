@@ -162,7 +162,7 @@ def _cells(case: Case, medians_of: Mapping[str, Row]) -> Sequence[str]:
     rivals = {name: row for name, row in medians_of.items() if name not in (PICKER, BOUND)}
     ours, bound = medians_of[PICKER], medians_of.get(BOUND)
     best = over_best(case.comparison, ours, rivals)
-    # Nobody serves more than all requests in time.
+    # No router serves more than all requests in time.
     most = [ratio / share for ratio, share in zip(best.goodput, ours.goodput, strict=True) if share]
     if bound is not None:
         most[0] *= bound.goodput[0]

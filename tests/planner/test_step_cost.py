@@ -52,3 +52,17 @@ def test_router_and_simulation_take_the_same_seconds_for_one_prompt() -> None:
     router = RoundRobin([engine], 0)
     (served,) = simulate([Request(0.0, 1500, 1)], [engine], router, timing=AT_ONCE).served
     assert served.ttft == pytest.approx(cost.seconds(1500), rel=1e-9)
+
+
+def test_router_and_simulation_take_the_same_seconds_between_tokens() -> None:
+    """Ten answers of one context, as a fit of them has it and as an engine runs them."""
+    decodes, context = 10, 2000
+    cost = decode_cost(STEP, decodes, context)
+    engine = Engine(STEP, cache_tokens=10**6, seed=0, noise=0.0)
+    answer = Request(0.0, context - 20, 41, is_computed=True)
+    works = [answer.work(index, 0.0) for index in range(decodes)]
+    for work in works:
+        engine.add(work)
+    engine.advance(1e9)
+    expected = pytest.approx(cost.step + cost.slope * decodes, rel=1e-4)
+    assert [work.itl for work in works] == [expected] * decodes

@@ -95,8 +95,8 @@ class Simulation:
     """Whether a pod that only decodes is simulated no further than it must: much faster, for
     routers that look at no pod."""
     served: list[Outcome] = field(default_factory=list)
-    _later: list[tuple[float, int, bool, Callable[[], None]]] = field(default_factory=list)
-    """Heap: time, a number for ties, whether it is news of a pod, what happens then."""
+    _later: list[tuple[float, int, Change | Callable[[], None]]] = field(default_factory=list)
+    """Heap: time, a number for ties, and what happens: on a pod, or whatever is planned."""
     _numbers: Iterator[int] = field(default_factory=count)
     _busy: dict[int, float] = field(default_factory=dict)
     """Replica of the router → when it has decided on the last request that met it."""
@@ -114,7 +114,7 @@ class Simulation:
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         """Plan `action` for `time`."""
-        heapq.heappush(self._later, (time, next(self._numbers), False, action))
+        heapq.heappush(self._later, (time, next(self._numbers), action))
 
     def send(self, request: Request, time: float) -> None:
         """A client sends `request` at `time`, whatever its own time says."""
@@ -139,7 +139,11 @@ class Simulation:
         while self._unfinished:
             for pods in self._order:
                 self._advance_to_next(pods)
-            heapq.heappop(self._later)[3]()
+            event = heapq.heappop(self._later)[2]
+            if isinstance(event, Change):
+                self._on_change(event)
+            else:
+                event()
         return Result(self.served, self.pods)
 
     def _repeat(self, time: float, tick: float) -> None:
@@ -147,8 +151,9 @@ class Simulation:
 
     def _advance_to_next(self, pods: Sequence[int]) -> None:
         """Simulate `pods` up to the next event."""
-        until, _, is_news, _ = self._later[0] if self._later else (_END, 0, False, None)
-        if is_news and self.is_lazy:
+        until, _, event = self._later[0] if self._later else (_END, 0, None)
+        if self.is_lazy and isinstance(event, Change):
+            # Nobody looks at a pod.
             return
         for pod in pods:
             if self._quiet[pod] <= until:
@@ -156,13 +161,13 @@ class Simulation:
 
     def _advance(self, pod: int, until: float) -> None:
         for change in self.pods[pod].advance(until):
-            action: Callable[[], None] = partial(self._on_change, change)
-            heapq.heappush(self._later, (change.time, next(self._numbers), True, action))
+            heapq.heappush(self._later, (change.time, next(self._numbers), change))
         if self.is_lazy:
             self._quiet[pod] = self.pods[pod].quiet_until()
 
     def _arrive(self, request: Request, now: float) -> None:
-        replica = self._random.randrange(self.router.replicas)
+        replicas = self.router.replicas
+        replica = self._random.randrange(replicas) if replicas > 1 else 0
         seconds = DECISION_SECONDS + request.prompt_tokens * DECISION_SECONDS_PER_TOKEN
         seconds *= self.timing.decision
         decided = self._busy[replica] = max(now, self._busy.get(replica, 0.0)) + seconds
@@ -210,7 +215,7 @@ class Simulation:
 
     def _fail(self, served: Outcome, now: float) -> None:
         served.status = 500
-        self._report(now, lambda at: self.router.on_response(served.work, 500, at))
+        self._report(now, self.router.on_response, served.work, 500)
         self._end(served, now)
 
     def _on_change(self, change: Change) -> None:
@@ -221,16 +226,16 @@ class Simulation:
                 self._end(served, now)
             else:
                 served.first_token = now
-                self._report(now, lambda at: self.router.on_response(served.work, 200, at))
+                self._report(now, self.router.on_response, served.work, 200)
         elif not is_end:
             self._hand_off(served, served.answer, now)
 
-    def _report(self, now: float, tell: Callable[[float], None]) -> None:
+    def _report(self, now: float, hear: Callable[..., None], *what: object) -> None:
         """The router hears of what happens now."""
         if delay := self.timing.report:
-            self.at(now + delay, lambda: tell(now + delay))
+            self.at(now + delay, partial(hear, *what, now + delay))
         else:
-            tell(now)
+            hear(*what, now)
 
     def _hand_off(self, served: Outcome, answer: Work, now: float) -> None:
         self.router.on_computed(served.work, now)
@@ -242,7 +247,7 @@ class Simulation:
     def _end(self, served: Outcome, now: float) -> None:
         served.ended = now
         self._unfinished -= 1
-        self._report(now, lambda at: self.router.on_end(served.work, at))
+        self._report(now, self.router.on_end, served.work)
         self.on_end(served, now)
 
     def _scrape(self, now: float) -> None:

@@ -7,10 +7,13 @@ from math import ceil
 from random import Random
 from typing import Final
 
+from tandem_cli.plan.inputs import read_model
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine
 from tandem_planner.simulation.loop import Simulation
 from tandem_planner.simulation.work import Request
+from tandem_planner.sizing.gpus import GPUS
+from tandem_planner.sizing.roofline import RooflineStep
 
 from .pods import CACHE_TOKENS, engines, speed_of
 from .real_picker import PickerSettings, RealPicker, Reports
@@ -110,6 +113,19 @@ def _two_speeds(seed: int) -> list[Engine]:
     return pods
 
 
+def _rooflines(seed: int) -> list[Engine]:
+    """Steps of another form than the one that the picker fits: A100s by their rooflines. Weights
+    are read or computed with, whichever takes longer, so that the first hundred prompt tokens of a
+    step with decodes cost nothing, and more decodes only the KV that they read."""
+    model, _ = read_model("llama-3.1-8b")
+    gpu, random = GPUS["a100"], Random(seed)
+    pods = engines(PODS, seed)
+    for pod in pods:
+        bf16, bandwidth = (peak * random.uniform(0.7, 1.3) for peak in (gpu.bf16, gpu.bandwidth))
+        pod.speed = RooflineStep(model, gpu._replace(bf16=bf16, bandwidth=bandwidth), 1)
+    return pods
+
+
 def _nothing(simulation: Simulation) -> None:
     """Nothing happens on the way."""
 
@@ -158,6 +174,7 @@ REGIMES: Final[Mapping[str, Regime]] = {
     "two speeds": Regime(pods=_two_speeds),
     "cold pod": Regime(begin=_empty_a_cache),
     "tiny caches": Regime(pods=_tiny_caches),
+    "rooflines": Regime(pods=_rooflines),
     "throttled pod": Regime(begin=_throttle),
     "unknown max_tokens": Regime(picker=_without_max_tokens),
     "100 pods": Regime(_many, _hundred_pods),

@@ -107,7 +107,8 @@ class Simulation:
     def __post_init__(self) -> None:
         everything = range(len(self.pods))
         receivers = [pod for pod in everything if self.pods[pod].link is not None]
-        self._order = [[pod for pod in everything if pod not in receivers], receivers]
+        senders = [pod for pod in everything if pod not in receivers]
+        self._order = [pods for pods in (senders, receivers) if pods]
         """Pods that compute prompts for others, then those that get KV."""
         self._quiet = [0.0] * len(self.pods)
         """A time before which nothing happens on the pod."""
@@ -153,7 +154,7 @@ class Simulation:
         """Simulate `pods` up to the next event."""
         until, _, event = self._later[0] if self._later else (_END, 0, None)
         if self.is_lazy and isinstance(event, Change):
-            # Nobody looks at a pod.
+            # The router hears of it, and looks at no pod.
             return
         for pod in pods:
             if self._quiet[pod] <= until:

@@ -222,7 +222,7 @@ def test_a_small_model_is_split_before_a_transfer_is_measured() -> None:
         placement.end(NOW)
     # As with each scrape: the prefill pod is assumed to be as fast.
     setup.fleet.figures.share()
-    assert setup.place_alone([1] * 120).path is RoutingPath.UNIFIED, "cheaper alone"
+    assert setup.place_alone([1] * 80).path is RoutingPath.UNIFIED, "cheaper alone"
     assert setup.place_alone([1] * 2400).path is RoutingPath.PREFILL_THEN_DECODE
 
 

@@ -93,7 +93,7 @@ def some(
 def test_the_passes_over_all_pods_sum_the_terms(
     request: RequestFigures, fleet: list[tuple[PodFigures, int]]
 ) -> None:
-    pods, cached = zip(*fleet, strict=True)
+    pods, cached = map(list, zip(*fleet, strict=True))
     _check_sums(request, FigureTable(pods), cached)
 
 
@@ -104,7 +104,7 @@ def test_a_row_that_is_written_again_has_the_new_figures(
     changed: PodFigures,
     data: st.DataObject,
 ) -> None:
-    pods, cached = zip(*fleet, strict=True)
+    pods, cached = map(list, zip(*fleet, strict=True))
     table, row = FigureTable(pods), data.draw(st.integers(0, len(pods) - 1))
     table.write(row, changed)
     assert table.pods == [*pods[:row], changed, *pods[row + 1 :]]
@@ -116,7 +116,7 @@ def test_a_row_that_is_written_again_has_the_new_figures(
 def test_a_pass_over_decode_pods_is_of_one_fabric_class(
     fabric: FabricClass, request: RequestFigures, fleet: list[tuple[PodFigures, int]], ready: float
 ) -> None:
-    pods, cached = zip(*fleet, strict=True)
+    pods, cached = map(list, zip(*fleet, strict=True))
     costs = decode_costs(request, FigureTable(pods), cached, range(len(pods)), fabric, ready=ready)
     assert costs == pytest.approx(
         [
@@ -150,7 +150,7 @@ def test_nothing_is_cheaper_than_the_choice(
     decoding: list[tuple[PodFigures, int]],
     seed: int,
 ) -> None:
-    pods, cached = zip(*fleet, *decoding, strict=True)
+    pods, cached = map(list, zip(*fleet, *decoding, strict=True))
     prefills, decodes = range(len(fleet)), range(len(fleet), len(pods))
     made = choice(request, some(pods, cached, decodes, [(prefills, decodes)]), seed)
     costs = {d: sum(unified_terms(request, pods[d], cached[d])) for d in decodes}

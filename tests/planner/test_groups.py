@@ -75,7 +75,7 @@ def test_nothing_is_cheaper_than_the_chosen_pair(
     count: int,
     seed: int,
 ) -> None:
-    pods, cached, places = zip(*prefills, *decodes, strict=True)
+    pods, cached, places = map(list, zip(*prefills, *decodes, strict=True))
     which = range(len(prefills)), range(len(prefills), len(pods))
     candidates = Candidates(
         FigureTable(pods),
@@ -121,7 +121,7 @@ def test_of_pods_that_do_both_none_prefills_for_itself(
     knows_places: bool,
     seed: int,
 ) -> None:
-    pods, cached, known, sides = zip(*fleet, strict=True)
+    pods, cached, known, sides = map(list, zip(*fleet, strict=True))
     places = known if knows_places else [Place()] * len(pods)
     prefills = [row for row, side in enumerate(sides) if side != "decode"]
     decodes = [row for row, side in enumerate(sides) if side != "prefill"]

@@ -94,6 +94,26 @@ class WaitingElsewhere:
         turns = (share.turn for other, share in self._all() if other == group)
         return max(turns, default=0.0)
 
+    @property
+    def replicas(self) -> int:
+        """Those of which it is known what waits there, and this one."""
+        return 1 + len(self._others)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits elsewhere."""
+        return not any(self._others.values())
+
+    def has(self, group: Group, least: int | None = None) -> bool:
+        """Whether requests wait elsewhere that need the same as `group`. `least`: their priority at
+        least; None: any."""
+        return any(
+            other.model == group.model
+            and other.is_split == group.is_split
+            and (least is None or other.priority >= least)
+            for other, _ in self._all()
+        )
+
     def requests(self, priority: int | None = None) -> int:
         """Requests of `priority` that wait elsewhere; None: of all."""
         return sum(
@@ -102,12 +122,13 @@ class WaitingElsewhere:
             if priority is None or group.priority == priority
         )
 
-    def bytes(self, priority: int | None = None) -> int:
-        """Bytes of their bodies."""
+    def bytes(self, priority: int | None = None, least: int | None = None) -> int:
+        """Bytes of their bodies; `least`: of those that have at least this priority."""
         return sum(
             share.size
             for group, share in self._all()
-            if priority is None or group.priority == priority
+            if (priority is None or group.priority == priority)
+            and (least is None or group.priority >= least)
         )
 
     def _all(self) -> Iterator[tuple[Group, Share]]:

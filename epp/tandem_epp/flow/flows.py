@@ -121,6 +121,9 @@ class Flows(Generic[H]):
         self.elsewhere.on_news = self._on_news
         self._queues: dict[QueueKey, FlowQueue[H]] = {}
         """Only those with requests."""
+        self._resting: dict[QueueKey, tuple[Group, FlowQueue[H]]] = {}
+        """Those that had some, while such requests wait at other replicas: what tenants got counts.
+        With one of these requests' groups."""
         self._going: H | None = None
         """Has its turn and is not placed yet."""
         self._rate = Rate()
@@ -177,6 +180,9 @@ class Flows(Generic[H]):
             return self.settings.no_endpoint_ttl > 0.0 and self._may_come(model, now)
         if self._queues or self._going is not None or hint is not None:
             return True
+        if not self.elsewhere.is_empty:
+            # Perhaps for the same pods.
+            return True
         if self._detected is not None:
             return not self._detected.has_room(model, self._priorities, now)
         tokens = size / BYTES_PER_TOKEN + self._fleet.figures.output_tokens
@@ -187,12 +193,16 @@ class Flows(Generic[H]):
         return settings.band(priority).ttl if self.has_pods(model) else settings.no_endpoint_ttl
 
     def passes(self, held: H, now: float) -> bool:
-        """Whether `held` goes at once: nothing waits, and a pod has room."""
-        return not self._queues and self._going is None and self._may_go(held, now)
+        """Whether `held` goes at once: nothing waits that may come before it, and a pod has
+        room."""
+        if self._queues or self._going is not None:
+            return False
+        held.group = self._group(held)
+        return not self.elsewhere.has(held.group, held.priority) and self._may_go(held, now)
 
     def admit(self, held: H, settings: FlowSettings) -> str | None:
         """Let `held` wait, or say why not."""
-        held.group = Group(self._fleet.model_key(held.model), held.priority, held.is_split)
+        held.group = self._group(held)
         if self._is_full(held, settings):
             return FULL
         if settings.is_shedding and self._is_shed(held):
@@ -203,7 +213,8 @@ class Flows(Generic[H]):
         pods = self._fleet.ready_pods(held.model)
         held.key = (pods, None if pods else held.group.model, held.is_split)
         if (queue := self._queues.get(held.key)) is None:
-            queue = self._queues[held.key] = FlowQueue()
+            _, queue = self._resting.pop(held.key, (held.group, FlowQueue()))
+            self._queues[held.key] = queue
         queue.add(held, self.elsewhere.latest_turn(held.group))
         self.bytes += held.size
         self.counts[held.priority] = self.counts.get(held.priority, 0) + 1
@@ -323,13 +334,17 @@ class Flows(Generic[H]):
     def _excess_bytes(self, held: H, settings: FlowSettings) -> int:
         """Bytes of bodies by which `held` is too much for the fleet, or for this process."""
         others = self.elsewhere
-        most = min(int(settings.max_bytes * others.part()) - others.bytes(), self.byte_limit)
+        # Those of a lower priority at other replicas are not displaced from here: they take no
+        # place.
+        taken = others.bytes(least=held.priority if settings.displace else None)
+        most = min(int(settings.max_bytes * others.part()) - taken, self.byte_limit)
         return self.bytes + held.size - most
 
     def _yields(self, first: H, at: float) -> bool:
         """Whether `first` leaves its room to a request at another replica that comes before it."""
-        turn = self._queues[first.key].turn(first.priority)
-        gone = self.elsewhere.gone_before(first.group, turn - LEAD * first.cost)
+        queue = self._queues[first.key]
+        ahead = LEAD * queue.largest_cost(first.priority)
+        gone = self.elsewhere.gone_before(first.group, queue.turn(first.priority) - ahead)
         if gone is None:
             self._yielding.pop(first.group, None)
             return False
@@ -352,18 +367,34 @@ class Flows(Generic[H]):
 
     def _on_news(self, group: Group, share: Share, went: Went | None) -> None:
         """Another replica has told what waits there."""
-        pods = self._fleet.ready_pods(group.model)
-        queue = self._queues.get((pods, None if pods else group.model, group.is_split))
-        if queue is None:
+        self._rest(group)
+        pods, priority = self._fleet.ready_pods(group.model), group.priority
+        key = (pods, None if pods else group.model, group.is_split)
+        if went is not None and key in self._resting:
+            self._resting[key][1].charge(priority, went.tenant, went.cost)
+        if (queue := self._queues.get(key)) is None:
             return
-        priority = group.priority
         if went is not None:
             queue.charge(priority, went.tenant, went.cost)
-        own, cost = self.elsewhere.own.get(group, NOTHING), queue.cost(priority)
+        if not (cost := queue.largest_cost(priority)):
+            return
         if share.requests:
             queue.keep_up(priority, share.turn - _MOST_BEHIND * cost)
-        if own.requests and abs(queue.turn(priority) - own.turn) > LEAD * cost / 2:
-            self.elsewhere.tell(group, own._replace(turn=queue.turn(priority)))
+        own, turn = self.elsewhere.own.get(group, NOTHING), queue.turn(priority)
+        if own.requests and abs(turn - own.turn) > LEAD * cost / 2:
+            self.elsewhere.tell(group, own._replace(turn=turn))
+
+    def _rest(self, group: Group) -> None:
+        """Forget what tenants got of requests like `group` if none of these waits elsewhere."""
+        if self._resting and not self.elsewhere.has(group):
+            self._resting = {
+                key: (other, queue)
+                for key, (other, queue) in self._resting.items()
+                if (other.model, other.is_split) != (group.model, group.is_split)
+            }
+
+    def _group(self, held: H) -> Group:
+        return Group(self._fleet.model_key(held.model), held.priority, held.is_split)
 
     def _end(self, held: H, reason: str, at: float) -> None:
         if held.has_ended:
@@ -374,6 +405,8 @@ class Flows(Generic[H]):
             queue.remove(held)
             if not len(queue):
                 del self._queues[held.key]
+                if self.elsewhere.has(held.group):
+                    self._resting[held.key] = held.group, queue
         self.bytes -= held.size
         self.counts[held.priority] -= 1
         self._band_bytes[held.priority] -= held.size

@@ -21,8 +21,7 @@ from typing import Final, Generic, TypeVar
 _FEW: Final = 64
 """Left-overs in a list that are not worth a look."""
 _MOST_DEBTS: Final = 10_000
-"""Tenants of which other replicas told and none of whose requests waits here: names are invented
-easily."""
+"""Tenants none of whose requests waits that are remembered: names are invented easily."""
 
 
 class Waiting:
@@ -75,6 +74,8 @@ class _Band(Generic[W]):
         self.count = 0
         self.began = began
         """The virtual time of the whole fleet at which the one of this band is 0."""
+        self.largest = 0.0
+        """The highest cost of a request so far."""
         self._numbers = numbers
         self._now = 0.0
         """The virtual time: the beginning of the latest request that went."""
@@ -86,8 +87,15 @@ class _Band(Generic[W]):
         self._debts: dict[str, float] = {}
         """Tenant without requests → the virtual time at which its last one ends. Times that are
         over may be left out."""
+        self._worth_a_look = _FEW
+        """Debts from which on those that are over are forgotten."""
 
-    def add(self, item: W) -> None:
+    def add(self, item: W, turn: float) -> None:
+        """`turn`: where the whole fleet is."""
+        self.largest = max(self.largest, item.cost)
+        if not self.count:
+            # While nothing waited here, the others went on.
+            self._now = max(self._now, turn - self.began)
         tenant = self._tenants.get(item.tenant)
         if tenant is None:
             start = max(self._now, self._debts.pop(item.tenant, 0.0))
@@ -108,13 +116,15 @@ class _Band(Generic[W]):
 
     def charge(self, name: str, cost: float) -> None:
         """A request of this tenant went at another replica."""
-        if (tenant := self._tenants.get(name)) is not None:
-            tenant.start += cost
-            heappush(self._order, (tenant.start, next(self._numbers), tenant))
-            self._forget(tenant)
-        elif name in self._debts or len(self._debts) < _MOST_DEBTS:
-            self._debts[name] = max(self._now, self._debts.get(name, 0.0)) + cost
-            self._forget_debts()
+        self.largest = max(self.largest, cost)
+        if (tenant := self._tenants.get(name)) is None:
+            self._owe(name, max(self._now, self._debts.get(name, 0.0)) + cost)
+            return
+        tenant.start += cost
+        heappush(self._order, (tenant.start, next(self._numbers), tenant))
+        # Who comes now begins where the others are.
+        self._now = max(self._now, self._first_tenant().start - self.largest)
+        self._forget(tenant)
 
     def take_first(self) -> W:
         """Remove the request that goes next; its tenant has had it."""
@@ -138,7 +148,7 @@ class _Band(Generic[W]):
         self.count -= 1
         if not tenant.count:
             del self._tenants[item.tenant]
-            self._debts[item.tenant] = tenant.start
+            self._owe(item.tenant, tenant.start)
         self._forget(tenant)
 
     def _forget(self, tenant: _Tenant[W]) -> None:
@@ -149,11 +159,14 @@ class _Band(Generic[W]):
         if len(self._order) > _FEW + 2 * len(self._tenants):
             self._order = [entry for entry in self._order if _counts(entry)]
             heapify(self._order)
-        self._forget_debts()
 
-    def _forget_debts(self) -> None:
-        if len(self._debts) > _FEW + 2 * len(self._tenants):
+    def _owe(self, name: str, end: float) -> None:
+        """The last request of this tenant, none of which waits, ends at the virtual time `end`."""
+        if name in self._debts or len(self._debts) < _MOST_DEBTS:
+            self._debts[name] = end
+        if len(self._debts) > self._worth_a_look:
             self._debts = {name: end for name, end in self._debts.items() if end > self._now}
+            self._worth_a_look = _FEW + 2 * len(self._debts)
 
     def _first_tenant(self) -> _Tenant[W]:
         while not _counts(self._order[0]):
@@ -175,6 +188,8 @@ class FlowQueue(Generic[W]):
     def __init__(self) -> None:
         self._bands: dict[int, _Band[W]] = {}
         """By priority; only those with requests."""
+        self._resting: dict[int, _Band[W]] = {}
+        """Those that had some: what their tenants got counts while the queue is kept."""
         self._numbers = count()
         self._deadlines: list[tuple[float, int, W]] = []
         """Also those that are gone, until they come first."""
@@ -182,12 +197,13 @@ class FlowQueue(Generic[W]):
     def __len__(self) -> int:
         return sum(band.count for band in self._bands.values())
 
-    def add(self, item: W, began: float = 0.0) -> None:
-        """`item` waits from now on. `began`: if it is the first of its band, the virtual time of
-        the whole fleet."""
+    def add(self, item: W, turn: float = 0.0) -> None:
+        """`item` waits from now on. `turn`: the virtual time of the whole fleet, if it is the first
+        of its band."""
         if (band := self._bands.get(item.priority)) is None:
-            band = self._bands[item.priority] = _Band(self._numbers, began)
-        band.add(item)
+            band = self._resting.pop(item.priority, None) or _Band(self._numbers, turn)
+            self._bands[item.priority] = band
+        band.add(item, turn)
         heappush(self._deadlines, (item.deadline, next(self._numbers), item))
         self._forget_gone()
 
@@ -206,13 +222,14 @@ class FlowQueue(Generic[W]):
         none waits."""
         return band.turn if (band := self._bands.get(priority)) is not None else 0.0
 
-    def cost(self, priority: int) -> float:
-        """What the next request of `priority` costs; 0 if none waits."""
-        return band.first().cost if (band := self._bands.get(priority)) is not None else 0.0
+    def largest_cost(self, priority: int) -> float:
+        """The highest cost of a request of `priority` so far; 0 if none waits."""
+        return band.largest if (band := self._bands.get(priority)) is not None else 0.0
 
     def charge(self, priority: int, tenant: str, cost: float) -> None:
         """A request of this tenant went at another replica."""
-        if (band := self._bands.get(priority)) is not None:
+        band = self._bands.get(priority) or self._resting.get(priority)
+        if band is not None:
             band.charge(tenant, cost)
 
     def keep_up(self, priority: int, turn: float) -> None:
@@ -246,7 +263,7 @@ class FlowQueue(Generic[W]):
 
     def _close(self, priority: int) -> None:
         if not self._bands[priority].count:
-            del self._bands[priority]
+            self._resting[priority] = self._bands.pop(priority)
 
     def _forget_gone(self) -> None:
         """Those that are gone are at most as many as those that wait, and `_FEW`."""

@@ -12,6 +12,7 @@ served it; and once per request.
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from itertools import count
+from math import isfinite
 from time import time
 from typing import Final, Protocol
 
@@ -198,11 +199,12 @@ class SharedFleet:
             publisher.publish(_wait(group, share, went))
 
     def _part(self) -> float:
-        """The part of all replicas that are connected with this one, itself included."""
+        """The part of all replicas that this one hears of, itself included."""
         if self.publisher is None:
             return 1.0
-        connected = self.publisher.rank[1]
-        return connected / max(connected, self.publisher.replicas)
+        # What a replica told that was connected until just now still counts.
+        known = max(self.publisher.rank[1], self._waiting.replicas)
+        return known / max(known, self.publisher.replicas)
 
     def on_broken(self, broken: BrokenAnswer, now: float) -> None:
         """An Envoy that logs here reports a broken answer, perhaps of another replica's request:
@@ -305,11 +307,8 @@ class SharedFleet:
             case AnswerBroke(backend, age, ending):
                 broken = BrokenAnswer(backend, now - age, ending=ending)
                 judge_broken(self._fleet, broken, now, is_own=False)
-            case RequestsWait(model, priority, is_split):
-                group = Group(model or None, priority, is_split)
-                share = Share(event.requests, event.size, event.turn)
-                went = Went(event.tenant, event.cost) if event.cost > 0.0 else None
-                self._waiting.learn(peer, group, share, went)
+            case RequestsWait():
+                self._learn_waiting(peer, event)
             case BrokenLogged():
                 self._count_broken(event, now)
             case PodEjected() | PodLearned() | PodFailed() | PrefixCached() | AdaptersLoaded():
@@ -320,6 +319,13 @@ class SharedFleet:
             case _:
                 # About a request that this replica does not know.
                 pass
+
+    def _learn_waiting(self, peer: str, event: RequestsWait) -> None:
+        if isfinite(event.turn) and isfinite(event.cost):
+            group = Group(event.model or None, event.priority, event.is_split)
+            share = Share(max(0, event.requests), max(0, event.size), event.turn)
+            went = Went(event.tenant, event.cost) if event.cost > 0.0 else None
+            self._waiting.learn(peer, group, share, went)
 
     def _find(self, peer: str, name: str) -> Pod | None:
         """The pod of this name; if this replica does not know it yet, it needs a snapshot of `peer`

@@ -359,6 +359,8 @@ class Replicas:
         self.setups = [FlowSetup(settings) for _ in range(number)]
         shared = [SharedFleet(each.fleet, waiting=each.flow.elsewhere) for each in self.setups]
         self._mesh = LoopbackMesh(shared, delay=0.0)
+        self.runs: list[Placement] = []
+        """What runs."""
         for index, each in enumerate(self.setups):
             shared[index].publisher = self._mesh.channel(index)
             each.picker.observer = shared[index]
@@ -367,13 +369,12 @@ class Replicas:
         """Deliver what was sent."""
         self._mesh.advance(self._mesh.now + 1.0)
 
-    async def served(self, requests: int, running: Placement, waiting: list[Waiter]) -> list[str]:
+    async def served(self, requests: int, waiting: list[Waiter]) -> list[str]:
         """Tenants of the next requests that go, at least so many; each takes as long as it takes
         all replicas to hear of it."""
         tenants: list[str] = []
-        runs = [running]
         while len(tenants) < requests:
-            for each in runs:
+            for each in self.runs:
                 each.end(time())
             self.tell()
             async with asyncio.timeout(10):
@@ -382,7 +383,7 @@ class Replicas:
                     self.tell()
                     await asyncio.sleep(0.001)
             self.tell()
-            runs = [await task for _, task in gone]
+            self.runs = [await task for _, task in gone]
             tenants += [tenant for tenant, _ in gone]
             waiting[:] = [each for each in waiting if each not in gone]
         return tenants
@@ -438,7 +439,7 @@ async def test_a_replica_yields_as_long_as_the_important_go_at_another(
 async def test_a_tenant_has_one_share_of_all_replicas(at_second: int) -> None:
     replicas = Replicas()
     first, second = replicas.setups
-    running = await first.send()
+    replicas.runs = [await first.send()]
     replicas.tell()
     tenants = [(first, "a")] * 24 + [(second, "a")] * at_second
     tenants += [(second, name) for name in "bcd" for _ in range(12)]
@@ -446,12 +447,79 @@ async def test_a_tenant_has_one_share_of_all_replicas(at_second: int) -> None:
         (name, await setup.start(x_llm_d_inference_fairness_id=name)) for setup, name in tenants
     ]
     replicas.tell()
-    served = await replicas.served(36, running, waiting)
+    served = await replicas.served(36, waiting)
     # One of four tenants, whichever replica has its requests.
     assert served.count("a") <= 9 + LEAD
     assert min(served.count(name) for name in "bcd") >= 9 - LEAD
     for _, task in waiting:
         task.cancel()
+
+
+async def test_shares_of_tokens_are_those_of_all_replicas() -> None:
+    replicas = Replicas(settings=FlowSettings(enabled=True, fairness="tokens"))
+    first, second = replicas.setups
+    replicas.runs = [await first.send()]
+    replicas.tell()
+    waiting = [
+        (name, await setup.start(LONG * times, x_llm_d_inference_fairness_id=name))
+        for setup, name, times in [(first, "short", 1)] * 60 + [(second, "long", 20)] * 20
+    ]
+    replicas.tell()
+    served = await replicas.served(44, waiting)
+    # One is as long as about twenty, and one replica is at most four of the longest ahead.
+    assert served.count("long") <= 3 + LEAD
+    for _, task in waiting:
+        task.cancel()
+
+
+async def test_a_tenant_that_never_has_two_requests_gets_one_share_of_all_replicas() -> None:
+    replicas = Replicas()
+    first, second = replicas.setups
+    replicas.runs = [await first.send()]
+    replicas.tell()
+
+    async def one_more() -> Waiter:
+        return "a", await first.start(x_llm_d_inference_fairness_id="a")
+
+    waiting = [
+        (name, await second.start(x_llm_d_inference_fairness_id=name))
+        for name in "bcde"
+        for _ in range(16)
+    ]
+    served: list[str] = []
+    while len(served) < 40:
+        if not any(name == "a" for name, _ in waiting):
+            waiting.append(await one_more())
+        replicas.tell()
+        served += await replicas.served(1, waiting)
+    # A fifth.
+    assert served.count("a") <= 8 + LEAD
+    for _, task in waiting:
+        task.cancel()
+
+
+async def test_who_meets_an_empty_queue_waits_for_those_elsewhere() -> None:
+    setup = FlowSetup()
+    setup.flow.elsewhere.learn("other", Group("m", 9, is_split=False), Share(100))
+    task = await setup.start()
+    assert setup.held == 1
+    setup.flow.elsewhere.learn("other", Group("m", 9, is_split=False), Share())
+    await task
+
+async def test_those_of_a_lower_priority_elsewhere_are_in_nobodys_way() -> None:
+    setup = FlowSetup()
+    setup.flow.elsewhere.learn("other", Group("m", -1, is_split=False), Share(100))
+    await setup.send()
+
+
+async def test_others_of_a_lower_priority_take_no_bytes_where_they_could_be_displaced() -> None:
+    size = len(json.dumps({"model": "m", "prompt": LONG}))
+    setup = FlowSetup(FlowSettings(enabled=True, max_bytes=2 * size, displace=True))
+    await setup.send()
+    setup.flow.elsewhere.learn("other", Group("m", 0, is_split=False), Share(2, 2 * size))
+    waiting = await setup.start(priority="1")
+    assert setup.held == 1
+    waiting.cancel()
 
 
 async def test_what_another_replica_lets_go_is_charged_to_its_tenant_here() -> None:

@@ -112,7 +112,8 @@ class PeerChannel:
     @property
     def replicas(self) -> int:
         """Replicas that there are, as far as is known: this one, and those that it connects to."""
-        return self.dialing + 1
+        # Without keys it cannot tell which address is its own.
+        return self.dialing + 1 if self._keys else max(1, self.dialing)
 
     @property
     def is_informed(self) -> bool:

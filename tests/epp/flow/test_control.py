@@ -506,6 +506,7 @@ async def test_who_meets_an_empty_queue_waits_for_those_elsewhere() -> None:
     setup.flow.elsewhere.learn("other", Group("m", 9, is_split=False), Share())
     await task
 
+
 async def test_those_of_a_lower_priority_elsewhere_are_in_nobodys_way() -> None:
     setup = FlowSetup()
     setup.flow.elsewhere.learn("other", Group("m", -1, is_split=False), Share(100))

@@ -27,14 +27,20 @@ from .device import DEVICE
 torch.set_num_threads(1)
 
 GREEDY = functools.partial(SamplingParams, temperature=0.0, ignore_eos=True)
-_directory = tempfile.TemporaryDirectory(prefix="tandem-tiny-")
+
+
+@functools.cache
+def _directory() -> "tempfile.TemporaryDirectory[str]":
+    # Not made at import: workers are forks, and each writes a model of its own.
+    return tempfile.TemporaryDirectory(prefix="tandem-tiny-")
 
 
 @functools.cache
 def tiny_model() -> Path:
-    """One tiny model for the whole test run."""
-    make_tiny_model(Path(_directory.name), layers=2, hidden=64, heads=4, kv_heads=2)
-    return Path(_directory.name)
+    """One tiny model for all tests of this process."""
+    directory = Path(_directory().name)
+    make_tiny_model(directory, layers=2, hidden=64, heads=4, kv_heads=2)
+    return directory
 
 
 @functools.cache

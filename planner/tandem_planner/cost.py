@@ -52,8 +52,9 @@ DECODE_RESERVE: Final = 2.5
 """Harm per second of prefill on a decode pod, beside that to the answers which run there: to those
 that it was set up to serve. A prefill there costs 3.5 times its time, so that prompts of a few
 hundred tokens are split. Lower: the p99 ITL exceeds that of a set that splits all requests by more
-than a tenth (with 2 by 0.11, with 2.5 by 0.08; `benchmarks.routing_rows`, 6 + 4 pods, five seeds).
-Higher: first tokens come later (p99 TTFT 0.90 and 0.94 of the best rival's)."""
+(1.5: by 0.23 of it, 2: 0.16, 2.5: 0.11; `benchmarks.routing_rows`, 6 + 4 pods, five seeds). Higher:
+it does not fall any more, and first tokens come later (2: p99 TTFT 0.88 of the best rival's, 2.5:
+0.94)."""
 SHORT_ANSWER: Final = 20.0
 """Tokens; shorter answers count as if they had so many. A second of prefill makes the mean ITL of
 this one 50 ms longer, and a shorter one cannot be delayed more than too much."""

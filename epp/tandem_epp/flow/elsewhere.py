@@ -114,22 +114,17 @@ class WaitingElsewhere:
             for other, _ in self._all()
         )
 
-    def requests(self, priority: int | None = None) -> int:
-        """Requests of `priority` that wait elsewhere; None: of all."""
-        return sum(
-            share.requests
-            for group, share in self._all()
-            if priority is None or group.priority == priority
-        )
-
-    def bytes(self, priority: int | None = None, least: int | None = None) -> int:
-        """Bytes of their bodies; `least`: of those that have at least this priority."""
-        return sum(
-            share.size
-            for group, share in self._all()
-            if (priority is None or group.priority == priority)
-            and (least is None or group.priority >= least)
-        )
+    def total(self, lowest: int | None = None, highest: int | None = None) -> Share:
+        """What waits elsewhere, of the priorities from `lowest` to `highest`; None: without a
+        bound. It has no turn."""
+        requests = size = 0
+        for group, share in self._all():
+            if (lowest is None or group.priority >= lowest) and (
+                highest is None or group.priority <= highest
+            ):
+                requests += share.requests
+                size += share.size
+        return Share(requests, size)
 
     def _all(self) -> Iterator[tuple[Group, Share]]:
         return (item for groups in self._others.values() for item in groups.items())

@@ -323,12 +323,12 @@ class Flows(Generic[H]):
         """Whether as many requests wait, here and at other replicas, or as many bytes of the
         priority, as may."""
         band, priority, others = settings.band(held.priority), held.priority, self.elsewhere
-        part = others.part()
-        size = self._band_bytes.get(priority, 0) + others.bytes(priority) + held.size
+        part, same = others.part(), others.total(priority, priority)
+        size = self._band_bytes.get(priority, 0) + same.size + held.size
         return (
-            self.counts.get(priority, 0) + others.requests(priority) >= band.max_requests * part
+            self.counts.get(priority, 0) + same.requests >= band.max_requests * part
             or size > band.max_bytes * part
-            or self.waiting + others.requests() >= settings.max_requests * part
+            or self.waiting + others.total().requests >= settings.max_requests * part
         )
 
     def _excess_bytes(self, held: H, settings: FlowSettings) -> int:
@@ -336,8 +336,8 @@ class Flows(Generic[H]):
         others = self.elsewhere
         # Those of a lower priority at other replicas are not displaced from here: they take no
         # place.
-        taken = others.bytes(least=held.priority if settings.displace else None)
-        most = min(int(settings.max_bytes * others.part()) - taken, self.byte_limit)
+        taken = others.total(held.priority if settings.displace else None)
+        most = min(int(settings.max_bytes * others.part()) - taken.size, self.byte_limit)
         return self.bytes + held.size - most
 
     def _yields(self, first: H, at: float) -> bool:

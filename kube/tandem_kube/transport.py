@@ -4,12 +4,15 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
-from aiohttp import AddrInfoType
+from aiohttp import AddrInfoType, ClientRequest, ClientTimeout
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.rest import RESTClientObject
 
@@ -29,6 +32,14 @@ Observer = Callable[[str, int, float], None]
 seconds."""
 
 
+def _always() -> bool:
+    return True
+
+
+_may_write: Final[ContextVar[Callable[[], bool]]] = ContextVar("may_write", default=_always)
+"""Asked by this task's writes when they have a connection, right before they are sent."""
+
+
 class Transport:
     """Sends requests with an ApiClient's host, TLS and credentials, without its typed models."""
 
@@ -36,9 +47,9 @@ class Transport:
         self,
         client: ApiClient,
         observer: Observer | None = None,
-        may_write: Callable[[], bool] = lambda: True,
+        may_write: Callable[[], bool] = _always,
     ) -> None:
-        """`may_write` is asked right before a write is sent."""
+        """`may_write` is asked right before a write is sent, when it has a connection."""
         self.client = client
         self._observer = observer
         self._may_write = may_write
@@ -80,14 +91,13 @@ class Transport:
         try:
             with network(path):
                 headers |= await self.authorization()
-                # As late as possible: a process may be stopped at any moment and resume much later.
-                if _METHODS[verb] != "GET" and not self._may_write():
-                    raise Fenced(
-                        0, f"{path}: not sent, because this process may not write any more"
+                fence = _may_write.set(self._may_write)
+                try:
+                    call = await self.client.call_api(
+                        _METHODS[verb], url, headers, body, _request_timeout=timeout
                     )
-                call = await self.client.call_api(
-                    _METHODS[verb], url, headers, body, _request_timeout=timeout
-                )
+                finally:
+                    _may_write.reset(fence)
             async with call.response as response:
                 status = response.status
                 if status >= 400:
@@ -129,13 +139,31 @@ def open_socket(address: AddrInfoType) -> socket.socket:
     return opened
 
 
+class FencedConnector(aiohttp.TCPConnector):
+    """Gives out no connection to a write that may not be made any more.
+
+    As late as possible: a process may be stopped while it waits for a connection, and resume when
+    another one leads.
+    """
+
+    async def connect(
+        self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout
+    ) -> Connection:
+        """Raises Fenced."""
+        connection = await super().connect(req, traces, timeout)
+        if req.method != "GET" and not _may_write.get()():
+            connection.release()
+            raise Fenced(
+                0, f"{req.url.path}: not sent, because this process may not write any more"
+            )
+        return connection
+
+
 class ProbingClient(RESTClientObject):
-    """The HTTP client of an ApiClient, with `open_socket`."""
+    """The HTTP client of an ApiClient, with `open_socket` and the fence before writes."""
 
     def _create_connector(self) -> aiohttp.TCPConnector:
-        return aiohttp.TCPConnector(
-            limit=self.maxsize, ssl=self.ssl_context, socket_factory=open_socket
-        )
+        return FencedConnector(limit=self.maxsize, ssl=self.ssl_context, socket_factory=open_socket)
 
 
 @contextlib.contextmanager

@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
+from aiohttp import AddrInfoType, web
 
+from tandem_kube import transport
 from tandem_kube.client import Api, connect
 from tandem_kube.errors import (
     AlreadyExists,
     ApiError,
     Conflict,
     Expired,
+    Fenced,
     Forbidden,
     Invalid,
     NotConfigured,
@@ -226,6 +228,25 @@ async def at(url: str, folder: Path) -> AsyncIterator[Api]:
     )
     async with await connect(file) as api:
         yield api
+
+
+async def test_a_write_that_may_not_be_made_any_more_when_it_has_a_connection_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leading = True
+    connect_socket = transport.open_socket
+
+    def lose(address: AddrInfoType) -> socket.socket:
+        nonlocal leading
+        leading = False
+        return connect_socket(address)
+
+    monkeypatch.setattr(transport, "open_socket", lose)
+    async with answering(web.json_response({}), tmp_path) as api:
+        writer = api.fenced(lambda: leading)
+        with pytest.raises(Fenced, match="/api/v1/namespaces/n/configmaps/a: not sent"):
+            await writer.patch(CONFIG_MAPS, "a", {}, "n")
+        assert await writer.get(CONFIG_MAPS, "a", "n") == {}
 
 
 async def test_a_missing_server_is_unreachable(tmp_path: Path) -> None:

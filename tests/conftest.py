@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from . import preloaded, rewriting, workers
 from .bare.recorder import record
+from .browser import browser, tab
 from .cluster.fixtures import (
     chromium_program,
     conformance_program,
@@ -38,6 +39,7 @@ from .cluster.fixtures import (
 from .processor_time import ProcessorTime
 
 __all__ = [
+    "browser",
     "chromium_program",
     "conformance_program",
     "control_plane",
@@ -57,6 +59,7 @@ __all__ = [
     "promtool",
     "pytest_collection_finish",
     "pytest_terminal_summary",
+    "tab",
     "toxiproxy_program",
     "versitygw_program",
 ]

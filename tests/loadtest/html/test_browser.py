@@ -1,17 +1,16 @@
 """The page in headless Chromium: drawn without complaint, at any width, by mouse or keyboard."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from tandem_loadtest.figures.model import Report
 from tandem_loadtest.html import page
 
+from ...browser import Tab
 from ..figures.samples import sample_report
-from .browser import Tab, chromium_running, new_tab
 from .samples import hostile_report, plain_report
 
 pytestmark = pytest.mark.component
@@ -84,21 +83,6 @@ FOCUSED = """
            outline: style.outlineStyle, width: parseFloat(style.outlineWidth) };
 })()
 """
-
-
-@pytest.fixture(scope="module")
-def browser(chromium_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with chromium_running(chromium_program, tmp_path_factory.mktemp("browser") / "profile") as url:
-        yield url
-
-
-@pytest_asyncio.fixture
-async def tab(browser: str) -> AsyncIterator[Tab]:
-    """A fresh tab that must not complain about anything, nor ask any network."""
-    async with new_tab(browser) as tab:
-        yield tab
-        assert tab.problems == []
-        assert [url for url in tab.requested if not url.startswith(("file:", "data:"))] == []
 
 
 @pytest.fixture(scope="module")

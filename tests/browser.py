@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through the DevTools protocol."""
+"""Headless Chromium, driven through the DevTools protocol, and fixtures of tests in it."""
 
 import asyncio
 import base64
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
+import pytest_asyncio
 
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-sync"),
@@ -161,3 +163,21 @@ async def new_tab(url: str) -> AsyncIterator[Tab]:
         yield tab
         await socket.close()
         await receiving
+
+
+@pytest.fixture(scope="module")
+def browser(chromium_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A browser, as the URL that `new_tab` takes."""
+    with chromium_running(chromium_program, tmp_path_factory.mktemp("browser") / "profile") as url:
+        yield url
+
+
+@pytest_asyncio.fixture
+async def tab(browser: str) -> AsyncIterator[Tab]:
+    """A fresh tab that must not complain about anything, nor ask any network."""
+    async with new_tab(browser) as tab:
+        yield tab
+        assert tab.problems == []
+        assert [
+            url for url in tab.requested if not url.startswith(("file:", "data:", "blob:"))
+        ] == []

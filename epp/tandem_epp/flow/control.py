@@ -229,16 +229,15 @@ class FlowController:
         average = self._fleet.figures.output_tokens
         output = average if parsed.max_tokens is None else min(average, float(parsed.max_tokens))
         band = settings.band(priority)
-        cost = parsed.prompt_tokens + output if band.fairness == "tokens" else 1.0
         task = FlowTask(
             model,
             priority,
-            "" if band.fairness == "none" else self._tenant(request),
+            self._tenant(request),
             now,
             now + shorter_ttl(request.headers, flows.ttl(model, priority, settings)),
             size=size,
             tokens=outlook.tokens + output,
-            cost=max(1.0, cost),
+            work=parsed.prompt_tokens + output,
             is_split=outlook.is_split and flows.has_prefill_pods(model),
         )
         task.hint, task.order = request.subset, _order(task, request, band)

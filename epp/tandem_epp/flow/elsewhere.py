@@ -33,11 +33,24 @@ class Went(NamedTuple):
     """A request that went at one replica."""
 
     tenant: str
-    cost: float
-    """In requests or tokens."""
+    tokens: float
+    """Of its prompt and expected answer, above 0."""
 
 
 NOTHING: Final = Share()
+Kind = tuple[str | None, bool]
+"""Model, and whether a prefill pod is needed: requests that need the same pods."""
+
+
+class _Other:
+    """What waits of one group at one replica."""
+
+    __slots__ = ("share", "went")
+
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self.went = 0
+        """Requests that went since any waits."""
 
 
 class WaitingElsewhere:
@@ -53,93 +66,106 @@ class WaitingElsewhere:
         self.part: Callable[[], float] = lambda: 1.0
         """The part of the fleet's limits that the connected replicas have together: below 1 while
         others cannot be reached."""
-        self._others: dict[str, dict[Group, Share]] = {}
-        """By replica; only groups with requests."""
-        self._went: dict[str, dict[Group, int]] = {}
-        """Of the same groups, how many requests went since."""
+        self._replicas: dict[str, set[Group]] = {}
+        """Those that told something; their groups with requests."""
+        self._others: dict[Kind, dict[tuple[str, Group], _Other]] = {}
+        """By replica and group; only groups with requests. An admission reads those of its kind."""
+        self._totals: dict[int, Share] = {}
+        """Priority → all that waits of it at other replicas, without a turn."""
 
     def tell(self, group: Group, share: Share, went: Went | None = None) -> None:
         """`share` of `group` waits here now, after `went` has gone; None: none went."""
-        _put(self.own, group, share)
+        if share.requests > 0:
+            self.own[group] = share
+        else:
+            self.own.pop(group, None)
         self.on_change(group, share, went)
 
     def learn(self, peer: str, group: Group, share: Share, went: Went | None = None) -> None:
         """The same of `peer`."""
-        _put(self._others.setdefault(peer, {}), group, share)
-        counts = self._went.setdefault(peer, {})
-        if not share.requests:
-            counts.pop(group, None)
-        elif went is not None:
-            counts[group] = counts.get(group, 0) + 1
+        other = self._put(peer, group, share)
+        if other is not None and went is not None:
+            other.went += 1
         self.on_news(group, share, went)
 
     def forget(self, peer: str) -> None:
         """Nothing is known of `peer` any more."""
-        self._others.pop(peer, None)
-        self._went.pop(peer, None)
+        for group in tuple(self._replicas.get(peer, ())):
+            self._put(peer, group, NOTHING)
+        self._replicas.pop(peer, None)
 
     def gone_before(self, group: Group, turn: float) -> int | None:
         """How many requests have gone of those that wait elsewhere and come before one of `group`
         whose turn is at the virtual time `turn`; None: none comes before it."""
         gone: int | None = None
-        for peer, groups in self._others.items():
-            for other, share in groups.items():
-                if _is_before(other, share.turn, group, turn):
-                    gone = (gone or 0) + self._went[peer].get(other, 0)
+        for other, found in self._alike(group):
+            if other.priority > group.priority or (
+                other.priority == group.priority and found.share.turn < turn
+            ):
+                gone = (gone or 0) + found.went
         return gone
 
     def latest_turn(self, group: Group) -> float:
         """The virtual time of `group` at the replica that is the furthest; 0 if it waits nowhere
         else."""
-        turns = (share.turn for other, share in self._all() if other == group)
+        turns = (found.share.turn for other, found in self._alike(group) if other == group)
         return max(turns, default=0.0)
 
     @property
     def replicas(self) -> int:
         """Those of which it is known what waits there, and this one."""
-        return 1 + len(self._others)
+        return 1 + len(self._replicas)
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing waits elsewhere."""
-        return not any(self._others.values())
+        return not self._others
 
     def has(self, group: Group, least: int | None = None) -> bool:
         """Whether requests wait elsewhere that need the same as `group`. `least`: their priority at
         least; None: any."""
-        return any(
-            other.model == group.model
-            and other.is_split == group.is_split
-            and (least is None or other.priority >= least)
-            for other, _ in self._all()
-        )
+        return any(least is None or other.priority >= least for other, _ in self._alike(group))
 
     def total(self, lowest: int | None = None, highest: int | None = None) -> Share:
         """What waits elsewhere, of the priorities from `lowest` to `highest`; None: without a
         bound. It has no turn."""
         requests = size = 0
-        for group, share in self._all():
-            if (lowest is None or group.priority >= lowest) and (
-                highest is None or group.priority <= highest
-            ):
+        for priority, share in self._totals.items():
+            if (lowest is None or priority >= lowest) and (highest is None or priority <= highest):
                 requests += share.requests
                 size += share.size
         return Share(requests, size)
 
-    def _all(self) -> Iterator[tuple[Group, Share]]:
-        return (item for groups in self._others.values() for item in groups.items())
+    def _alike(self, group: Group) -> Iterator[tuple[Group, _Other]]:
+        """What waits elsewhere and needs the same as `group`."""
+        found = self._others.get((group.model, group.is_split), {})
+        return ((other, each) for (_, other), each in found.items())
 
+    def _put(self, peer: str, group: Group, share: Share) -> _Other | None:
+        """`share` of `group` waits at `peer`; returns it, None: it is none."""
+        groups = self._replicas.setdefault(peer, set())
+        kind = group.model, group.is_split
+        others = self._others.setdefault(kind, {})
+        other, before = others.get((peer, group)), NOTHING
+        if other is not None:
+            before, other.share = other.share, share
+        if share.requests > 0:
+            groups.add(group)
+            other = others.setdefault((peer, group), other or _Other(share))
+        else:
+            share, other = NOTHING, None
+            groups.discard(group)
+            others.pop((peer, group), None)
+            if not others:
+                del self._others[kind]
+        self._count(group.priority, share.requests - before.requests, share.size - before.size)
+        return other
 
-def _is_before(group: Group, turn: float, than: Group, than_turn: float) -> bool:
-    if group.model != than.model or group.is_split != than.is_split:
-        return False
-    if group.priority != than.priority:
-        return group.priority > than.priority
-    return turn < than_turn
-
-
-def _put(groups: dict[Group, Share], group: Group, share: Share) -> None:
-    if share.requests > 0:
-        groups[group] = share
-    else:
-        groups.pop(group, None)
+    def _count(self, priority: int, requests: int, size: int) -> None:
+        """So many more wait of `priority`."""
+        total = self._totals.get(priority, NOTHING)
+        total = Share(total.requests + requests, total.size + size)
+        if total.requests:
+            self._totals[priority] = total
+        else:
+            self._totals.pop(priority, None)

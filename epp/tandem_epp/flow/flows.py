@@ -5,6 +5,7 @@ One request goes at a time: the next one only when the last one is placed and co
 """
 
 from collections.abc import Callable
+from hashlib import sha256
 from random import Random
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -15,7 +16,7 @@ from .elsewhere import NOTHING, Group, Share, WaitingElsewhere, Went
 from .queue import FlowQueue, Waiting
 from .rate import Rate
 from .saturation import Saturation
-from .settings import FlowSettings
+from .settings import BandSettings, FlowSettings
 
 WENT: Final = "went"
 LEFT: Final = "left"
@@ -27,6 +28,9 @@ STOPPING: Final = "flow_stopping"
 
 BYTES_PER_TOKEN: Final = 4
 """Of a body that is not read yet."""
+_LONGEST_NAME: Final = 256
+"""Characters of a tenant's name; a longer one counts by its hash, so that clients cannot make
+messages between replicas long."""
 
 
 QueueKey = tuple[tuple[Pod, ...], str | None, bool]
@@ -38,7 +42,10 @@ what other pods serve waits elsewhere."""
 class Held(Waiting):
     """A request that waits for pods of one model."""
 
-    __slots__ = ("group", "has_ended", "hint", "is_split", "key", "model", "subset", "tokens")
+    __slots__ = (
+        "group", "has_ended", "hint", "is_split", "key", "model", "sender", "subset", "tokens",
+        "work",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -50,13 +57,15 @@ class Held(Waiting):
         *,
         size: int,
         tokens: float,
-        cost: float,
+        work: float,
         is_split: bool,
     ) -> None:
-        """`tokens`: of prompt and answer, as far as no pod has their KV; `is_split`: whether it
-        needs a prefill pod."""
-        super().__init__(priority, tenant, arrived, deadline, size=size, cost=cost)
+        """`tokens`: of prompt and answer, as far as no pod has their KV; `work`: all of them;
+        `is_split`: whether it needs a prefill pod. By whom and what shares are counted, `Flows`
+        sets as the settings say: `tenant` and `cost`."""
+        super().__init__(priority, tenant, arrived, deadline, size=size)
         self.model, self.tokens, self.is_split = model, tokens, is_split
+        self.sender, self.work = short_name(tenant), max(1.0, work)
         self.hint: frozenset[str] | None = None
         """Addresses of the pods that the gateway allows; None: all."""
         self.has_ended = False
@@ -67,6 +76,26 @@ class Held(Waiting):
         """Its queue. Set by `Flows`."""
         self.subset: frozenset[str] | None = None
         """Once it goes: the addresses of the pods that have room for it; None: any may get it."""
+
+
+def short_name(tenant: str) -> str:
+    """The name by which all replicas know a tenant."""
+    if len(tenant) <= _LONGEST_NAME:
+        return tenant
+    return sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Charge(NamedTuple):
+    """By whom and what the shares of a band count a request."""
+
+    tenant: str
+    cost: float
+
+
+def charge_of(band: BandSettings, sender: str, work: float) -> Charge:
+    """What a request of `sender` with `work` tokens counts."""
+    tenant = "" if band.fairness == "none" else sender
+    return Charge(tenant, work if band.fairness == "tokens" else 1.0)
 
 
 class Demand(NamedTuple):
@@ -110,6 +139,8 @@ class Flows(Generic[H]):
         self._fleet, self._on_end, self._random = fleet, on_end, random
         self._saturation = Saturation(fleet)
         self._settings: FlowSettings | None = None
+        self._charging = FlowSettings()
+        """The latest that were not None: what waits is charged by them."""
         self._detected: DetectedSaturation | None = None
         """Where a detector says when pods are saturated."""
         self._priorities: tuple[int, ...] = ()
@@ -124,6 +155,8 @@ class Flows(Generic[H]):
         self._resting: dict[QueueKey, tuple[Group, FlowQueue[H]]] = {}
         """Those that had some, while such requests wait at other replicas: what tenants got counts.
         With one of these requests' groups."""
+        self._members_version = fleet.members_version
+        """Of the pods by which queues are listed."""
         self._going: H | None = None
         """Has its turn and is not placed yet."""
         self._rate = Rate()
@@ -147,9 +180,11 @@ class Flows(Generic[H]):
 
     @settings.setter
     def settings(self, settings: FlowSettings | None) -> None:
-        self._settings, self._detected = settings, None
+        before, self._settings, self._detected = self._charging, settings, None
         self._priorities = ()
         if settings is not None:
+            self._charging = settings
+            self._recharge(before)
             self._priorities = tuple(sorted({0, *settings.bands, *self.counts}, reverse=True))
             if (detector := settings.detector) is not None:
                 self._detected = DetectedSaturation(
@@ -202,6 +237,7 @@ class Flows(Generic[H]):
 
     def admit(self, held: H, settings: FlowSettings) -> str | None:
         """Let `held` wait, or say why not."""
+        self._follow_pods()
         held.group = self._group(held)
         if self._is_full(held, settings):
             return FULL
@@ -210,8 +246,8 @@ class Flows(Generic[H]):
         excess = self._excess_bytes(held, settings)
         if excess > 0 and not (settings.displace and self._displace(held, excess)):
             return FULL
-        pods = self._fleet.ready_pods(held.model)
-        held.key = (pods, None if pods else held.group.model, held.is_split)
+        held.tenant, held.cost = self._charge(held.priority, held.sender, held.work)
+        held.key = self._key(held.model, is_split=held.is_split)
         if (queue := self._queues.get(held.key)) is None:
             _, queue = self._resting.pop(held.key, (held.group, FlowQueue()))
             self._queues[held.key] = queue
@@ -226,6 +262,7 @@ class Flows(Generic[H]):
     def advance(self, now: float, at: float) -> bool:
         """Refuse those whose time is over, and let the next request go if there is room. Returns
         whether it is worth to ask again without anything having happened."""
+        self._follow_pods()
         for held in [held for queue in self._queues.values() for held in queue.expired(at)]:
             self._end(held, EXPIRED, at)
         if self._going is not None:
@@ -367,15 +404,13 @@ class Flows(Generic[H]):
 
     def _on_news(self, group: Group, share: Share, went: Went | None) -> None:
         """Another replica has told what waits there."""
+        self._follow_pods()
         self._rest(group)
-        pods, priority = self._fleet.ready_pods(group.model), group.priority
-        key = (pods, None if pods else group.model, group.is_split)
-        if went is not None and key in self._resting:
-            self._resting[key][1].charge(priority, went.tenant, went.cost)
+        key, priority = self._key(group.model, is_split=group.is_split), group.priority
+        if went is not None and (charged := self._queues.get(key) or self._rested(key)) is not None:
+            charged.charge(priority, *self._charge(priority, *went))
         if (queue := self._queues.get(key)) is None:
             return
-        if went is not None:
-            queue.charge(priority, went.tenant, went.cost)
         if not (cost := queue.largest_cost(priority)):
             return
         if share.requests:
@@ -383,6 +418,54 @@ class Flows(Generic[H]):
         own, turn = self.elsewhere.own.get(group, NOTHING), queue.turn(priority)
         if own.requests and abs(turn - own.turn) > LEAD * cost / 2:
             self.elsewhere.tell(group, own._replace(turn=turn))
+
+    def _follow_pods(self) -> None:
+        """What needs the same pods waits in one queue, also after these have changed."""
+        if self._members_version == (version := self._fleet.members_version):
+            return
+        self._members_version = version
+        queues, self._queues = self._queues, {}
+        for queue in queues.values():
+            by_key: dict[QueueKey, list[H]] = {}
+            for held in queue.all():
+                held.key = self._key(held.model, is_split=held.is_split)
+                by_key.setdefault(held.key, []).append(held)
+            kept = next((key for key in by_key if key not in self._queues), None)
+            for key, items in by_key.items():
+                if key == kept:
+                    self._queues[key] = queue
+                    continue
+                other = self._queues.setdefault(key, FlowQueue())
+                for held in sorted(items, key=lambda held: held.number):
+                    queue.remove(held)
+                    other.add(held, self.elsewhere.latest_turn(held.group))
+        resting, self._resting = self._resting, {}
+        for group, queue in resting.values():
+            key = self._key(group.model, is_split=group.is_split)
+            if key not in self._queues:
+                self._resting[key] = group, queue
+
+    def _recharge(self, before: FlowSettings) -> None:
+        """Shares are counted by what the settings say now, not by `before`."""
+        queues = [*self._queues.values(), *(queue for _, queue in self._resting.values())]
+        for queue in queues:
+            for priority in queue.priorities:
+                if before.band(priority).fairness == self._charging.band(priority).fairness:
+                    continue
+                for held in queue.restart(priority):
+                    held.tenant, held.cost = self._charge(priority, held.sender, held.work)
+                    queue.add(held)
+
+    def _charge(self, priority: int, sender: str, work: float) -> Charge:
+        return charge_of(self._charging.band(priority), sender, work)
+
+    def _key(self, model: str | None, *, is_split: bool) -> QueueKey:
+        """The queue of requests for `model`."""
+        pods = self._fleet.ready_pods(model)
+        return pods, None if pods else self._fleet.model_key(model), is_split
+
+    def _rested(self, key: QueueKey) -> FlowQueue[H] | None:
+        return self._resting[key][1] if key in self._resting else None
 
     def _rest(self, group: Group) -> None:
         """Forget what tenants got of requests like `group` if none of these waits elsewhere."""
@@ -410,6 +493,6 @@ class Flows(Generic[H]):
         self.bytes -= held.size
         self.counts[held.priority] -= 1
         self._band_bytes[held.priority] -= held.size
-        self._tell(held, -1, Went(held.tenant, held.cost) if reason == WENT else None)
+        self._tell(held, -1, Went(held.sender, held.work) if reason == WENT else None)
         self._count_demand(held, -1)
         self._on_end(held, reason, at)

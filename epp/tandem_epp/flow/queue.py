@@ -13,13 +13,14 @@ Replicas of an EPP share the virtual time: what one lets go is charged to its te
 too (`charge`), and a band that only begins to wait begins where the others are.
 """
 
-from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final, Generic, TypeVar
 
 _FEW: Final = 64
 """Left-overs in a list that are not worth a look."""
+_NUMBERS: Final = count(1)
+"""Of entries of lists, in the order in which they were made."""
 _MOST_DEBTS: Final = 10_000
 """Tenants none of whose requests waits that are remembered: names are invented easily."""
 
@@ -27,7 +28,7 @@ _MOST_DEBTS: Final = 10_000
 class Waiting:
     """A request that waits."""
 
-    __slots__ = ("arrived", "cost", "deadline", "is_gone", "order", "priority", "size", "tenant")
+    __slots__ = ("arrived", "cost", "deadline", "number", "order", "priority", "size", "tenant")
 
     def __init__(
         self,
@@ -46,8 +47,8 @@ class Waiting:
         self.size, self.cost = size, cost
         self.order = arrived
         """The lowest of its tenant goes first; not changed while it waits."""
-        self.is_gone = False
-        """Whether it has left the queue."""
+        self.number = 0
+        """Of its entries in the lists of the queue in which it is; 0: it is in none."""
 
 
 W = TypeVar("W", bound=Waiting)
@@ -70,13 +71,12 @@ class _Tenant(Generic[W]):
 class _Band(Generic[W]):
     """The tenants of one priority."""
 
-    def __init__(self, numbers: Iterator[int], began: float) -> None:
+    def __init__(self, began: float) -> None:
         self.count = 0
         self.began = began
         """The virtual time of the whole fleet at which the one of this band is 0."""
         self.largest = 0.0
         """The highest cost of a request so far."""
-        self._numbers = numbers
         self._now = 0.0
         """The virtual time: the beginning of the latest request that went."""
         self._tenants: dict[str, _Tenant[W]] = {}
@@ -100,8 +100,9 @@ class _Band(Generic[W]):
         if tenant is None:
             start = max(self._now, self._debts.pop(item.tenant, 0.0))
             tenant = self._tenants[item.tenant] = _Tenant(start)
-            heappush(self._order, (start, next(self._numbers), tenant))
-        heappush(tenant.heap, (item.order, next(self._numbers), item))
+            heappush(self._order, (start, next(_NUMBERS), tenant))
+        item.number = next(_NUMBERS)
+        heappush(tenant.heap, (item.order, item.number, item))
         tenant.count += 1
         self.count += 1
 
@@ -109,9 +110,21 @@ class _Band(Generic[W]):
         """The request that goes next. The band has one."""
         return self._first_tenant().heap[0][2]
 
+    def all(self) -> list[W]:
+        """Those that wait; of one tenant in their order."""
+        entries = [entry for tenant in self._tenants.values() for entry in tenant.heap]
+        return [
+            entry[2] for entry in sorted(filter(_is_inside, entries), key=lambda each: each[:2])
+        ]
+
+    @property
+    def now(self) -> float:
+        """The virtual time of the whole fleet at which the latest request that went began."""
+        return self.began + self._now
+
     @property
     def turn(self) -> float:
-        """The virtual time of the whole fleet at which it begins."""
+        """The virtual time of the whole fleet at which the next one begins."""
         return self.began + self._first_tenant().start
 
     def charge(self, name: str, cost: float) -> None:
@@ -121,7 +134,7 @@ class _Band(Generic[W]):
             self._owe(name, max(self._now, self._debts.get(name, 0.0)) + cost)
             return
         tenant.start += cost
-        heappush(self._order, (tenant.start, next(self._numbers), tenant))
+        heappush(self._order, (tenant.start, next(_NUMBERS), tenant))
         # Who comes now begins where the others are.
         self._now = max(self._now, self._first_tenant().start - self.largest)
         self._forget(tenant)
@@ -134,7 +147,7 @@ class _Band(Generic[W]):
         self._now = tenant.start
         tenant.start += item.cost
         if tenant.count > 1:
-            heappush(self._order, (tenant.start, next(self._numbers), tenant))
+            heappush(self._order, (tenant.start, next(_NUMBERS), tenant))
         self._drop(item, tenant)
         return item
 
@@ -143,7 +156,7 @@ class _Band(Generic[W]):
         self._drop(item, self._tenants[item.tenant])
 
     def _drop(self, item: W, tenant: _Tenant[W]) -> None:
-        item.is_gone = True
+        item.number = 0
         tenant.count -= 1
         self.count -= 1
         if not tenant.count:
@@ -154,7 +167,7 @@ class _Band(Generic[W]):
     def _forget(self, tenant: _Tenant[W]) -> None:
         """Bound what is kept beside the requests that wait."""
         if len(tenant.heap) > _FEW + 2 * tenant.count:
-            tenant.heap = [entry for entry in tenant.heap if not entry[2].is_gone]
+            tenant.heap = [entry for entry in tenant.heap if _is_inside(entry)]
             heapify(tenant.heap)
         if len(self._order) > _FEW + 2 * len(self._tenants):
             self._order = [entry for entry in self._order if _counts(entry)]
@@ -172,7 +185,7 @@ class _Band(Generic[W]):
         while not _counts(self._order[0]):
             heappop(self._order)
         tenant = self._order[0][2]
-        while tenant.heap[0][2].is_gone:
+        while not _is_inside(tenant.heap[0]):
             heappop(tenant.heap)
         return tenant
 
@@ -180,6 +193,11 @@ class _Band(Generic[W]):
 def _counts(entry: tuple[float, int, _Tenant[W]]) -> bool:
     start, _, tenant = entry
     return tenant.count > 0 and tenant.start == start
+
+
+def _is_inside(entry: tuple[float, int, W]) -> bool:
+    """Whether the entry's request has not left the queue since, also not for another one."""
+    return entry[2].number == entry[1]
 
 
 class FlowQueue(Generic[W]):
@@ -190,7 +208,6 @@ class FlowQueue(Generic[W]):
         """By priority; only those with requests."""
         self._resting: dict[int, _Band[W]] = {}
         """Those that had some: what their tenants got counts while the queue is kept."""
-        self._numbers = count()
         self._deadlines: list[tuple[float, int, W]] = []
         """Also those that are gone, until they come first."""
 
@@ -201,11 +218,16 @@ class FlowQueue(Generic[W]):
         """`item` waits from now on. `turn`: the virtual time of the whole fleet, if it is the first
         of its band."""
         if (band := self._bands.get(item.priority)) is None:
-            band = self._resting.pop(item.priority, None) or _Band(self._numbers, turn)
+            band = self._resting.pop(item.priority, None) or _Band(turn)
             self._bands[item.priority] = band
         band.add(item, turn)
-        heappush(self._deadlines, (item.deadline, next(self._numbers), item))
+        heappush(self._deadlines, (item.deadline, item.number, item))
         self._forget_gone()
+
+    @property
+    def priorities(self) -> list[int]:
+        """Those of which requests wait or waited."""
+        return [*self._bands, *self._resting]
 
     def first(self) -> W | None:
         """The request that goes next; None: none waits."""
@@ -237,9 +259,23 @@ class FlowQueue(Generic[W]):
         if (band := self._bands.get(priority)) is not None:
             band.began += max(0.0, turn - band.turn)
 
+    def restart(self, priority: int) -> list[W]:
+        """Remove and return all requests of `priority`, those of a tenant in their order, and
+        forget what tenants got: those that are added now get equal shares from now on."""
+        band = self._bands.pop(priority, None) or self._resting.get(priority)
+        if band is None:
+            return []
+        items = band.all()
+        for item in items:
+            item.number = 0
+        self._resting[priority] = _Band(band.now)
+        self._forget_gone()
+        return items
+
     def remove(self, item: W) -> None:
-        """`item` waits no longer, and has not gone. Without effect if it is gone already."""
-        if not item.is_gone:
+        """`item`, which is in this queue, waits no longer, and has not gone. Without effect if it
+        is gone already."""
+        if item.number:
             self._bands[item.priority].remove(item)
             self._close(item.priority)
 
@@ -250,16 +286,19 @@ class FlowQueue(Generic[W]):
     def expired(self, now: float) -> list[W]:
         """Remove and return those whose time ends until `now`."""
         ended = []
-        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].is_gone):
-            item = heappop(self._deadlines)[2]
-            if not item.is_gone:
-                self.remove(item)
-                ended.append(item)
+        while (first := next(iter(self._deadlines), None)) is not None:
+            is_inside = _is_inside(first)
+            if is_inside and first[0] > now:
+                break
+            heappop(self._deadlines)
+            if is_inside:
+                self.remove(first[2])
+                ended.append(first[2])
         return ended
 
     def all(self) -> list[W]:
         """All that wait."""
-        return [item for _, _, item in self._deadlines if not item.is_gone]
+        return [entry[2] for entry in self._deadlines if _is_inside(entry)]
 
     def _close(self, priority: int) -> None:
         if not self._bands[priority].count:
@@ -268,5 +307,5 @@ class FlowQueue(Generic[W]):
     def _forget_gone(self) -> None:
         """Those that are gone are at most as many as those that wait, and `_FEW`."""
         if len(self._deadlines) > _FEW + 2 * len(self):
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].is_gone]
+            self._deadlines = [entry for entry in self._deadlines if _is_inside(entry)]
             heapify(self._deadlines)

@@ -112,8 +112,8 @@ MAX_UNKNOWN: Final = 1000
 """Names of unknown pods that are remembered of one peer. A pod beyond them gets no snapshot when it
 is discovered."""
 MAX_MODEL: Final = 256
-"""Characters of the name of a model or tenant that are sent at most: clients choose the former
-where no backend lists its models, and the latter where there are no API keys."""
+"""Characters of the name of a model that are sent at most: clients choose it where no backend lists
+its models."""
 
 
 class Publisher(Protocol):
@@ -321,10 +321,10 @@ class SharedFleet:
                 pass
 
     def _learn_waiting(self, peer: str, event: RequestsWait) -> None:
-        if isfinite(event.turn) and isfinite(event.cost):
+        if isfinite(event.turn) and isfinite(event.tokens):
             group = Group(event.model or None, event.priority, event.is_split)
             share = Share(max(0, event.requests), max(0, event.size), event.turn)
-            went = Went(event.tenant, event.cost) if event.cost > 0.0 else None
+            went = Went(event.tenant, event.tokens) if event.tokens > 0.0 else None
             self._waiting.learn(peer, group, share, went)
 
     def _find(self, peer: str, name: str) -> Pod | None:
@@ -426,9 +426,8 @@ def _started(placement: Placement, now: float, chain_bytes: int) -> RequestStart
 
 
 def _wait(group: Group, share: Share, went: Went | None = None) -> RequestsWait:
-    if went is None or len(went.tenant) > MAX_MODEL:
-        went = Went("", 0.0)
-    return RequestsWait(group.model or "", group.priority, group.is_split, *share, *went)
+    sent = went or Went("", 0.0)
+    return RequestsWait(group.model or "", group.priority, group.is_split, *share, *sent)
 
 
 def _answered(placement: Placement, response: ResponseHeaders) -> RequestAnswered:

@@ -389,6 +389,7 @@ class Replicas:
         return tenants
 
 
+@pytest.mark.usefixtures("patience")
 async def test_the_important_go_first_at_all_replicas() -> None:
     replicas = Replicas()
     first, second = replicas.setups
@@ -435,6 +436,7 @@ async def test_a_replica_yields_as_long_as_the_important_go_at_another(
     await waiting
 
 
+@pytest.mark.usefixtures("patience")
 @pytest.mark.parametrize("at_second", [0, 12], ids=["of others only", "also of the first tenant"])
 async def test_a_tenant_has_one_share_of_all_replicas(at_second: int) -> None:
     replicas = Replicas()
@@ -455,6 +457,7 @@ async def test_a_tenant_has_one_share_of_all_replicas(at_second: int) -> None:
         task.cancel()
 
 
+@pytest.mark.usefixtures("patience")
 async def test_shares_of_tokens_are_those_of_all_replicas() -> None:
     replicas = Replicas(settings=FlowSettings(enabled=True, fairness="tokens"))
     first, second = replicas.setups
@@ -472,6 +475,7 @@ async def test_shares_of_tokens_are_those_of_all_replicas() -> None:
         task.cancel()
 
 
+@pytest.mark.usefixtures("patience")
 async def test_a_tenant_that_never_has_two_requests_gets_one_share_of_all_replicas() -> None:
     replicas = Replicas()
     first, second = replicas.setups

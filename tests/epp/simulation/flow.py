@@ -79,7 +79,7 @@ class FlowGate:
             now + self._flows.ttl(MODEL, sender.priority, settings),
             size=size,
             tokens=tokens,
-            cost=tokens if settings.default.fairness == "tokens" else 1.0,
+            work=tokens,
             is_split=False,
         )
         if self._flows.passes(held, now):

@@ -202,8 +202,8 @@ class RequestsWait(msgspec.Struct, frozen=True, array_like=True):
     """The virtual time at which the next of them begins: `flow.queue`."""
     tenant: str = ""
     """Whose request went just now."""
-    cost: float = 0.0
-    """Its cost, in requests or tokens; 0: none went."""
+    tokens: float = 0.0
+    """Of its prompt and expected answer; 0: none went."""
 
 
 Event: TypeAlias = (

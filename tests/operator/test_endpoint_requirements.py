@@ -212,6 +212,8 @@ def test_priorities_reach_only_engines_that_take_them() -> None:
 
     assert told("--scheduling-policy", "priority")
     assert told("--scheduling-policy=priority")
+    assert told("--scheduling_policy", "fcfs", "--scheduling_policy", "priority")
+    assert not told("--scheduling-policy", "priority", "--scheduling-policy", "fcfs")
     assert not told("--scheduling-policy", "fcfs")
     assert not told()
     with_engines = decode("a", engine={"extraArgs": ["--scheduling-policy=priority"]})

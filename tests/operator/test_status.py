@@ -355,6 +355,19 @@ def test_compatible_notes_a_limit_that_cannot_be_checked() -> None:
     assert "prefill's tensor size 4 is above decode's 1" in message
 
 
+def test_compatible_notes_a_prefill_engine_that_refuses_priorities() -> None:
+    policy = {"extraArgs": ["--scheduling-policy", "priority"]}
+
+    def message(prefill: Any, decode: Any) -> str:
+        cluster = settled(prefill_pool(engine=prefill), decode_pool(engine=decode))
+        return str(cluster.condition("d", "Compatible")["message"])
+
+    note = "prefill has no --scheduling-policy priority"
+    assert note in message({}, policy)
+    assert note not in message(policy, policy)
+    assert note not in message({}, {})
+
+
 def test_every_condition_and_reason_is_in_the_runbook() -> None:
     page = (Path(__file__).parents[2] / "docs" / "run" / "pools.md").read_text()
     missing = [

@@ -61,8 +61,8 @@ class Held(Waiting):
         is_split: bool,
     ) -> None:
         """`tokens`: of prompt and answer, as far as no pod has their KV; `work`: all of them;
-        `is_split`: whether it needs a prefill pod. By whom and what shares are counted, `Flows`
-        sets as the settings say: `tenant` and `cost`."""
+        `is_split`: whether it needs a prefill pod. `Flows` sets `tenant` and `cost`, as the
+        settings say."""
         super().__init__(priority, tenant, arrived, deadline, size=size)
         self.model, self.tokens, self.is_split = model, tokens, is_split
         self.sender, self.work = short_name(tenant), max(1.0, work)
@@ -86,7 +86,7 @@ def short_name(tenant: str) -> str:
 
 
 class Charge(NamedTuple):
-    """By whom and what the shares of a band count a request."""
+    """What a band counts for a request, and for which tenant."""
 
     tenant: str
     cost: float

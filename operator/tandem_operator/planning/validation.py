@@ -22,7 +22,13 @@ from tandem_contract.custom_resources import DECODE_POOL, PREFILL_POOL
 
 from ..conditions import Reason
 from ..observed import Body
-from ..resources.compatibility import disagreements, inherit, is_inherited, replicated_heads_note
+from ..resources.compatibility import (
+    disagreements,
+    inherit,
+    is_inherited,
+    priority_note,
+    replicated_heads_note,
+)
 from ..resources.pools import (
     DecodePool,
     Pool,
@@ -229,9 +235,14 @@ def _validate_pair(decode: _Manifest, prefill: _Manifest, defaults: Defaults) ->
 
 
 def _notes(prefill: PrefillPool, decode: Pool | None) -> Sequence[str]:
-    sizes = prefill.spec.parallelism.tensor, decode.spec.parallelism.tensor if decode else 0
-    note = replicated_heads_note(*sizes) if decode else None
-    return [note] if note else []
+    if decode is None:
+        return []
+    specs = prefill.spec, decode.spec
+    notes = (
+        replicated_heads_note(*(spec.parallelism.tensor for spec in specs)),
+        priority_note(*(spec.engine.extra_args for spec in specs)),
+    )
+    return [note for note in notes if note]
 
 
 def _rules_broken_by_inheritance(pool: Pool | None, prefill: str) -> Sequence[str]:

@@ -165,6 +165,22 @@ def replicated_heads_note(prefill: int, decode: int) -> str | None:
     )
 
 
+def takes_priorities(arguments: Sequence[str]) -> bool:
+    """Whether vLLM with `engine.extraArgs` takes requests with a priority: else it refuses them."""
+    return _flags(arguments).get("--scheduling-policy") == "priority"
+
+
+def priority_note(prefill: Sequence[str], decode: Sequence[str]) -> str | None:
+    """What becomes of requests with a priority, for `engine.extraArgs` of both; None: engines of
+    both pools take them, or those of the DecodePool do not."""
+    if takes_priorities(prefill) or not takes_priorities(decode):
+        return None
+    return (
+        "prefill has no --scheduling-policy priority in engine.extraArgs: it refuses requests with"
+        " a priority, and decode engines compute their prompts"
+    )
+
+
 def _field_mismatches(
     prefill: Mapping[str, Any],
     decode: Mapping[str, Any],

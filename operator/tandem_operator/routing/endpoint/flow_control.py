@@ -5,6 +5,7 @@ from typing import Any
 
 from tandem_contract.durations import format_duration
 
+from ...resources.compatibility import takes_priorities
 from ...resources.pools import DecodePool
 from ...resources.spec import FlowClient, FlowControl
 
@@ -67,8 +68,7 @@ def _priority_obstacle(decode: DecodePool) -> str:
     engine = decode.spec.engine
     if engine.type != "vllm":
         return f"has engine.type {engine.type}"
-    arguments = " ".join(engine.extra_args).replace("=", " ")
-    if "--scheduling-policy priority" in arguments:
+    if takes_priorities(engine.extra_args):
         return ""
     return "has no --scheduling-policy priority in engine.extraArgs"
 

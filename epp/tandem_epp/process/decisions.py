@@ -26,6 +26,7 @@ from ..backends.warmup_requests import SidecarHandOffs
 from ..choice.routing import Routing
 from ..flow.control import FlowController
 from ..flow.metrics import FlowMetrics
+from ..llmd.metrics.flow import add_flow_metrics
 from ..llmd.metrics.pool import pool_of
 from ..llmd.metrics.requests import add_llmd_metrics
 from ..metrics.counters import Metrics
@@ -69,6 +70,8 @@ class Decisions:
             tenant=lambda request: self.picker.objectives.tenant(request.headers),
             random=Random(),
         )
+        waiting = self.flow.elsewhere.own
+        add_flow_metrics(self.metrics.registry, waiting, pool_of(settings))
         self.picker.follows_hints = settings.subset_hints
         self.picker.plan_keys = plan_keys
         self.picker.salts.header = configuration.router.cache_salt.from_header

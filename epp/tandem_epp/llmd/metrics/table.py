@@ -22,6 +22,7 @@ from .families import (
     TTFT,
     Names,
 )
+from .flow import BYTES, SIZE
 from .pool import IN_FLIGHT, INFO, QUEUE, READY, STATISTICS
 
 
@@ -47,7 +48,6 @@ class Missing:
 
 
 _HEAD_ONLY: Final = "the EPP does not read bodies of answers"
-_NO_FLOWS: Final = "the EPP has metrics of its own for flow control, tandem_epp_flow_*"
 
 EXPORTED: Final[Sequence[Exported]] = (
     Exported(TOTAL, "tandem_epp_decisions_total", "requests without a model are left out"),
@@ -67,6 +67,12 @@ EXPORTED: Final[Sequence[Exported]] = (
     Exported(DECISIONS, "tandem_epp_decisions_total"),
     Exported(REWRITES, "", "requests that were placed, and not those that name the target"),
     Exported(HIT_RATIO, "tandem_epp_prefix_hit_ratio"),
+    Exported(
+        SIZE,
+        "tandem_epp_flow_held, tandem_epp_flow_model_requests",
+        "both models are the one that serves",
+    ),
+    Exported(BYTES, "tandem_epp_flow_held_bytes", "both models are the one that serves"),
     Exported(INFO, "", "commit is empty, build_ref is Tandem's version"),
 )
 
@@ -112,11 +118,36 @@ MISSING: Final[Sequence[Missing]] = (
     Missing(("pd_decision_total",), "of a handler that llm-d deprecates",
             "`llm_d_epp_disagg_decision_total`"),
     Missing(("program_aware_jains_fairness_index", "program_aware_avg_wait_time_milliseconds",
-             "program_aware_attained_service_tokens"), _NO_FLOWS),
+             "program_aware_attained_service_tokens"), "shares are not summed up by tenant",
+            "`tandem_epp_flow_seconds`: waits by priority"),
     Missing(("disaggregatedset_strict_header_no_match_total",
              "disaggregatedset_revision_gating_share"), "that plugin is refused"),
-    Missing(("flow_control_*",), _NO_FLOWS, "to scale, use `tandem_epp_flow_model_requests`,"
-            " `llm_d_epp_average_queue_size` or `llm_d_epp_request_running`"),
+    Missing(
+        ("flow_control_request_queue_duration_seconds", "flow_control_requests_total"),
+        "llm-d counts all requests, also those that do not wait",
+        "`tandem_epp_flow_seconds`: those that waited and went;"
+        " `tandem_epp_flow_ended_total`: those that waited or were refused, by result",
+    ),
+    Missing(
+        ("flow_control_pool_saturation", "flow_control_stale_endpoints"),
+        "a pod has room or not, by what it would take, and there is no one share",
+        "`tandem_epp_flow_held`: above 0 while pods are saturated; `tandem_epp_scrape_age_seconds`",
+    ),
+    Missing(
+        ("flow_control_dispatch_cycle_duration_seconds",
+         "flow_control_request_enqueue_duration_seconds"),
+        "there is no cycle: each change lets the next request go", "`tandem_epp_decision_seconds`",
+    ),
+    Missing(
+        ("flow_control_capacity_utilization_*", "flow_control_global_capacity_utilization_*"),
+        "limits are those of all replicas",
+        "the sum of `tandem_epp_flow_held` or `tandem_epp_flow_held_bytes`, over the limit",
+    ),
+    Missing(
+        ("flow_control_revocations_*", "flow_control_revocation_confirmation_seconds",
+         "flow_control_reclaim_target", "flow_control_pending_reclaim"),
+        "requests that a backend has are not ended for others",
+    ),
     Missing(("inflight_tokens",), "each replica of the EPP counts what all have placed"),
     Missing(
         ("extproc_streams_inflight", "extproc_stream_duration_seconds", "extproc_streams_total"),

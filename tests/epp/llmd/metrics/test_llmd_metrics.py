@@ -16,7 +16,9 @@ from tandem_contract.timing import Timing
 from tandem_epp.backends.pods import Pod, ScrapeResult
 from tandem_epp.estimates.engine_figures import Gauges
 from tandem_epp.exchange import HttpRequest, ResponseHeaders
+from tandem_epp.flow.elsewhere import Group, Share
 from tandem_epp.llmd.metrics.families import PREFIX, Pool
+from tandem_epp.llmd.metrics.flow import add_flow_metrics
 from tandem_epp.llmd.metrics.requests import MAX_MODELS, add_llmd_metrics
 from tandem_epp.llmd.metrics.table import EXPORTED, MISSING
 from tandem_epp.metrics.counters import Metrics
@@ -48,7 +50,13 @@ inference_request_metric request_predicted_ttft_seconds
 request_ttft_prediction_duration_seconds request_predicted_tpot_seconds
 request_tpot_prediction_duration_seconds request_slo_violation_total
 disagg_decision_total pd_decision_total disaggregatedset_strict_header_no_match_total
-disaggregatedset_revision_gating_share flow_control_* extproc_streams_inflight
+disaggregatedset_revision_gating_share extproc_streams_inflight
+flow_control_queue_size flow_control_queue_bytes flow_control_request_queue_duration_seconds
+flow_control_requests_total flow_control_pool_saturation flow_control_stale_endpoints
+flow_control_dispatch_cycle_duration_seconds flow_control_request_enqueue_duration_seconds
+flow_control_capacity_utilization_* flow_control_global_capacity_utilization_*
+flow_control_revocations_* flow_control_revocation_confirmation_seconds
+flow_control_reclaim_target flow_control_pending_reclaim
 extproc_stream_duration_seconds extproc_streams_total inflight_requests inflight_tokens
 kv_cache_* moriio_dns_*
 """,
@@ -64,6 +72,7 @@ OLDER = {
     "llm_d_inference_scheduler_disagg_decision_total",
     "inference_extension_prefix_indexer_hit_ratio", "inference_extension_info",
     "inference_extension_model_rewrite_decisions_total",
+    "inference_extension_flow_control_queue_size", "inference_extension_flow_control_queue_bytes",
 }  # fmt: skip
 MODEL = {"model_name": "m", "target_model_name": "m"}
 FLOW = {**MODEL, "fairness_id": "default-flow", "priority": "0"}
@@ -75,6 +84,8 @@ class LlmdSetup(PickerSetup):
     def __init__(self, scheduling: str = "{}", **roles: str) -> None:
         super().__init__(scheduling, **roles)
         self.requests = add_llmd_metrics(self.metrics.registry, self.history, self.fleet)
+        self.waiting: dict[Group, Share] = {}
+        add_flow_metrics(self.metrics.registry, self.waiting, Pool("pool"))
 
 
 def value(metrics: Metrics, name: str, labels: Mapping[str, str]) -> float | None:
@@ -121,6 +132,28 @@ def test_all_exported_metrics_and_no_others_are_on_the_page() -> None:
     own = {name for name in names if not name.startswith(("tandem_", "disaggregated_"))}
     expected = {PREFIX + each.names.name for each in EXPORTED} | OLDER
     assert own == expected
+
+
+def test_what_waits_is_told_by_model_and_priority() -> None:
+    setup = LlmdSetup(d="unified")
+    split, whole = (Group("m", 7, is_split=is_split) for is_split in (True, False))
+    setup.waiting |= {split: Share(2, 10), whole: Share(1, 5), Group(None, 0, False): Share(4, 40)}
+    labels = {**FLOW, "priority": "7", "inference_pool": "pool"}
+
+    def read(**changed: str) -> list[float | None]:
+        names = ("llm_d_epp_flow_control_queue_", "inference_extension_flow_control_queue_")
+        return [
+            value(setup.metrics, name + what, labels | changed)
+            for name in names
+            for what in ("size", "bytes")
+        ]
+
+    unnamed = {"priority": "0", "model_name": "", "target_model_name": ""}
+    assert read() == [3, 15] * 2
+    assert read(**unnamed) == [4, 40] * 2
+    setup.waiting.clear()
+    # A scaler must read that nothing waits any more.
+    assert read() == read(**unnamed) == [0, 0] * 2
 
 
 def test_a_request_counts_while_it_runs_and_when_it_ends() -> None:

@@ -1,19 +1,17 @@
 """Assembles the page from its parts."""
 
-import base64
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 
-import jinja2
 import msgspec
 from plotly.offline import get_plotlyjs
 
 from ..figures.histogram import RELATIVE_ERROR, percentile_of
 from ..figures.model import PERCENTILES, Distribution, Repeat, Report
+from ..page_parts import json_in_html, render
 from . import summary, tables, units
 from .charts import Chart, latency_cdf
 from .tables import Table
@@ -29,7 +27,6 @@ _QUANTITIES: Final = {
 }
 """Name → field of `Figures`."""
 _IN_CDF: Final = ("TTFT", "ITL", "E2E")
-_FOLDER: Final = files(__package__)
 
 
 @dataclass(frozen=True)
@@ -65,8 +62,12 @@ def page(report: Report) -> str:
     sections = [_section(number, repeat) for number, repeat in enumerate(report.repeats, 1)]
     specs = [chart.spec for chart in (cdf, *(c for section in sections for c in section.charts))]
     plotly: str = get_plotlyjs()
-    script = _text("report.js")
-    return _template().render(
+    return render(
+        files(__package__),
+        "report.html.jinja",
+        style="report.css",
+        scripts=["report.js"],
+        libraries=[plotly],
         report=report,
         facts=summary.facts(report),
         sentences=summary.sentences(report),
@@ -80,12 +81,7 @@ def page(report: Report) -> str:
         repeats=tables.repeats(report),
         rates=tables.rates(report),
         estimates=tables.estimates(report),
-        style=_text("report.css"),
-        plotly=plotly,
-        script=script,
-        script_sources=f"{_hash(plotly)} {_hash(script)}",
-        # `<` could end the script element.
-        chart_data=msgspec.json.encode(specs).decode().replace("<", "\\u003c"),
+        chart_data=json_in_html(msgspec.json.encode(specs).decode()),
     )
 
 
@@ -121,27 +117,6 @@ def _section(number: int, repeat: Repeat) -> _RepeatSection:
             for server in repeat.server
         ],
     )
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_text),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.jinja")
-
-
-def _text(name: str) -> str:
-    return _FOLDER.joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(script: str) -> str:
-    """The source expression that lets a Content-Security-Policy run exactly this script."""
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def pool(distributions: Sequence[Distribution | None]) -> Distribution | None:

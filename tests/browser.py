@@ -20,6 +20,52 @@ FLAGS = (
     *("--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-port=0"),
 )
 
+LOW_CONTRAST = """
+(() => {
+  const channel = c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const parse = text => text.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) =>
+    0.2126 * channel(r / 255) + 0.7152 * channel(g / 255) + 0.0722 * channel(b / 255);
+  function background(element) {
+    for (let e = element; e; e = e.parentElement) {
+      const colour = parse(getComputedStyle(e).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0.99) return colour;
+    }
+    return [255, 255, 255];
+  }
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const low = new Set();
+  let checked = 0;
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement;
+    if (!node.data.trim() || !element.checkVisibility() || element.tagName === "SCRIPT") continue;
+    const style = getComputedStyle(element);
+    const ink = element.closest("svg") ? style.fill : style.color;
+    const pair = [luminance(parse(ink)), luminance(parse_background(element))];
+    const ratio = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+    checked += 1;
+    if (ratio < 4.5) low.add(`${ratio.toFixed(1)} ${element.tagName} ${node.data.slice(0, 40)}`);
+  }
+  function parse_background(element) {
+    return background(element.closest("svg")?.closest("figure") ?? element);
+  }
+  return { checked, low: [...low] };
+})()
+"""
+"""Text whose contrast is below 4.5, and how many texts were looked at."""
+FOCUSED = """
+(() => {
+  const e = document.activeElement;
+  if (e === document.body) return null;
+  window.seen = window.seen ?? new Set();
+  window.seen.add(e);
+  const style = getComputedStyle(e);
+  return { count: window.seen.size, tag: e.tagName, text: e.textContent.trim().slice(0, 30),
+           outline: style.outlineStyle, width: parseFloat(style.outlineWidth) };
+})()
+"""
+"""The focused element and how many had the focus so far; null: none has it."""
+
 
 class Tab:
     """A page that is open in the browser."""

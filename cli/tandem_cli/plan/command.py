@@ -16,12 +16,14 @@ from tandem_contract.commandline import fail
 from tandem_planner.fabrics import Fabric
 from tandem_planner.sizing.deployments import CannotServe, Estimate
 from tandem_planner.sizing.gpus import GPUS
+from tandem_planner.sizing.model_shape import ModelShape
 from tandem_planner.sizing.search import Plan, Search, Target, Workload
 
 from . import report
 from .inputs import InputError, known_models, read_model, read_slo, read_workload
+from .page import page, page_data
 from .resources import resources
-from .view import view
+from .view import headline, view
 
 _FABRICS: Final = {
     "nvlink": Fabric.NVLINK, "rdma": Fabric.RDMA, "pcie": Fabric.PCIE, "tcp": Fabric.TCP,
@@ -94,6 +96,13 @@ _WIDTH: Final = 160
     type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     help="Write the answer to this file as JSON; - prints it instead of the table.",
 )
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page to this file that simulates both architectures, to try rates, pods, fabrics "
+    "and objectives.",
+)
 def plan(
     *,
     model: str,
@@ -113,6 +122,7 @@ def plan(
     seed: int,
     render_file: Path | None,
     json_file: Path | None,
+    html_file: Path | None,
 ) -> None:
     """Say how many pods of what a workload needs: separate prefill and decode pods, or co-located
     ones with chunked prefill, whichever takes fewer GPUs.
@@ -147,9 +157,12 @@ def plan(
         utilization=gpu_memory_utilization,
         weights=weights,
     )
+    longest = None
     if profile_file is not None:
         try:
-            estimate = _measured(estimate, read_profile(profile_file), requests)
+            profile = read_profile(profile_file)
+            estimate = _measured(estimate, profile, requests)
+            longest = profile.fitted().longest_prompt
         except ProfileError as err:
             fail(f"{profile_file}: {err}", status=2)
     console = Console(stderr=True)
@@ -159,8 +172,8 @@ def plan(
             plans = _plans(search, rate, gpus)
         except CannotServe as err:
             fail(f"{model}: {err}")
-        options = []
-        for each in report.shown(plans):
+        options, shown = [], report.shown(plans)
+        for each in shown:
             status.update(f"bounds of {each.deployment.gpus} GPUs")
             options.append(report.option(estimate, each, search.bounds(each)))
     answer = report.answer(
@@ -186,7 +199,28 @@ def plan(
             cache_dtype=kv_cache_dtype,
         )
         _write(render_file, pools, is_calibrated=answer.is_calibrated)
+    if html_file is not None:
+        data = page_data(
+            estimate,
+            [each.deployment for each in shown],
+            model=_title(model),
+            others=_others(model, estimate),
+            longest=longest,
+            rate=rate,
+            slo=objective.slo,
+            attainment=attainment,
+            answer=f"For the {workload} workload that it was asked about, tandem plan found: "
+            f"{headline(answer)}.",
+        )
+        _write_text(html_file, page(data), "--html")
     _show(answer, json_file)
+
+
+def _others(model: str, estimate: Estimate) -> dict[str, ModelShape]:
+    """Known models other than `model`, by name; none beside a profile, which is of one."""
+    if estimate.measured is not None:
+        return {}
+    return {name: read_model(name)[0] for name in known_models() if name != model.lower()}
 
 
 def _measured(estimate: Estimate, profile: ProfileFile, workload: Workload) -> Estimate:
@@ -230,12 +264,16 @@ def _show(answer: report.Answer, json_file: Path | None) -> None:
         click.echo(text)
         return
     if json_file is not None:
-        try:
-            json_file.write_bytes(text + b"\n")
-        except OSError as err:
-            fail(f"--json {json_file}: {err.strerror}", status=2)
+        _write_text(json_file, f"{text.decode()}\n", "--json")
     width = None if sys.stdout.isatty() else _WIDTH
     Console(width=width, markup=False, highlight=False).print(view(answer))
+
+
+def _write_text(file: Path, text: str, flag: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as err:
+        fail(f"{flag} {file}: {err.strerror}", status=2)
 
 
 def _write(file: Path, pools: list[dict[str, object]], *, is_calibrated: bool) -> None:

@@ -25,13 +25,15 @@ def view(answer: Answer) -> RenderableType:
     """The options as a table, then the sentences."""
     best = answer.options[0]
     return Group(
-        Text(_headline(answer, best), style="bold"),
+        Text(headline(answer), style="bold"),
         Padding(_table(answer), (1, 0)),
         *(Text(line) for line in _sentences(answer, best)),
     )
 
 
-def _headline(answer: Answer, best: Option) -> str:
+def headline(answer: Answer) -> str:
+    """The best deployment, in a line."""
+    best = answer.options[0]
     pods = f"{best.decode.text} pods that compute prompts and answers"
     if best.prefill is not None:
         pods = f"{best.prefill.text} prefill pods and {best.decode.text} decode pods"

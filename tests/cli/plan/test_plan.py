@@ -1,6 +1,7 @@
 """`tandem plan`: its answer, its files, its errors."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,25 @@ def test_rendered_pools_are_valid_and_have_the_planned_pods(tmp_path: Path, slo:
     assert sum(gpus) == best["gpus"]["value"]
     command = " ".join(rendered[0]["spec"]["containers"][0]["args"])
     assert "--kv-cache-dtype" in command or "fp8" in json.dumps(rendered[0])
+
+
+@pytest.mark.long
+def test_the_page_starts_with_the_planned_pods(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    found = answer("llama-3.1-8b", *QUICK, "--rate", "5", "--slo", "itl=20ms", "--html", str(file))
+    (script,) = re.findall(r'id="page-data">(.*)</script>', file.read_text("utf-8"))
+    shown = json.loads(script)
+    split = next(each for each in found["options"] if each["architecture"] == "split")
+    together = next(each for each in found["options"] if each["architecture"] == "co-located")
+    assert shown["prefill"]["tensor"] == split["prefill"]["tensor"]
+    start = shown["start"]
+    assert [start["prefills"], start["decodes"], start["colocated"]] == [
+        *(split["prefill"]["replicas"], split["decode"]["replicas"]),
+        together["decode"]["replicas"],
+    ]
+    assert (start["rate"], start["itl"]) == (5, 20)
+    assert "For the fixed workload" in shown["answer"]
+    assert not shown["isCalibrated"]
 
 
 def _gpus(pod: dict[str, Any]) -> int:

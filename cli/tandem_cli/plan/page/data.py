@@ -1,0 +1,226 @@
+"""What the page knows of a model on a GPU, as values: steps, memory, links, and where it starts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Final
+
+import msgspec
+
+from tandem_planner.fabrics import Fabric
+from tandem_planner.kv_size import KvSize
+from tandem_planner.simulation.engine import Batching
+from tandem_planner.simulation.measures import Slo
+from tandem_planner.sizing.deployments import CannotServe, Deployment, Estimate, Pool
+from tandem_planner.sizing.model_shape import ModelShape
+from tandem_planner.sizing.roofline import ASSUMED, BEST, WORST, RooflineStep, linear
+from tandem_planner.sizing.search import DECODE, PREFILL
+from tandem_planner.step_cost import LinearStep, StepCost, prompt_seconds
+
+COLOCATED: Final = Batching(2048, 256)
+"""Of co-located pods, unless the page says otherwise."""
+_LONG, _SHORT, _LONG_SHARE = 3000, 125, 0.25
+"""Mean tokens of the prompts that the page starts with, and the share of the long ones."""
+_LONGEST: Final = 6000
+"""Tokens of a request for which a pod must have room."""
+_BUSY: Final = 0.35
+"""Share of the time that one prefill pod computes at the rate that the page starts with."""
+_FABRICS: Final = {
+    Fabric.NVLINK: "NVLink", Fabric.RDMA: "RDMA", Fabric.PCIE: "PCIe", Fabric.TCP: "TCP, 10 Gbit/s",
+}  # fmt: skip
+_EFFICIENCIES: Final = {"assumed": ASSUMED, "best": BEST, "worst": WORST}
+
+
+class PodKind(msgspec.Struct, frozen=True, rename="camel"):
+    """Pods of one role."""
+
+    tensor: int
+    """GPUs of each."""
+    budget: int
+    """Tokens per step."""
+    requests: int
+    """In the batch."""
+    tokens: int
+    """Of KV that fit."""
+    steps: Mapping[str, Sequence[float]]
+    """`assumed`, `best` and `worst` → coefficients of a `LinearStep`."""
+
+
+class FabricOption(msgspec.Struct, frozen=True):
+    """What KV may move over."""
+
+    title: str
+    rates: Mapping[str, float]
+    """`assumed`, `best` and `worst` → bytes per second that a decode pod receives."""
+
+
+class ModelOption(msgspec.Struct, frozen=True, rename="camel"):
+    """A model, for the calculator."""
+
+    title: str
+    tensor: int
+    step: Sequence[float]
+    budget: int
+    kv: KvSize
+    """Bytes of a prompt's KV that a decode pod reads, copies of heads included."""
+
+
+class Start(msgspec.Struct, frozen=True, rename="camel"):
+    """Where the page starts, in the units of its controls."""
+
+    rate: float
+    prefills: int
+    decodes: int
+    colocated: int
+    bandwidth: float
+    """GB/s."""
+    ttft: float
+    """Seconds."""
+    itl: float
+    """Milliseconds."""
+    attainment: float
+    """Percent."""
+
+
+class PageData(msgspec.Struct, frozen=True, rename="camel"):
+    """All that the page is made of."""
+
+    model: str
+    gpu: str
+    is_calibrated: bool
+    error: float
+    """Of a profile: by how much its steps may be off, as a share."""
+    longest: int | None
+    """Tokens of the longest prompt that was measured; None: none was."""
+    request: float
+    """Seconds of a request beside its steps."""
+    prefill: PodKind
+    decode: PodKind
+    colocated: PodKind
+    kv: KvSize
+    latency: float
+    """Seconds of a transfer of no bytes."""
+    fabrics: list[FabricOption]
+    models: list[ModelOption]
+    start: Start
+    experiment_rate: float
+    """Requests per second of the experiments."""
+    answer: str
+    """What `tandem plan` says of the workload it was asked about."""
+    version: str
+
+
+def page_data(
+    estimate: Estimate,
+    deployments: Sequence[Deployment],
+    *,
+    model: str,
+    others: Mapping[str, ModelShape],
+    longest: int | None = None,
+    rate: float | None = None,
+    slo: Slo,
+    attainment: float,
+    answer: str = "",
+) -> PageData:
+    """The page starts with the first of `deployments` that is split, and the first that is not,
+    or with one pod of the smallest size. `others`: models for the calculator. Raises
+    CannotServe."""
+    split = next((d for d in deployments if d.prefill is not None), None)
+    together = next((d for d in deployments if d.prefill is None), None)
+    smallest = estimate.tensor_sizes(DECODE, _LONGEST)[0]
+    prefill = split.prefill if split and split.prefill else Pool(1, smallest, PREFILL)
+    decode = split.decode if split else Pool(1, smallest, DECODE)
+    gpus = prefill.gpus + decode.gpus
+    colocated = together.decode if together else Pool(1, smallest, COLOCATED)
+    if not together:
+        colocated = colocated._replace(replicas=max(1, gpus // smallest))
+    kind = _kind(estimate, prefill)
+    mean = _LONG_SHARE * _LONG + (1 - _LONG_SHARE) * _SHORT
+    seconds = prompt_seconds(LinearStep(*kind.steps["assumed"]), 0, round(mean), kind.budget)
+    usual = float(f"{_BUSY / seconds:.2g}")
+    fabrics = list(_fabrics(estimate, prefill.tensor, decode.tensor))
+    link = estimate.transfer(prefill.tensor, decode.tensor)
+    return PageData(
+        model=model,
+        gpu=estimate.gpu.title,
+        is_calibrated=estimate.measured is not None,
+        error=estimate.measured_error,
+        longest=longest,
+        request=estimate.request,
+        prefill=kind,
+        decode=_kind(estimate, decode),
+        colocated=_kind(estimate, colocated),
+        kv=estimate.kv_size(decode.tensor),
+        latency=link.latency,
+        fabrics=fabrics,
+        models=[_option(estimate, model, prefill, decode), *_others(estimate, others)],
+        start=Start(
+            rate=usual if rate is None or not split else rate,
+            prefills=prefill.replicas,
+            decodes=decode.replicas,
+            colocated=colocated.replicas,
+            bandwidth=float(f"{1 / link.per_byte / 1e9:.4g}"),
+            ttft=slo.ttft or 2.0,
+            itl=1e3 * (slo.itl or 0.05),
+            attainment=100 * attainment,
+        ),
+        experiment_rate=usual,
+        answer=answer,
+        version=version("tandem-llm"),
+    )
+
+
+def _kind(estimate: Estimate, pool: Pool) -> PodKind:
+    return PodKind(
+        tensor=pool.tensor,
+        budget=pool.batching.budget,
+        requests=pool.batching.requests,
+        tokens=estimate.memory(pool.tensor, pool.batching).tokens,
+        steps={
+            name: _linear(estimate.assuming(efficiency).step(pool.tensor))
+            for name, efficiency in _EFFICIENCIES.items()
+        },
+    )
+
+
+def _linear(step: StepCost) -> Sequence[float]:
+    """The coefficients of a step, of a roofline around what the page's workload asks for."""
+    if isinstance(step, RooflineStep):
+        return tuple(linear(step, decodes=32, context=1000.0, chunk=2048))
+    if isinstance(step, LinearStep):
+        return tuple(step)
+    raise TypeError(f"no coefficients of {type(step).__name__}")
+
+
+def _fabrics(estimate: Estimate, prefill: int, decode: int) -> Sequence[FabricOption]:
+    options = []
+    for fabric, title in _FABRICS.items():
+        other = replace(estimate, fabric=fabric)
+        try:
+            rates = {
+                name: 1 / other.assuming(efficiency).transfer(prefill, decode).per_byte
+                for name, efficiency in _EFFICIENCIES.items()
+            }
+        except CannotServe:
+            continue
+        options.append(FabricOption(title, rates))
+    return options
+
+
+def _option(estimate: Estimate, title: str, prefill: Pool, decode: Pool) -> ModelOption:
+    step = _linear(estimate.step(prefill.tensor))
+    budget = prefill.batching.budget
+    return ModelOption(title, prefill.tensor, step, budget, estimate.kv_size(decode.tensor))
+
+
+def _others(estimate: Estimate, shapes: Mapping[str, ModelShape]) -> Sequence[ModelOption]:
+    """Those that fit on the GPU, on as few of it as possible."""
+    options = []
+    for title, shape in shapes.items():
+        other = replace(estimate, model=shape, weights=None, measured=None)
+        try:
+            pool = Pool(1, other.tensor_sizes(PREFILL, _LONGEST)[0], PREFILL)
+        except CannotServe:
+            continue
+        options.append(_option(other, title, pool, pool))
+    return options

@@ -1,0 +1,261 @@
+// Connects controls, simulation and pictures. A change of a control draws timelines and figures at
+// once, and the slower charts step by step afterwards.
+"use strict";
+(() => {
+  const { data, CONTROLS } = Model;
+  const { number, seconds, range } = Charts;
+  const byId = (id) => document.getElementById(id);
+  const SCALE = 1000; // steps of a logarithmic slider
+  const QUIET = 300; // milliseconds without a change before the summary is said
+  const SLICE = 12; // milliseconds of slow charts between two looks at the controls
+  const FIGURES = [
+    ["TTFT, median", "ttft50", seconds], ["TTFT, p99", "ttft99", seconds],
+    ["ITL, median", "itl50", seconds], ["ITL, p99", "itl99", seconds], ["Gap, p99", "gap99", seconds],
+    ["E2E, mean", "e2eMean", seconds], ["E2E, p99", "e2e99", seconds],
+    ["Within the objective", "attainment", (share) => `${number(100 * share)} %`, true],
+    ["Goodput, requests/s", "goodput", number, true],
+  ];
+  const NAMES = { colocated: "Co-located", split: "Split" };
+
+  let state = Model.parsed(location.hash), outcomes = {}, drawnCharts = {}, changedAt = performance.now(), frame = 0, quiet = 0, slices = 0;
+
+  // Controls.
+
+  function bounds(name) {
+    const { min, max, sliderMin = min, sliderMax = max } = CONTROLS[name];
+    return [sliderMin, sliderMax];
+  }
+  function toSlider(name, value) {
+    const [low, high] = bounds(name);
+    return CONTROLS[name].isLog ? (SCALE * Math.log(value / low)) / Math.log(high / low) : value;
+  }
+  function fromSlider(name, position) {
+    const [low, high] = bounds(name);
+    return CONTROLS[name].isLog ? Number((low * (high / low) ** (position / SCALE)).toPrecision(3)) : position;
+  }
+
+  function setUp(control) {
+    const { name, unit } = control.dataset, [box, slider] = control.querySelectorAll("input");
+    const { min, max, step, isLog } = CONTROLS[name], [low, high] = bounds(name);
+    Object.assign(box, { min, max });
+    Object.assign(slider, isLog ? { min: 0, max: SCALE, step: 1 } : { min: low, max: high, step });
+    slider.addEventListener("input", () => change({ [name]: Model.clamp(name, fromSlider(name, Number(slider.value))) }));
+    // What is typed counts while it is valid; when the box is left, it shows what counts.
+    box.addEventListener("input", () => {
+      if (box.value !== "" && box.checkValidity()) change({ [name]: Model.clamp(name, Number(box.value)) });
+    });
+    box.addEventListener("change", () => show(control, true));
+    return { control, name, unit, box, slider };
+  }
+
+  function show(control, isForced = false) {
+    const { name, unit } = control.dataset, [box, slider] = control.querySelectorAll("input");
+    const text = String(Number(state[name].toPrecision(6)));
+    if (isForced || document.activeElement !== box) box.value = text;
+    slider.value = toSlider(name, state[name]);
+    slider.setAttribute("aria-valuetext", `${text} ${unit}`.trim());
+  }
+
+  const controls = [...document.querySelectorAll(".control[data-name]")];
+  controls.forEach(setUp);
+  data.fabrics.forEach(({ title }) => byId("fabric").append(new Option(title, title)));
+  byId("fabric").append(new Option("another", ""));
+  byId("fabric").addEventListener("change", ({ target }) => {
+    if (target.value) change({ bandwidth: Model.fabric(target.value) });
+  });
+  data.models.forEach(({ title }, index) => byId("model").append(new Option(title, index)));
+  byId("model").addEventListener("change", ({ target }) => change({ model: Number(target.value) }));
+  document.querySelectorAll("[data-experiment]").forEach((button) => {
+    button.addEventListener("click", () => change(Model.EXPERIMENTS[button.dataset.experiment]));
+  });
+  byId("reset").addEventListener("click", () => change(Model.started()));
+  byId("csv").addEventListener("click", saveCsv);
+  byId("controls").addEventListener("submit", (event) => event.preventDefault());
+  window.addEventListener("hashchange", () => {
+    // A link to a section is no state.
+    if (location.hash.includes("=")) change(Model.parsed(location.hash));
+  });
+
+  function showControls() {
+    controls.forEach((control) => show(control));
+    const chosen = data.fabrics.find(({ title }) => Model.fabric(title) === state.bandwidth);
+    byId("fabric").value = chosen ? chosen.title : "";
+    byId("model").value = state.model;
+    document.querySelectorAll("[data-experiment]").forEach((button) => {
+      const settings = Model.EXPERIMENTS[button.dataset.experiment];
+      const isSet = Object.keys(settings).every((name) => settings[name] === state[name]);
+      button.setAttribute("aria-pressed", String(isSet));
+    });
+    byId("link").href = Model.link(state);
+  }
+
+  // Drawing.
+
+  // Changes within one frame are drawn together.
+  function change(changes) {
+    state = { ...state, ...changes };
+    document.body.dataset.charts = "drawing";
+    changedAt ??= performance.now();
+    frame ||= requestAnimationFrame(update);
+  }
+
+  function update() {
+    frame = 0;
+    for (const architecture of ["colocated", "split"]) outcomes[architecture] = Model.outcome(state, architecture);
+    showControls();
+    draw();
+    figures();
+    Charts.network(state);
+    clearTimeout(quiet);
+    quiet = setTimeout(settled, QUIET);
+    byId("drawn").textContent = `${number(performance.now() - changedAt)} ms`;
+    changedAt = null;
+  }
+
+  function draw() {
+    for (const architecture of ["colocated", "split"]) {
+      const outcome = outcomes[architecture], canvas = byId(`${architecture}-timeline`);
+      if (!outcome.error) Timeline.draw(canvas, outcome, state);
+      byId(`${architecture}-timeline-pods`).textContent = pods(architecture);
+      byId(`${architecture}-timeline-text`).textContent = described(outcome);
+    }
+    document.querySelectorAll("canvas[data-kind]").forEach(Timeline.legend);
+  }
+
+  function pods(architecture) {
+    const { prefills, decodes, colocated, chunk } = state, gpus = Model.gpus(state, architecture);
+    const text = architecture === "split"
+      ? `${prefills} prefill + ${decodes} decode`
+      : `${colocated} pod${colocated > 1 ? "s" : ""}, ${chunk ? `chunks of ${number(chunk, 5)}` : "whole prompts"}`;
+    return `${text}, ${gpus} GPU${gpus > 1 ? "s" : ""}`;
+  }
+
+  function described({ error, run, figures: found }) {
+    if (error) return `Not possible: ${error}.`;
+    const until = state.from + state.span;
+    const arrived = run.outcomes.filter(({ at }) => at >= state.from && at <= until);
+    const long = arrived.filter(({ request }) => request.isLong).length;
+    const missed = arrived.filter((each) => !Model.seen(each, state).isMet).length;
+    return `From ${number(state.from)} to ${number(until)} s: ${arrived.length} requests arrive, ${long} with a long prompt; `
+      + `${missed} miss the objective. Of all, p99: first token after ${seconds(found.ttft99.value)}, gap between tokens ${seconds(found.gap99.value)}.`;
+  }
+
+  function figures() {
+    const body = document.querySelector("#figures-table tbody"), both = ["colocated", "split"].map((name) => outcomes[name]);
+    const lines = FIGURES.map(([title, name, format, isMore]) => {
+      const line = Charts.row([title, "", ""]), values = both.map((each) => each.figures?.[name]);
+      values.forEach((figure, index) => {
+        const cell = line.children[index + 1];
+        if (!figure) return void (cell.textContent = "–");
+        const note = document.createElement("span");
+        note.className = "note";
+        note.textContent = ` (${range(figure.low, figure.high, format)})`;
+        cell.append(format(figure.value), note);
+      });
+      if (values[0] && values[1] && values[0].value !== values[1].value) {
+        line.className = values[1].value < values[0].value === !isMore ? "better-split" : "better-colocated";
+      }
+      return line;
+    });
+    lines.push(Charts.row(["Goodput per GPU", ...both.map((each) => (each.figures ? number(each.figures.goodput.value / each.gpus) : "–"))]));
+    lines.push(Charts.row(["GPUs", ...both.map(({ gpus }) => String(gpus))]));
+    body.replaceChildren(...lines);
+  }
+
+  // The controls rest: say what is to see, keep the link, and draw the slow charts.
+  function settled() {
+    history.replaceState(null, "", Model.link(state));
+    byId("summary").textContent = summary();
+    drawSlowly();
+  }
+
+  function summary() {
+    const { colocated, split } = outcomes;
+    const failed = [colocated, split].find(({ error }) => error);
+    if (failed) return `${NAMES[failed.architecture]} pods cannot serve this: ${failed.error}.`;
+    const compared = [["99th percentile of the gaps between tokens", "gap99"], ["99th percentile of TTFT", "ttft99"]].map(([title, name]) => {
+      const [a, b] = [colocated.figures[name].value, split.figures[name].value];
+      return `${title}: ${seconds(a)} co-located, ${seconds(b)} split`;
+    });
+    const [a, b] = [colocated, split].map(({ figures: { attainment } }) => `${number(100 * attainment.value)} %`);
+    const share = `Within the objective: ${a} co-located, ${b} split`;
+    const unequal = colocated.gpus === split.gpus ? "" : ` Unequal: ${colocated.gpus} GPUs against ${split.gpus}.`;
+    return `${unknown()}${[...compared, share].join(". ")}.${unequal}`;
+  }
+
+  // Beyond what a profile measured, its steps are not known: FittedEngine.unknown.
+  function unknown() {
+    const longest = Math.ceil((4 * state.longTokens) / 3), isKnown = !data.longest || !state.long || longest <= 1.25 * data.longest;
+    return isKnown ? "" : `Unknown: prompts of ${number(longest, 6)} tokens, and the profile has none above ${number(data.longest, 6)}. `;
+  }
+
+  function drawSlowly() {
+    clearTimeout(slices);
+    drawnCharts = {};
+    const choose = (prefills, decodes) => change({ prefills, decodes });
+    const steps = (function* all() {
+      drawnCharts.goodput = yield* Charts.goodput(state);
+      drawnCharts.ratio = yield* Charts.ratio(state, choose);
+    })();
+    const slice = () => {
+      const until = performance.now() + SLICE;
+      try {
+        while (performance.now() < until) {
+          if (steps.next().done) return void (document.body.dataset.charts = "drawn");
+        }
+      } catch (error) {
+        byId("goodput-text").textContent = `Not possible: ${error.message}.`;
+        return void (document.body.dataset.charts = "drawn");
+      }
+      slices = setTimeout(slice);
+    };
+    slice();
+  }
+
+  // Calls `listener` when the element has another width than before.
+  function onWidth(element, listener) {
+    let width = element.clientWidth;
+    new ResizeObserver(() => {
+      if (element.clientWidth === width) return;
+      width = element.clientWidth;
+      listener();
+    }).observe(element);
+  }
+
+  // What is shown, one value a line.
+
+  function* csvRows() {
+    yield ["table", "architecture", "item", "figure", "value", "low", "high"];
+    for (const [name, value] of Object.entries(state)) yield ["settings", "", "", name, value, "", ""];
+    for (const [architecture, { figures: found, run }] of Object.entries(outcomes)) {
+      if (!run) continue;
+      for (const [name, { value, low, high }] of Object.entries(found)) yield ["figures", architecture, "", name, value, low, high];
+      for (const outcome of run.outcomes) {
+        const { ttft, itl, e2e } = Model.seen(outcome, state), { prompt, output } = outcome.request;
+        const values = { at: outcome.at, prompt, output, ttft, itl, e2e };
+        for (const [name, value] of Object.entries(values)) yield ["request", architecture, outcome.work.index, name, value, "", ""];
+      }
+    }
+    for (const { name, points } of drawnCharts.goodput ?? []) {
+      for (const [rate, share] of points) yield ["goodput", name, rate, "attainment", share, "", ""];
+    }
+    for (const { prefills, decodes, rate, binds } of drawnCharts.ratio ?? []) {
+      yield ["ratio", "split", `${prefills}:${decodes}`, binds, rate, "", ""];
+    }
+  }
+
+  function saveCsv() {
+    const quoted = (value) => (/[",\n]/.test(value) ? `"${String(value).replace(/"/g, '""')}"` : value);
+    const text = [...csvRows()].map((cells) => cells.map(quoted).join(",")).join("\n");
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([`${text}\n`], { type: "text/csv" }));
+    link.download = "tandem-plan.csv";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href));
+  }
+
+  Theme.listen(draw);
+  update();
+  onWidth(document.querySelector(".pictures"), draw);
+  onWidth(byId("goodput-plot"), () => drawnCharts.goodput && drawSlowly());
+})();

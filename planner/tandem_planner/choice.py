@@ -272,18 +272,14 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
     alternates are the next cheapest with the chosen decode and prefill pod, so they may be of
     another class."""
     pods, cached, which = candidates.pods, candidates.cached, group.decodes
-    costs = cheapest_pairs(request, pods, cached, which, neighbours, prefills, ready)
-    if not costs:
+    least, equal = cheapest_pairs(request, pods, cached, which, neighbours, prefills, ready)
+    if not equal:
         return _Pair()
-    least = least_of([*costs.values()])
     tie = tie_seconds(least)
-    first = [decode] = _cheapest([*costs.values()], [*costs], 1, random, tie)
+    first = [decode] = [_draw(equal, random)]
     of_decode = transfer_costs(request, pods, cached, which[decode])
-    fabrics = neighbours.classes_to(decode)
-    pairs = neighbours.without_itself(
-        [cost + of_decode[fabric] for cost, fabric in zip(prefills, fabrics, strict=True)], decode
-    )
-    ranking = _cheapest(pairs, range(len(pairs)), PREFILL_CANDIDATES, random, tie)
+    pairs = neighbours.pair_costs(decode, prefills, of_decode)
+    ranking = _cheapest_at(pairs, PREFILL_CANDIDATES, random, tie)
     if count > 1:
         of_all = [
             decode_costs(request, pods, cached, which, fabric, ready=ready)
@@ -296,12 +292,12 @@ def _cheapest_neighbours(  # noqa: PLR0917 - the parts of one choice
         if ranking[0] in neighbours.own:
             # No pod prefills for itself.
             others[neighbours.own.index(ranking[0])] = inf
-        first = _cheapest(others, range(len(which)), count, random, tie)
+        first = _cheapest_at(others, count, random, tie)
     return _Pair(
         least,
         [which[at] for at in first],
         [group.prefills[at] for at in ranking],
-        fabrics[ranking[0]],
+        neighbours.pair_class(ranking[0], decode),
     )
 
 
@@ -335,18 +331,26 @@ def _cheapest(
 ) -> list[int]:
     """Up to `count` of the pods `which`, the cheapest first; the first is drawn among those that
     cost at most `tie` seconds more."""
+    return [which[at] for at in _cheapest_at(costs, count, random, tie)]
+
+
+def _cheapest_at(costs: list[float], count: int, random: Random, tie: float) -> list[int]:
+    """Their positions."""
     if (least := least_of(costs)) == inf:
         return []
     most = least + tie
-    # Without `strict`, `zip` is compiled to a loop over an index.
-    equal = [i for cost, i in zip(costs, which) if cost <= most]  # noqa: B905
-    # Not `choice`, which calls three functions to be exact in the last digit.
-    first = equal[0] if len(equal) == 1 else equal[int(random.random() * len(equal))]
+    equal = [at for at, cost in enumerate(costs) if cost <= most]
+    first = _draw(equal, random)
     if count == 1:
         return [first]
     # Among equals any order will do.
-    others = equal if len(equal) >= count else [which[at] for at in _least_at(costs, count)]
-    return [first, *(i for i in others if i != first)][:count]
+    others = equal if len(equal) >= count else _least_at(costs, count)
+    return [first, *[at for at in others if at != first]][:count]
+
+
+def _draw(equal: list[int], random: Random) -> int:
+    """One of them. Not `choice`, which calls three functions to be exact in the last digit."""
+    return equal[0] if len(equal) == 1 else equal[int(random.random() * len(equal))]
 
 
 def _least_at(costs: list[float], count: int) -> list[int]:

@@ -43,20 +43,32 @@ class Neighbours:
     """Of each decode pod, the position of the same pod among the prefill pods; _NONE: it is none.
     Then its node has a number, and a pod of an unknown node has a node and a domain of its own."""
 
-    def without_itself(self, costs: list[float], decode: int) -> list[float]:
-        """`costs` of the prefill pods, inf for the decode pod at this position."""
+    def pair_class(self, prefill: int, decode: int) -> FabricClass:
+        """The class of the pods at these positions."""
+        node = self.nodes[prefill]
+        if node == self.decode_nodes[decode]:
+            return SAME_NODE
+        return SAME_DOMAIN if self.domain_of[node] == self.decode_domains[decode] else ELSEWHERE
+
+    def pair_costs(
+        self, decode: int, prefills: list[float], of_classes: list[float]
+    ) -> list[float]:
+        """What the decode pod at this position costs with each prefill pod; inf: it is the same
+        pod. `prefills`: what these cost; `of_classes`: what the class of a pair adds."""
+        node, domain = self.decode_nodes[decode], self.decode_domains[decode]
+        domain_of, nodes = self.domain_of, self.nodes
+        near, around, away = of_classes
+        costs: list[float] = []
+        # A call for each pod would take longer than all else here.
+        for at, cost in enumerate(prefills):
+            of = nodes[at]
+            if of == node:
+                costs.append(cost + near)
+            else:
+                costs.append(cost + (around if domain_of[of] == domain else away))
         if (own := self.own[decode]) != _NONE:
             costs[own] = inf
         return costs
-
-    def classes_to(self, decode: int) -> list[FabricClass]:
-        """The class of each prefill pod with the decode pod at this position."""
-        node, domain = self.decode_nodes[decode], self.decode_domains[decode]
-        domain_of = self.domain_of
-        return [
-            SAME_NODE if own == node else SAME_DOMAIN if domain_of[own] == domain else ELSEWHERE
-            for own in self.nodes
-        ]
 
     def classes_from(self, prefill: int) -> list[FabricClass]:
         """The class of each decode pod with the prefill pod at this position."""

@@ -3,9 +3,8 @@
     pair(P, D) = what P costs + what D costs in the fabric class of the pair
 
 For a decode pod, only the cheapest prefill pod of each class matters: `Nearest` finds them for all
-nodes and domains in one pass over the prefill pods. The search visits decode pods in the order of
-the least that each may cost, until one costs too much even with the cheapest of all prefill pods.
-So under load it looks at few of them. Sorting aside, it is O(P + D).
+nodes and domains in one pass over the prefill pods. The search leaves out a decode pod that costs
+too much even with the cheapest of all prefill pods. It is O(P + D).
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from math import inf
 from typing import Final
 
 from .cost import RequestFigures, preemption_seconds, tie_seconds
-from .figure_table import ITL_HARM, FigureTable
+from .figure_table import FigureTable, Receiving
 from .groups import Neighbours
 from .pod_costs import at_least_one, linear_tokens, received_seconds
 
@@ -27,36 +26,36 @@ class Nearest:
     def __init__(self, neighbours: Neighbours, prefills: list[float]) -> None:
         """`prefills`: what the prefill pods cost."""
         self._neighbours = neighbours
-        domain_of = neighbours.domain_of
+        nodes, domain_of, domains = neighbours.nodes, neighbours.domain_of, neighbours.domains
         # Of each node: the position of the cheapest, its cost, and that of the second.
-        self._first, self._on_node = [_NONE] * len(domain_of), [inf] * len(domain_of)
-        self._second = [inf] * len(domain_of)
-        # Of each domain: the node of the cheapest, its cost, and that of the cheapest on another.
-        self._of_node, self._in_domain = [_NONE] * neighbours.domains, [inf] * neighbours.domains
-        self._other = [inf] * neighbours.domains
-        # Of all: the domain of the cheapest, its cost, and that of the cheapest in another domain.
-        self._domain, self.least, self._beyond = _NONE, inf, inf
-        nodes = neighbours.nodes
+        number = len(domain_of)
+        first, on_node, second = [_NONE] * number, [inf] * number, [inf] * number
         for at, cost in enumerate(prefills):
             node = nodes[at]
-            if cost < self._on_node[node]:
-                self._second[node] = self._on_node[node]
-                self._first[node], self._on_node[node] = at, cost
-            elif cost < self._second[node]:
-                self._second[node] = cost
-        for node, cost in enumerate(self._on_node):
+            if cost < on_node[node]:
+                second[node] = on_node[node]
+                first[node], on_node[node] = at, cost
+            elif cost < second[node]:
+                second[node] = cost
+        # Of each domain: the node of the cheapest, its cost, and that of the cheapest on another.
+        of_node, in_domain, other = [_NONE] * domains, [inf] * domains, [inf] * domains
+        for node, cost in enumerate(on_node):
             domain = domain_of[node]
-            if cost < self._in_domain[domain]:
-                self._other[domain] = self._in_domain[domain]
-                self._of_node[domain], self._in_domain[domain] = node, cost
-            elif cost < self._other[domain]:
-                self._other[domain] = cost
-        for domain, cost in enumerate(self._in_domain):
+            if cost < in_domain[domain]:
+                other[domain] = in_domain[domain]
+                of_node[domain], in_domain[domain] = node, cost
+            elif cost < other[domain]:
+                other[domain] = cost
+        # Of all: the domain of the cheapest, its cost, and that of the cheapest in another domain.
+        self._domain, self.least, self._beyond = _NONE, inf, inf
+        for domain, cost in enumerate(in_domain):
             if cost < self.least:
                 self._beyond = self.least
                 self._domain, self.least = domain, cost
             elif cost < self._beyond:
                 self._beyond = cost
+        self._first, self._on_node, self._second = first, on_node, second
+        self._of_node, self._in_domain, self._other = of_node, in_domain, other
 
     def costs(self, decode: int) -> tuple[float, float, float]:
         """Per class of the pair, what the cheapest prefill pod costs for the decode pod at this
@@ -81,50 +80,71 @@ def cheapest_pairs(  # noqa: PLR0917 - the parts of one choice
     neighbours: Neighbours,
     prefills: list[float],
     ready: float,
-) -> dict[int, float]:
-    """Position in `which`, the decode pods → seconds of the pod's cheapest pair, at least for the
-    pods whose pair costs no more than the cheapest one and a tie. Empty where the transfer takes
-    too long in all pairs.
+) -> tuple[float, list[int]]:
+    """Seconds of the cheapest pair, and the positions in `which`, the decode pods, of those whose
+    pairs cost as much, by a tie. inf and none where the transfer takes too long in all pairs.
 
     `prefills`: what the prefill pods cost; `ready`: as in `cost.decode_terms`.
     """
     n, cached = at_least_one(request, cached)
     decoded, now, most, twice = request.decoded, request.now, n + request.output, 2.0 * n
     handoff, any_length = request.handoff, request.is_any_transfer_short
-    on_node, in_domain, afar = pods.receiving
     has_windows, least_receiving = pods.has_windows, pods.least_receiving
-    # A window makes KV smaller than its tokens would be.
-    counted = 0 if has_windows else 1
-    least: list[float] = []
+    nearest = Nearest(neighbours, prefills)
+    least, limit, base = inf, inf, handoff + nearest.least
+    # Positions, and what their pairs cost.
+    found: list[int] = []
+    costs: list[float] = []
+    at = -1
     for row in which:
-        constant, per_token, itl_harm = least_receiving[row]
-        least.append(constant + counted * (n - cached[row]) * per_token + itl_harm * decoded)
-    nearest, costs, limit = Nearest(neighbours, prefills), dict[int, float](), inf
-    base = handoff + nearest.least
-    for at in sorted(range(len(which)), key=least.__getitem__):
-        # The other terms of the pair only add to it.
-        if base + least[at] > limit or base == inf:
-            break
-        row = which[at]
-        near, around, away = nearest.costs(at)
+        at += 1
         left = float(n - cached[row])
+        constant, per_token, itl_harm = least_receiving[row]
+        # A window makes KV smaller than its tokens would be.
+        bound = base + constant + itl_harm * decoded
+        if not has_windows:
+            bound += left * per_token
+        # The other terms of the pair only add to it.
+        if bound > limit or bound == inf:
+            continue
         size = linear_tokens(pods.pods[row].kv, left) if has_windows else left
-        cost = inf
-        if near < inf:
-            cost = near + received_seconds(on_node[row], left, size, twice, any_length)
-        # Nothing is received in less than no time.
-        if around < cost:
-            around += received_seconds(in_domain[row], left, size, twice, any_length)
-            cost = min(cost, around)
-        if away < cost:
-            cost = min(cost, away + received_seconds(afar[row], left, size, twice, any_length))
+        cost = _with_transfer(nearest.costs(at), pods.receiving, row, left, size, twice, any_length)
         if cost == inf:
             continue
-        cost += handoff + pods.computing[row][ITL_HARM] * decoded
+        cost += handoff + itl_harm * decoded
         ends, late, queued = pods.queues[row]
         cost += max(0.0, queued + (ends - now if ends > now else (now - ends) * late) - ready)
         if pods.free_tokens[row] < most:
             cost += preemption_seconds(request, pods.pods[row], cached[row])
-        costs[at] = cost
-        limit = min(limit, cost + tie_seconds(cost))
-    return costs
+        if cost <= limit:
+            found.append(at)
+            costs.append(cost)
+            if cost < least:
+                least, limit = cost, cost + tie_seconds(cost)
+    # Without `strict`, `zip` is compiled to a loop over an index.
+    return least, [at for at, cost in zip(found, costs) if cost <= limit]  # noqa: B905
+
+
+def _with_transfer(  # noqa: PLR0917 - as `received_seconds`
+    of_classes: tuple[float, float, float],
+    receiving: tuple[list[Receiving], ...],
+    row: int,
+    left: float,
+    size: float,
+    twice: float,
+    any_length: bool,
+) -> float:
+    """The least, over the classes of pairs, of what the cheapest prefill pod costs and its KV's
+    transfer to the pod in this row; inf: all transfers take too long."""
+    near, around, away = of_classes
+    on_node, in_domain, afar = receiving
+    cost = inf
+    if near < inf:
+        cost = near + received_seconds(on_node[row], left, size, twice, any_length)
+    # Nothing is received in less than no time.
+    if around < cost:
+        around += received_seconds(in_domain[row], left, size, twice, any_length)
+        cost = min(cost, around)
+    if away < cost:
+        cost = min(cost, away + received_seconds(afar[row], left, size, twice, any_length))
+    return cost

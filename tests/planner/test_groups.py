@@ -173,7 +173,10 @@ def test_a_group_knows_the_class_of_each_pair(prefills: list[Place], decodes: li
         assert {fabric for of_pod in classes for fabric in of_pod} == {group.fabric}
     else:
         for at, of_pod in enumerate(classes):
-            assert group.neighbours.classes_to(at) == of_pod
+            pairs = range(len(prefills))
+            assert [group.neighbours.pair_class(p, at) for p in pairs] == of_pod
+            costs = group.neighbours.pair_costs(at, [0.0] * len(prefills), [0.0, 1.0, 2.0])
+            assert costs == of_pod
         for at in range(len(prefills)):
             expected = [of_pod[at] for of_pod in classes]
             assert group.neighbours.classes_from(at) == expected

@@ -163,7 +163,8 @@ format: setup ## fix and format the code with ruff
 	$(BIN)/ruff format .
 
 # The variable silences an advertisement of the theme for its successor.
-docs: $(DOCS) ## build the site of docs/ in site/, and check its links (mkdocs)
+docs: $(SETUP) $(DOCS) ## build the site of docs/ in site/, and check its links (mkdocs)
+	@$(BIN)/python docs/site_pages.py
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 generate: setup ## regenerate derived files: ext_proc's messages, the tables of llm-d, reference pages of the CRDs and metrics, the schema of bench reports, chart copies

@@ -97,5 +97,10 @@ def test_tables_that_come_from_the_code_are_current() -> None:
         generate["_with_tables"]("no markers", {"flags": []})
 
 
+def test_the_page_of_the_site_can_be_written() -> None:
+    pages = runpy.run_path(str(ROOT / "docs" / "site_pages.py"))
+    assert "llama-3.1-8b on H100 SXM 80 GB" in pages["plan_page"]()
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) < MOST_LINES_OF_THE_README

@@ -53,8 +53,12 @@ const Charts = (() => {
       ...SERIES[key], key, changed, architecture, gpus: Model.gpus(state, architecture), points: [],
     }));
     for (const each of series) {
-      each.capacity = Model.capacity(each.changed, each.architecture).rate;
-      yield;
+      each.capacities = [];
+      for (const efficiency of Model.ASSUMPTIONS) {
+        each.capacities.push(Model.capacity(each.changed, each.architecture, efficiency).rate);
+        yield;
+      }
+      [each.capacity] = each.capacities;
     }
     series[1].name = `co-located, chunks of ${number(series[1].changed.chunk, 5)}`;
     const top = 1.35 * Math.max(state.rate / 1.2, ...series.map((each) => each.capacity));
@@ -66,8 +70,10 @@ const Charts = (() => {
       yield;
     }
     const wanted = `${number(state.attainment)} %`;
-    const said = series.map(({ name, capacity, gpus }) => (capacity
-      ? `${name} ${number(capacity)} requests/s (${number(capacity / gpus)} per GPU)` : `${name} none`));
+    const said = series.map(({ name, capacity, capacities, gpus }) => {
+      const bounds = range(Math.min(...capacities), Math.max(...capacities), number);
+      return `${name} ${number(capacity)} requests/s (${bounds}), ${number(capacity / gpus)} per GPU`;
+    });
     document.getElementById("goodput-text").textContent =
       `Share of requests within the objective, by rate. With ${wanted} of them within it: ${said.join("; ")}.`;
     plot(series, top, state);
@@ -166,12 +172,13 @@ const Charts = (() => {
   function network(state) {
     const { data } = Model, model = data.models[state.model] ?? data.models[0];
     const size = Kernel.kvBytes(model.kv, state.prompt);
-    const prefill = Kernel.promptSeconds(model.step, state.prompt, model.budget);
-    const least = size / (0.5 * prefill);
+    const prefills = Model.ASSUMPTIONS.map((name) => Kernel.promptSeconds(model.steps[name], state.prompt, model.budget));
+    const [prefill, shortest, longest] = prefills;
+    const gigabits = (seconds) => (8 * size) / (0.5 * seconds) / 1e9;
     document.getElementById("network-text").textContent =
       `The KV of ${number(state.prompt, 6)} tokens of ${model.title} is ${bytes(size)}, as a decode pod reads it; `
-      + `${model.tensor} × ${data.gpu} compute${model.tensor > 1 ? "" : "s"} the prompt in ${seconds(prefill)}. Below `
-      + `${number((8 * least) / 1e9)} Gbit/s (${number(least / 1e9)} GB/s) the transfer takes more than half of that, and a split does not pay.`;
+      + `${model.tensor} × ${data.gpu} compute${model.tensor > 1 ? "" : "s"} the prompt in ${seconds(prefill)} (${range(shortest, longest, seconds)}). Below `
+      + `${number(gigabits(prefill))} Gbit/s (${range(gigabits(longest), gigabits(shortest), number)}) the transfer takes more than half of that, and a split does not pay.`;
     const rows = data.fabrics.map(({ title, rates }) => [title, rates.assumed]);
     rows.push(["as set", 1e9 * state.bandwidth]);
     const lines = rows.map(([title, rate]) => {
@@ -183,7 +190,6 @@ const Charts = (() => {
       line.lastChild.className = "prose";
       return line;
     }));
-    return { size, prefill, least };
   }
 
   return { goodput, ratio, network, number, seconds, range, row };

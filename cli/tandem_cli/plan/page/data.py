@@ -59,7 +59,8 @@ class ModelOption(msgspec.Struct, frozen=True, rename="camel"):
 
     title: str
     tensor: int
-    step: Sequence[float]
+    steps: Mapping[str, Sequence[float]]
+    """As of `PodKind`."""
     budget: int
     kv: KvSize
     """Bytes of a prompt's KV that a decode pod reads, copies of heads included."""
@@ -176,11 +177,15 @@ def _kind(estimate: Estimate, pool: Pool) -> PodKind:
         budget=pool.batching.budget,
         requests=pool.batching.requests,
         tokens=estimate.memory(pool.tensor, pool.batching).tokens,
-        steps={
-            name: _linear(estimate.assuming(efficiency).step(pool.tensor))
-            for name, efficiency in _EFFICIENCIES.items()
-        },
+        steps=_steps(estimate, pool.tensor),
     )
+
+
+def _steps(estimate: Estimate, tensor: int) -> Mapping[str, Sequence[float]]:
+    return {
+        name: _linear(estimate.assuming(efficiency).step(tensor))
+        for name, efficiency in _EFFICIENCIES.items()
+    }
 
 
 def _linear(step: StepCost) -> Sequence[float]:
@@ -208,9 +213,13 @@ def _fabrics(estimate: Estimate, prefill: int, decode: int) -> Sequence[FabricOp
 
 
 def _option(estimate: Estimate, title: str, prefill: Pool, decode: Pool) -> ModelOption:
-    step = _linear(estimate.step(prefill.tensor))
-    budget = prefill.batching.budget
-    return ModelOption(title, prefill.tensor, step, budget, estimate.kv_size(decode.tensor))
+    return ModelOption(
+        title=title,
+        tensor=prefill.tensor,
+        steps=_steps(estimate, prefill.tensor),
+        budget=prefill.batching.budget,
+        kv=estimate.kv_size(decode.tensor),
+    )
 
 
 def _others(estimate: Estimate, shapes: Mapping[str, ModelShape]) -> Sequence[ModelOption]:

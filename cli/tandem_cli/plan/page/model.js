@@ -17,8 +17,8 @@ const Model = (() => {
   const CONTROLS = {
     rate: { start: data.start.rate, min: 0.01, max: 1000, sliderMin: 0.1, sliderMax: 200, isLog: true },
     long: { start: 25, min: 0, max: 100, step: 1 },
-    longTokens: { start: 3000, min: 300, max: 100000, sliderMax: 16000, step: 100 },
-    outputTokens: { start: 100, min: 1, max: 10000, sliderMax: 1000, step: 1 },
+    longTokens: { start: 3000, min: 300, max: 32000, sliderMax: 16000, step: 100 },
+    outputTokens: { start: 100, min: 1, max: 4000, sliderMax: 1000, step: 1 },
     seed: { start: 1, min: 0, max: 999, sliderMax: 20, step: 1 },
     prefills: { start: data.start.prefills, min: 1, max: 64, sliderMax: 12, step: 1 },
     decodes: { start: data.start.decodes, min: 1, max: 64, sliderMax: 12, step: 1 },
@@ -43,7 +43,7 @@ const Model = (() => {
     if (!Number.isFinite(value)) return start;
     const inside = Math.min(max, Math.max(min, value));
     // The smallest chunk that leaves room for decodes beside it; 0: whole prompts.
-    if (name === "chunk" && inside > 0) return Math.max(64, Math.round(inside));
+    if (name === "chunk" && inside > 0) return Math.max(128, Math.round(inside));
     return WHOLE.has(name) ? Math.round(inside) : inside;
   }
 
@@ -105,10 +105,13 @@ const Model = (() => {
     return state.prefills * data.prefill.tensor + state.decodes * data.decode.tensor;
   }
 
-  // Half a minute of requests: queues of pods that do not keep up have grown by then.
+  // Half a minute of requests: queues of pods that do not keep up have grown by then. Fewer where a
+  // prompt takes many steps, so that the page answers.
   function workload(state) {
     const { seed, rate, longTokens, outputTokens } = state;
-    const count = Math.min(MOST, Math.max(LEAST, Math.ceil(30 * rate)));
+    const steps = state.chunk ? 1 + (longTokens * state.long) / 100 / state.chunk : 1;
+    const most = Math.max(LEAST / 4, Math.min(MOST, Math.floor(MOST * 8 / steps)));
+    const count = Math.min(most, Math.max(LEAST, Math.ceil(30 * rate)));
     return Kernel.workload({ seed, rate, long: state.long / 100, longTokens, outputTokens, count });
   }
 
@@ -166,7 +169,7 @@ const Model = (() => {
       const [assumed, best, worst] = runs.map((run) => measured(run, state));
       const figures = Object.fromEntries(Object.keys(assumed).map((name) => {
         const values = [assumed[name], best[name], worst[name]];
-        return [name, { value: values[0], low: Math.min(...values), high: Math.max(...values) }];
+        return [name, { value: values[0], low: Math.min(...values), high: Math.max(...values), values }];
       }));
       return { architecture, figures, run: runs[0], gpus: gpus(state, architecture) };
     } catch (error) {
@@ -175,9 +178,9 @@ const Model = (() => {
   }
 
   // Share of requests within the objective at a rate, and the simulation.
-  function attainment(state, architecture, rate) {
+  function attainment(state, architecture, rate, efficiency = "assumed") {
     const changed = { ...state, rate };
-    const run = Kernel.simulate(deployment(changed, architecture), workload(changed));
+    const run = Kernel.simulate(deployment(changed, architecture, efficiency), workload(changed));
     return { share: measured(run, changed).attainment, run };
   }
 
@@ -202,9 +205,9 @@ const Model = (() => {
 
   // Highest rate at which the wanted share is within the objective and the pods keep up, 0 for none;
   // and what binds above it.
-  function capacity(state, architecture) {
+  function capacity(state, architecture, efficiency = "assumed") {
     const at = (rate) => {
-      const { share, run } = attainment(state, architecture, rate);
+      const { share, run } = attainment(state, architecture, rate, efficiency);
       return { run, isMet: share >= state.attainment / 100 && growth(run) <= GROWTH };
     };
     let low = 0, high = (data.experimentRate * gpus(state, architecture)) / GPUS, above = at(high);
@@ -227,7 +230,7 @@ const Model = (() => {
   }
 
   return {
-    data, CONTROLS, EXPERIMENTS, clamp, started, parsed, link, fabric, outcome, attainment, capacity, podCapacity,
+    data, ASSUMPTIONS, CONTROLS, EXPERIMENTS, clamp, started, parsed, link, fabric, outcome, attainment, capacity, podCapacity,
     gpus, seen,
   };
 })();

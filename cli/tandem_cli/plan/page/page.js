@@ -152,9 +152,11 @@
         note.textContent = ` (${range(figure.low, figure.high, format)})`;
         cell.append(format(figure.value), note);
       });
-      if (values[0] && values[1] && values[0].value !== values[1].value) {
-        line.className = values[1].value < values[0].value === !isMore ? "better-split" : "better-colocated";
-      }
+      // Better, if it is so under each of the assumptions.
+      const better = (one, other) => one && other
+        && one.values.every((value, index) => (isMore ? value > other.values[index] : value < other.values[index]));
+      if (better(values[1], values[0])) line.className = "better-split";
+      if (better(values[0], values[1])) line.className = "better-colocated";
       return line;
     });
     lines.push(Charts.row(["Goodput per GPU", ...both.map((each) => (each.figures ? number(each.figures.goodput.value / each.gpus) : "–"))]));

@@ -266,10 +266,6 @@ async def test_everything_has_a_name_and_the_keyboard_reaches_it(tab: Tab, tmp_p
 
 async def test_says_when_the_kv_of_a_prompt_does_not_fit(tab: Tab, tmp_path: Path) -> None:
     await opened(tab, tmp_path)
-    await tab.run("location.hash = 'longTokens=100000&outputTokens=10000&long=100&rate=0.5'")
-    await tab.painted()
-    await drawn(tab)
-    assert await text(tab, "#summary")
     await tab.run("Model.data.decode.tokens = 3000")
     await tab.run("location.hash = 'longTokens=6000&long=100'")
     await tab.painted()

@@ -30,7 +30,8 @@ from tandem_contract.config import Backend, FlowControl
 from tandem_contract.slo import Slo as StatedSlo
 from tandem_epp.backends.fleet import Fleet
 from tandem_epp.backends.pods import DiscoveredBackend
-from tandem_epp.flow.flows import Flows, Held
+from tandem_epp.flow.flows import Flows
+from tandem_epp.flow.requests import Held
 from tandem_epp.flow.settings import flow_settings
 from tandem_planner.simulation.loop import Simulation
 from tandem_planner.simulation.measures import Slo, percentile

@@ -22,9 +22,10 @@ from ..exchange import HttpRequest, NotPlaced
 from ..metrics.faults import Faults
 from ..request.inference import InferenceRequest
 from .elsewhere import WaitingElsewhere
-from .flows import DISPLACED, EXPIRED, FULL, LEFT, SHED, STOPPING, WENT, Flows, Held
+from .flows import DISPLACED, EXPIRED, FULL, LEFT, SHED, STOPPING, WENT, Flows
 from .headers import shorter_ttl, ttft_target
 from .metrics import FlowMetrics
+from .requests import Held
 from .settings import BandSettings, FlowSettings
 
 _CHECK_SECONDS: Final = 0.01

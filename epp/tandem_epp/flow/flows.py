@@ -5,18 +5,17 @@ One request goes at a time: the next one only when the last one is placed and co
 """
 
 from collections.abc import Callable
-from hashlib import sha256
 from random import Random
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ..backends.fleet import Fleet
-from ..backends.pods import Pod
 from .detectors import DetectedSaturation
 from .elsewhere import NOTHING, Group, Share, WaitingElsewhere, Went
-from .queue import FlowQueue, Waiting
+from .queue import FlowQueue
 from .rate import Rate
-from .saturation import Saturation
-from .settings import BandSettings, FlowSettings
+from .requests import Charge, Demand, Held, QueueKey, charge_of
+from .saturation import EMPTY_PATIENCE, PATIENCE, Saturation
+from .settings import FlowSettings
 
 WENT: Final = "went"
 LEFT: Final = "left"
@@ -28,90 +27,15 @@ STOPPING: Final = "flow_stopping"
 
 BYTES_PER_TOKEN: Final = 4
 """Of a body that is not read yet."""
-_LONGEST_NAME: Final = 256
-"""Characters of a tenant's name; a longer one counts by its hash, so that clients cannot make
-messages between replicas long."""
-
-
-QueueKey = tuple[tuple[Pod, ...], str | None, bool]
-"""The pods that may serve its requests; the model, if there are none; and whether the requests need
-a prefill pod. So a model and its adapters share a queue, in which each tenant has one share, and
-what other pods serve waits elsewhere."""
-
-
-class Held(Waiting):
-    """A request that waits for pods of one model."""
-
-    __slots__ = (
-        "group", "has_ended", "hint", "is_split", "key", "model", "sender", "subset", "tokens",
-        "work",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        model: str | None,
-        priority: int,
-        tenant: str,
-        arrived: float,
-        deadline: float,
-        *,
-        size: int,
-        tokens: float,
-        work: float,
-        is_split: bool,
-    ) -> None:
-        """`tokens`: of prompt and answer, as far as no pod has their KV; `work`: all of them;
-        `is_split`: whether it needs a prefill pod. `Flows` sets `tenant` and `cost`, as the
-        settings say."""
-        super().__init__(priority, tenant, arrived, deadline, size=size)
-        self.model, self.tokens, self.is_split = model, tokens, is_split
-        self.sender, self.work = short_name(tenant), max(1.0, work)
-        self.hint: frozenset[str] | None = None
-        """Addresses of the pods that the gateway allows; None: all."""
-        self.has_ended = False
-        """Whether it waits no longer."""
-        self.group = Group(model, priority, is_split)
-        """What other replicas are told. Set by `Flows`."""
-        self.key: QueueKey = ((), model, is_split)
-        """Its queue. Set by `Flows`."""
-        self.subset: frozenset[str] | None = None
-        """Once it goes: the addresses of the pods that have room for it; None: any may get it."""
-
-
-def short_name(tenant: str) -> str:
-    """The name by which all replicas know a tenant."""
-    if len(tenant) <= _LONGEST_NAME:
-        return tenant
-    return sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-class Charge(NamedTuple):
-    """What a band counts for a request, and for which tenant."""
-
-    tenant: str
-    cost: float
-
-
-def charge_of(band: BandSettings, sender: str, work: float) -> Charge:
-    """What a request of `sender` with `work` tokens counts."""
-    tenant = "" if band.fairness == "none" else sender
-    return Charge(tenant, work if band.fairness == "tokens" else 1.0)
-
-
-class Demand(NamedTuple):
-    """What waits for pods of one model."""
-
-    requests: int
-    tokens: float
-    """Of prompts and expected answers, as far as no pod has their KV."""
-
-
 H = TypeVar("H", bound=Held)
 
 
 YIELD_SECONDS: Final = 0.05
 """Seconds for which a request that could go leaves the room to a more important one at another
 replica. A replica looks every 10 ms; one that takes nothing for so long cannot."""
+_REMEMBERED_SECONDS: Final = 60.0
+"""Seconds for which pods are kept free for a priority of which a request came. Shorter: the next
+one waits in an engine behind less important ones. Longer: these wait although no other comes."""
 LEAD: Final = 4
 """Requests by which the turn of one replica's tenants may be ahead of that of another's, beyond
 which it leaves the room to them. Higher: shares are less equal for so many requests. Lower:
@@ -161,6 +85,8 @@ class Flows(Generic[H]):
         """Has its turn and is not placed yet."""
         self._rate = Rate()
         """Of requests that go."""
+        self._came: dict[int, float] = {}
+        """Priority → when a request of it last came that no pod had room for at once."""
         self._yielding: dict[Group, tuple[float, int]] = {}
         """Group whose next request leaves its room to other replicas' → since when, and how many of
         these had gone then."""
@@ -230,10 +156,25 @@ class Flows(Generic[H]):
     def passes(self, held: H, now: float) -> bool:
         """Whether `held` goes at once: nothing waits that may come before it, and a pod has
         room."""
+        self._came[held.priority] = held.arrived
         if self._queues or self._going is not None:
             return False
         held.group = self._group(held)
-        return not self.elsewhere.has(held.group, held.priority) and self._may_go(held, now)
+        if self.elsewhere.has(held.group, held.priority):
+            return False
+        return self._may_go(held, now, self._patience(held))
+
+    def _patience(self, held: H) -> float:
+        """Seconds of prompts ahead with which a pod has room for `held`, which finds that nothing
+        of its priority or a higher one waits."""
+        # In an engine's own queue it would be before the more important that come next.
+        is_highest = not any(
+            priority > held.priority and held.arrived - at < _REMEMBERED_SECONDS
+            for priority, at in self._came.items()
+        )
+        if not is_highest or self.elsewhere.has(held.group):
+            return PATIENCE
+        return max(PATIENCE, min(EMPTY_PATIENCE, held.deadline - held.arrived))
 
     def admit(self, held: H, settings: FlowSettings) -> str | None:
         """Let `held` wait, or say why not."""
@@ -325,7 +266,7 @@ class Flows(Generic[H]):
         fleet = self._fleet
         return model is None or fleet.can_serve(model) or fleet.was_removed_recently(model, now)
 
-    def _may_go(self, held: H, now: float) -> bool:
+    def _may_go(self, held: H, now: float, patience: float = PATIENCE) -> bool:
         held.subset = None
         if self.settings is None:
             return True
@@ -334,7 +275,12 @@ class Flows(Generic[H]):
         if self._detected is not None:
             return self._may_go_by_detector(self._detected, held, now)
         pods = self._saturation.pods_with_room(
-            held.model, held.tokens, now, is_split=held.is_split, hint=held.hint
+            held.model,
+            held.tokens,
+            now,
+            is_split=held.is_split,
+            hint=held.hint,
+            patience=patience,
         )
         # The choice would weigh a pod with a long queue against the harm that is done elsewhere.
         held.subset = frozenset([pod.address for pod in pods if pod.address is not None])

@@ -6,7 +6,7 @@ from tandem_contract.fast_metrics import CounterVec, HistogramVec
 from tandem_contract.metrics import EPP_FLOW_ASKED
 
 from ..backends.fleet import UNLISTED
-from .flows import Demand
+from .requests import Demand
 
 _SECONDS = (0.005, 0.02, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300)
 

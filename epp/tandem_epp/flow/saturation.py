@@ -29,6 +29,10 @@ PATIENCE: Final = BUSY_INTERVAL
 engine may have nothing to compute until the next request is there. Longer: requests wait in its
 queue, where none can be put before another. In `benchmarks.flow`, 0.2 s make the important wait 1.4
 times as long as alone, 0.1 s 1.2 times, and 0 s 1.15 times; engines compute as much with each."""
+EMPTY_PATIENCE: Final = 1.0
+"""The same for a request that finds nothing that waits, and which no more important one follows: to
+hold it would serve none. Shorter: at 70 % load some are held. Longer: at the begin of an overload
+more requests are in the engines' own queues, in which no tenant goes before another."""
 STALE_SECONDS: Final = 2.0
 """Seconds after a scrape for which the free KV that it told counts. Longer: with a metrics page
 that does not answer any more, nothing would be sent once that KV is used up."""
@@ -65,9 +69,12 @@ class Saturation:
         """Whether a pod is ready that only prefills for `model`."""
         return bool(self.ready(model).prefills)
 
-    def has_room(self, model: str | None, tokens: float, now: float) -> bool:
-        """Whether any request for `model` whose prompt and answer have `tokens` tokens would hardly
-        wait, split or not; also if no pod is ready that may decode, which the choice tells."""
+    def has_room(
+        self, model: str | None, tokens: float, now: float, patience: float = PATIENCE
+    ) -> bool:
+        """Whether any request for `model` whose prompt and answer have `tokens` tokens would wait
+        `patience` seconds or a step at most, split or not; also if no pod is ready that may decode,
+        which the choice tells."""
         _, decodes, prefills = self.ready(model)
         figures, itl = self._fleet.figures, self._fleet.objective(model).itl
         table, rows = figures.at(now).pods, figures.rows
@@ -75,11 +82,13 @@ class Saturation:
         for pod in decodes:
             row = table[rows[pod]]
             can_decode = _can_decode(pod, row, tokens, itl, now)
-            if can_decode and (prefills or _can_compute(pod, row, now)):
+            if can_decode and (prefills or _can_compute(pod, row, now, patience)):
                 break
         else:
             return not decodes
-        return not prefills or any(_can_compute(pod, table[rows[pod]], now) for pod in prefills)
+        return not prefills or any(
+            _can_compute(pod, table[rows[pod]], now, patience) for pod in prefills
+        )
 
     def pods_with_room(
         self,
@@ -89,6 +98,7 @@ class Saturation:
         *,
         is_split: bool,
         hint: frozenset[str] | None = None,
+        patience: float = PATIENCE,
     ) -> list[Pod]:
         """The pods that such a request may go to now; none: it waits. `is_split`: where pods are
         ready that only prefill, whether one of them is to compute the prompt. `hint`: addresses of
@@ -104,10 +114,10 @@ class Saturation:
         figures, itl = self._fleet.figures, self._fleet.objective(model).itl
         table, rows = figures.at(now).pods, figures.rows
         free = [pod for pod in decodes if _can_decode(pod, table[rows[pod]], tokens, itl, now)]
-        alone = [pod for pod in free if _can_compute(pod, table[rows[pod]], now)]
+        alone = [pod for pod in free if _can_compute(pod, table[rows[pod]], now, patience)]
         if not prefills:
             return alone or self.probe(decodes, now)
-        computing = [pod for pod in prefills if _can_compute(pod, table[rows[pod]], now)]
+        computing = [pod for pod in prefills if _can_compute(pod, table[rows[pod]], now, patience)]
         if not is_split:
             # It may have to be split by now: then any prefill pod computes it.
             alone = alone or self.probe(decodes, now)
@@ -166,9 +176,9 @@ def _keeps_itl(pod: Pod, figures: PodFigures, itl: float, now: float) -> bool:
     return predicted_itl(figures.step, pod.estimates.pace.at(now)) <= itl
 
 
-def _can_compute(pod: Pod, figures: PodFigures, now: float) -> bool:
+def _can_compute(pod: Pod, figures: PodFigures, now: float, patience: float) -> bool:
     # A prompt that takes longer than predicted closes no pod: nothing says for how long.
     wait = figures.queued
     if figures.late_share:
         wait += max(0.0, figures.head_ends - now)
-    return _has_slot(pod, now) and wait <= max(PATIENCE, figures.step)
+    return _has_slot(pod, now) and wait <= max(patience, figures.step)

@@ -14,6 +14,7 @@ from tandem_contract.config import Backend
 from tandem_epp.backends.pods import DiscoveredBackend
 from tandem_epp.flow.elsewhere import Group, Share, WaitingElsewhere, Went
 from tandem_epp.flow.flows import LEAD
+from tandem_epp.flow.saturation import EMPTY_PATIENCE
 from tandem_epp.flow.settings import flow_settings
 from tandem_epp.placement.placement import Placement
 
@@ -140,6 +141,44 @@ async def test_a_tenant_with_a_long_name_has_one_share_of_all_replicas() -> None
     assert served.count(long) <= 9 + LEAD
     for _, task in waiting:
         task.cancel()
+
+
+def with_prompts_ahead(seconds: float) -> FlowSetup:
+    """A pod that computes prompts for so long."""
+    setup = FlowSetup()
+    pod = setup["u"]
+    pod.estimates.slots.limit = 9
+    pod.estimates.queue.add(seconds, time())
+    pod.estimates.changed()
+    return setup
+
+
+async def test_none_is_held_for_whom_no_other_one_goes_first() -> None:
+    setup = with_prompts_ahead(EMPTY_PATIENCE / 2)
+    assert (await start(setup, "a"))[0].done()
+    setup = with_prompts_ahead(EMPTY_PATIENCE * 2)
+    (waiting,) = await start(setup, "a")
+    assert not waiting.done()
+    waiting.cancel()
+
+
+async def test_pods_are_kept_free_for_a_higher_priority_that_came() -> None:
+    setup = with_prompts_ahead(EMPTY_PATIENCE / 2)
+    important = await setup.start("hello", priority="1")
+    assert important.done()
+    (other,) = await start(setup, "a")
+    assert not other.done()
+    other.cancel()
+    await asyncio.wait([other])
+    assert (await setup.start("hello", priority="1")).done()
+
+
+async def test_none_waits_in_an_engine_for_longer_than_it_may_wait_at_all() -> None:
+    setup = with_prompts_ahead(EMPTY_PATIENCE / 2)
+    ttl = f"{EMPTY_PATIENCE * 250:.0f}ms"
+    waiting = await setup.start(x_llm_d_inference_ttl=ttl)
+    assert not waiting.done()
+    waiting.cancel()
 
 
 class CountedPriority(int):

@@ -8,7 +8,8 @@ from random import Random
 from typing import Final, NamedTuple
 
 from tandem_contract.config import FlowControl
-from tandem_epp.flow.flows import WENT, Flows, Held
+from tandem_epp.flow.flows import WENT, Flows
+from tandem_epp.flow.requests import Held
 from tandem_epp.flow.settings import flow_settings
 from tandem_planner.simulation.block_pool import BLOCK
 from tandem_planner.simulation.engine import Engine

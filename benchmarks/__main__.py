@@ -26,6 +26,8 @@ SUPPORT = {
     "floods",
     "flow_engines",
     "flow_live",
+    "flow_stack",
+    "flow_torch",
     "gpu_model",
     "gpu_transfer",
     "h2load",

@@ -2,263 +2,113 @@
 
 Four engines of one process take each step's time and compute nothing. Clients have API keys, whose
 settings say priority and tenant, and send streams of 400 prompt tokens and 20 answer tokens on
-average as Poisson processes. Everything shares this machine's cores.
+average as Poisson processes. Everything shares this machine's cores. Part `torch` has two torch
+engines instead; part `llmd` has llm-d's EPP with its own flow control, where TANDEM_LLMD_BIN is a
+folder with its program `epp`.
 """
 
 import asyncio
 import json
 import os
 import signal
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from random import Random
-from typing import Any, Final
+from typing import Final
 
-import aiohttp
-from tests.epp.real import Epp, envoy, envoy_settings, epp, until
+from tests.epp.real import Epp, until
 from tests.epp.simulation.flow import jain
+from tests.llmd.programs import FOLDER
 
-from tandem_contract import headers as wire
 from tandem_loadtest.figures.distributions import percentile
-from tandem_local.ports import free_port
-from tandem_operator.routing.api_keys import filter_config
 
 from .figures import Figure, at_least, at_most, progress, without_target
-from .flow_engines import BUDGET, REQUESTS
-from .paced_engine import PER_TOKEN, STEP
+from .flow_stack import (
+    HIGH,
+    LOW,
+    Answer,
+    MakeEngines,
+    Stack,
+    capacity,
+    llmd_program,
+    llmd_stack,
+    paced_engines,
+    stack,
+    torch_pair,
+)
 
-ENGINES: Final = 4
-PROMPT: Final = 400
-OUTPUT: Final = 20
 TENANTS: Final = 50
-SECONDS: Final = 30.0
+SECONDS: Final = 120.0
+_SHORT: Final = 30.0
 _WARM: Final = 10.0
 """Seconds until the engines are full, which are not counted."""
-HIGH: Final = "interactive"
-LOW: Final = "batch"
 _QUICK: Final = 0.005
-_HOST: Final = "127.0.0.1"
 _HANG: Final = 60.0
 _KEPT: Final = 5000
 _KEPT_BYTES: Final = 100_000
 _KILLED: Final = 1000
 
 
-def capacity() -> float:
-    """Requests per second that the engines compute: what a full batch takes of a step's time."""
-    step = STEP / REQUESTS * OUTPUT + STEP * PROMPT / BUDGET
-    return ENGINES / (step + PER_TOKEN * (PROMPT + OUTPUT))
-
-
-@dataclass
-class Answer:
-    """What became of a request."""
-
-    client: str
-    sent: float
-    status: int = 0
-    """0: the connection broke."""
-    ttft: float = 0.0
-    ended: float = 0.0
-    reason: str = ""
-    """Why it was refused, as the header says."""
-
-
-@dataclass
-class Stack:
-    """Engines, EPPs and Envoy."""
-
-    url: str
-    engines: Sequence[int]
-    epps: Sequence[Epp]
-    http: aiohttp.ClientSession
-    random: Random = field(default_factory=lambda: Random(1))
-
-    async def send(self, client: str, body: bytes = b"", **headers: str) -> Answer:
-        """One request, to its end."""
-        body = body or self._body()
-        answer = Answer(client, time.monotonic())
-        sent = {"x-api-key": f"key-of-{client}", "content-type": "application/json"}
-        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-        try:
-            url = f"{self.url}/v1/completions"
-            async with self.http.post(url, data=body, headers=sent) as response:
-                async for _ in response.content.iter_any():
-                    answer.ttft = answer.ttft or time.monotonic() - answer.sent
-                answer.status = response.status
-                answer.reason = response.headers.get(wire.REQUEST_DROPPED_REASON, "")
-        except aiohttp.ClientError:
-            answer.status = 0
-        answer.ended = time.monotonic()
-        return answer
-
-    async def load(self, rates: dict[str, float], seconds: float = SECONDS) -> list[Answer]:
-        """Send requests of each client at its rate for `seconds`; returns all that ended by then,
-        and cancels the others."""
-        tasks: list[asyncio.Task[Answer]] = []
-
-        async def clients(client: str, rate: float) -> None:
-            while True:
-                await asyncio.sleep(self.random.expovariate(rate))
-                tasks.append(asyncio.create_task(self.send(client)))
-
-        senders = [asyncio.create_task(clients(*each)) for each in rates.items()]
-        await asyncio.sleep(seconds)
-        for task in (*senders, *tasks):
-            task.cancel()
-        await asyncio.gather(*senders, *tasks, return_exceptions=True)
-        return [task.result() for task in tasks if not task.cancelled() and not task.exception()]
-
-    async def engine_figures(self) -> list[dict[str, float]]:
-        """Of each engine, since the last call."""
-        found = []
-        for port in self.engines:
-            async with self.http.get(f"http://{_HOST}:{port}/figures") as answer:
-                found.append(await answer.json())
-        return found
-
-    async def switch(self, name: str) -> None:
-        """`stall` or `hang` all engines, or end it."""
-        async with self.http.post(f"http://{_HOST}:{self.engines[0]}/{name}") as answer:
-            answer.raise_for_status()
-
-    async def held(self) -> float:
-        """Requests that wait in all EPPs."""
-        figures = [await each.figures() for each in self.epps if each.process.returncode is None]
-        waiting = "tandem_epp_flow_held{"
-        return sum(v for page in figures for k, v in page.items() if k.startswith(waiting))
-
-    def _body(self) -> bytes:
-        words = 1 + round(self.random.expovariate(1 / PROMPT))
-        output = 1 + round(self.random.expovariate(1 / OUTPUT))
-        prompt = " ".join(str(self.random.randrange(10_000)) for _ in range(words))
-        body = {"model": "m", "prompt": prompt, "max_tokens": output, "stream": True}
-        return json.dumps(body).encode()
-
-
-@asynccontextmanager
-async def stack(
-    flow: dict[str, Any] | None,
-    *,
-    clients: dict[str, int] | None = None,
-    replicas: int = 1,
-    flags: Sequence[str] = (),
-) -> AsyncIterator[Stack]:
-    """A stack with flow control as `flow`; None: off. `clients`: each with its priority."""
-    clients = clients or {HIGH: 10, LOW: 0}
-    async with AsyncExitStack() as parts:
-        directory = Path(parts.enter_context(tempfile.TemporaryDirectory()))
-        engines = [free_port(_HOST) for _ in range(ENGINES)]
-        await parts.enter_async_context(_engines(engines))
-        config = {"backends": [
-            {"name": f"e{i}", "url": f"http://{_HOST}:{port}"} for i, port in enumerate(engines)
-        ]}  # fmt: skip
-        if flow is not None:
-            listed = [{"name": name, "priority": number} for name, number in clients.items()]
-            config["flow_control"] = {"enabled": True, "clients": listed, **flow}  # type: ignore[assignment]
-        file = directory / "router.yaml"
-        file.write_text(json.dumps(config))
-        pickers = [
-            await parts.enter_async_context(epp(file, *own, *flags))
-            for own in _replica_flags(directory, replicas)
-        ]
-        keys = directory / "keys"
-        keys.mkdir()
-        listed_keys = {name: f"key-of-{name}" for name in clients}
-        (keys / "keys.json").write_text(json.dumps(filter_config(listed_keys)))
-        settings = replace(
-            envoy_settings(pickers[0].grpc, body_mode="FULL_DUPLEX_STREAMED"),
-            api_key_file=str(keys / "keys.json"),
-        )
-        others = [each.grpc for each in pickers[1:]]
-        url = await parts.enter_async_context(envoy(directory, settings, others))
-        connector = aiohttp.TCPConnector(limit=0)
-        timeout = aiohttp.ClientTimeout(total=300)
-        http = aiohttp.ClientSession(connector=connector, timeout=timeout)
-        await parts.enter_async_context(http)
-        made = Stack(url, engines, pickers, http)
-        # The EPP learns how fast the engines are, and how long answers.
-        await made.load({next(iter(clients)): 0.3 * capacity()}, 5.0)
-        await made.engine_figures()
-        yield made
-
-
-@asynccontextmanager
-async def _engines(ports: Sequence[int]) -> AsyncIterator[None]:
-    command = [sys.executable, "-m", "benchmarks.flow_engines", *map(str, ports)]
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        if not await process.stdout.readline():
-            raise RuntimeError("the engines did not start")
-        yield
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-def _replica_flags(directory: Path, replicas: int) -> list[list[str]]:
-    if replicas == 1:
-        return [[]]
-    keys = directory / "plan-keys"
-    keys.mkdir()
-    (keys / "k1").write_bytes(b"0123456789abcdef")
-    ports = [free_port(_HOST) for _ in range(replicas)]
-    shared = ["--plan-key-dir", str(keys)]
-    for port in ports:
-        shared += ["--peers", f"{_HOST}:{port}"]
-    return [[*shared, "--peer-listen", f"{_HOST}:{port}"] for port in ports]
-
-
-async def overload() -> list[Figure]:
+async def overload(
+    engines: MakeEngines = paced_engines, name: str = "live", seconds: float = SECONDS
+) -> list[Figure]:
     """Twice the capacity, a tenth of it more important."""
-    rate = 2 * capacity()
-    rates = {HIGH: 0.1 * rate, LOW: 0.9 * rate}
-    async with stack(None) as off:
-        alone = _p99(await off.load({HIGH: rates[HIGH]}))
+    async with stack(None, engines=engines) as off:
+        rate = 2 * off.engines.capacity
+        rates = {HIGH: 0.1 * rate, LOW: 0.9 * rate}
+        alone = _p99(await off.load({HIGH: rates[HIGH]}, seconds))
         await off.engine_figures()
-        without = await _overloaded(off, rates)
-    async with stack({"ttl": "60s"}) as on:
-        gated = await _overloaded(on, rates)
+        without = await _overloaded(off, rates, seconds)
+    async with stack({"ttl": "60s"}, engines=engines) as on:
+        gated = await _overloaded(on, rates, seconds)
+        held = await on.epps[0].figures()
+    important = 'tandem_epp_flow_seconds_{}{{priority="10"}}'
+    waited = held[important.format("sum")] / held[important.format("count")]
     return [
-        without_target("live: p99 TTFT of the important alone", alone, "s"),
-        at_most("live: p99 TTFT of the important, over that alone", gated.ttft / alone, "x", 1.3),
-        without_target("live: the same without flow control", without.ttft / alone, "x"),
-        at_least("live: tokens over those without", gated.tokens / without.tokens, "x", 0.98),
-        at_most("live: requests in an engine's own queue, mean", gated.queue, "", 2),
-        without_target("live: the same without flow control", without.queue, ""),
+        without_target(f"{name}: p99 TTFT of the important alone", alone, "s"),
+        at_most(
+            f"{name}: p99 TTFT of the important, over that alone", gated.ttft / alone, "x", 1.3
+        ),
+        without_target(f"{name}: the same without flow control", without.ttft / alone, "x"),
+        without_target(f"{name}: mean hold of the important", waited, "s"),
+        at_least(f"{name}: tokens over those without", gated.tokens / without.tokens, "x", 0.98),
+        at_most(f"{name}: requests in an engine's own queue, mean", gated.queue, "", 2),
+        without_target(f"{name}: the same without flow control", without.queue, ""),
     ]
+
+
+async def torch() -> list[Figure]:
+    """The same with two torch engines, for a short time."""
+    return await overload(torch_pair, "live, two torch engines", _SHORT)
 
 
 @dataclass
 class _Overloaded:
     ttft: float
+    """p99 of the important."""
     tokens: float
+    """Per second."""
     queue: float
 
 
-async def _overloaded(made: Stack, rates: dict[str, float]) -> _Overloaded:
+async def _overloaded(made: Stack, rates: dict[str, float], seconds: float) -> _Overloaded:
     async def window() -> list[dict[str, float]]:
         await asyncio.sleep(_WARM)
         await made.engine_figures()
-        await asyncio.sleep(SECONDS)
+        await asyncio.sleep(seconds)
         return await made.engine_figures()
 
-    answers, engines = await asyncio.gather(made.load(rates, _WARM + SECONDS + 1.0), window())
+    answers, engines = await asyncio.gather(made.load(rates, _WARM + seconds + 1.0), window())
     began = min(each.sent for each in answers) + _WARM
     late = [each for each in answers if each.sent > began]
-    seconds = sum(each["seconds"] for each in engines)
+    measured = sum(each["seconds"] for each in engines)
     return _Overloaded(
         _p99(late),
-        sum(each["tokens"] for each in engines),
-        sum(each["queued"] for each in engines) / seconds,
+        len(engines) * sum(each["tokens"] for each in engines) / measured,
+        sum(each["queued"] for each in engines) / measured,
     )
 
 
@@ -270,19 +120,70 @@ def _p99(answers: Sequence[Answer]) -> float:
 async def tenants() -> list[Figure]:
     """Fifty tenants, one of which sends ten times as much; one EPP, and three."""
     figures = []
-    unit = 2 * capacity() / (TENANTS + 9)
-    names = [f"tenant-{number}" for number in range(1, TENANTS)]
-    rates = {"noisy": 10 * unit, **dict.fromkeys(names, unit)}
-    clients = dict.fromkeys(rates, 0)
+    rates = _tenant_rates()
     for replicas in (1, 3):
-        async with stack({"ttl": "15s"}, clients=clients, replicas=replicas) as made:
-            answers = await made.load(rates, _WARM + 2 * SECONDS)
-        began = min(each.sent for each in answers) + _WARM
-        got = Counter(a.client for a in answers if a.status == 200 and a.ended > began)
-        index = jain([got[name] for name in rates])
-        name = f"live: Jain's index of 50 tenants, {replicas} EPP"
-        figures.append(at_least(name, index, "", 0.95))
+        flow = {"ttl": "15s"}
+        async with stack(flow, clients=dict.fromkeys(rates, 0), replicas=replicas) as made:
+            index = (await _shared(made, rates)).index
+        figures.append(
+            at_least(f"live: Jain's index of 50 tenants, {replicas} EPP", index, "", 0.95)
+        )
     return figures
+
+
+async def llmd() -> list[Figure]:
+    """The same load of tenants with llm-d's EPP and its flow control, beside ours. No priorities:
+    llm-d's EPP reads them from a cluster."""
+    program = llmd_program()
+    if program is None:
+        progress(f"left out: llm-d's EPP, since {FOLDER} has no program epp")
+        return []
+    rates = _tenant_rates()
+    async with llmd_stack(program, dict.fromkeys(rates, 0)) as theirs:
+        llmds = await _shared(theirs, rates)
+    async with stack({"ttl": "15s"}, clients=dict.fromkeys(rates, 0)) as made:
+        ours = await _shared(made, rates)
+    figures = []
+    for name, shared in (("llm-d's EPP", llmds), ("ours", ours)):
+        figures += [
+            without_target(f"live, beside llm-d, {name}: tokens per second", shared.tokens, ""),
+            without_target(f"live, beside llm-d, {name}: engines' own queue", shared.queue, ""),
+            without_target(f"live, beside llm-d, {name}: Jain's index", shared.index, ""),
+            without_target(f"live, beside llm-d, {name}: mean TTFT", shared.ttft, "s"),
+        ]
+    return figures
+
+
+def _tenant_rates() -> dict[str, float]:
+    unit = 2 * capacity() / (TENANTS + 9)
+    return {"noisy": 10 * unit} | {f"tenant-{number}": unit for number in range(1, TENANTS)}
+
+
+@dataclass
+class _Shared:
+    index: float
+    """Jain's, of the answers that the tenants got."""
+    tokens: float
+    """Per second."""
+    queue: float
+    ttft: float
+    """Mean."""
+
+
+async def _shared(made: Stack, rates: dict[str, float]) -> _Shared:
+    await made.engine_figures()
+    answers = await made.load(rates, _WARM + SECONDS)
+    engines = await made.engine_figures()
+    began = min(each.sent for each in answers) + _WARM
+    late = [each for each in answers if each.status == 200 and each.ended > began]
+    got = Counter(each.client for each in late)
+    seconds = sum(each["seconds"] for each in engines)
+    return _Shared(
+        jain([got[name] for name in rates]),
+        len(engines) * sum(each["tokens"] for each in engines) / seconds,
+        sum(each["queued"] for each in engines) / seconds,
+        sum(each.ttft for each in late) / len(late),
+    )
 
 
 async def idle() -> list[Figure]:
@@ -291,7 +192,7 @@ async def idle() -> list[Figure]:
     for name, flow in (("off", None), ("on", {})):
         async with stack(flow) as made:
             cpu = _cpu(made.epps[0])
-            answers = await made.load({HIGH: 0.7 * capacity()})
+            answers = await made.load({HIGH: 0.7 * capacity()}, SECONDS)
             costs[name] = (_cpu(made.epps[0]) - cpu) / len(answers)
             page = await made.epps[0].figures()
         if flow is not None:
@@ -315,8 +216,8 @@ async def scrapes() -> list[Figure]:
     """No metrics page is answered for a minute, while the load is twice the capacity."""
     rate = {LOW: 2 * capacity()}
     async with stack({"ttl": "20s"}) as made:
-        await made.load(rate, _WARM + SECONDS)
-        usual = sum(each["tokens"] for each in await made.engine_figures()) / (_WARM + SECONDS)
+        await made.load(rate, _WARM + _SHORT)
+        usual = sum(each["tokens"] for each in await made.engine_figures()) / (_WARM + _SHORT)
         await made.switch("hang")
         answers = await made.load(rate, _HANG)
         blind = sum(each["tokens"] for each in await made.engine_figures()) / _HANG
@@ -429,6 +330,8 @@ PARTS: Final[dict[str, Callable[[], Awaitable[list[Figure]]]]] = {
     "memory": memory,
     "killed": killed,
     "zero": from_zero,
+    "torch": torch,
+    "llmd": llmd,
 }
 
 
@@ -438,7 +341,4 @@ def measure(parts: Sequence[str]) -> list[Figure]:
     for name in parts or PARTS:
         progress(f"live: {name}")
         figures += asyncio.run(PARTS[name]())
-    directory = os.environ.get("TANDEM_LLMD_BIN")
-    missing = "is not set" if directory is None else "is not driven behind Envoy yet"
-    progress(f"left out: llm-d's EPP beside it (TANDEM_LLMD_BIN {missing})")
     return figures

@@ -154,7 +154,8 @@ async def llmd_epp(
 ) -> AsyncIterator[int]:
     """llm-d's EPP for `pods` (name, role, address), without a cluster; yields its gRPC port.
 
-    `plugins`: its plugins and profiles; None: prefill and decode on two pods.
+    `plugins`: its plugins and profiles, and further `sections`; None: prefill and decode on two
+    pods.
     """
     file = directory / "endpoints.yaml"
     endpoints = [
@@ -169,7 +170,7 @@ async def llmd_epp(
     file.write_text(json.dumps({"endpoints": endpoints}))
     grpc, health, metrics = (free_port("127.0.0.1") for _ in range(3))
     command = (
-        *(program, "--config-text", json.dumps(_configuration(file, plugins or SPLITTING))),
+        *(program, "--config-text", json.dumps(endpoint_picker_config(file, plugins or SPLITTING))),
         *("--pool-name=pool", "--pool-namespace=default", "--secure-serving=false"),
         *(f"--grpc-port={grpc}", f"--grpc-health-port={health}", f"--metrics-port={metrics}"),
         *("--metrics-endpoint-auth=false", "--tracing=false"),
@@ -179,7 +180,7 @@ async def llmd_epp(
         yield grpc
 
 
-def _configuration(endpoints: Path, plugins: Configuration) -> Configuration:
+def endpoint_picker_config(endpoints: Path, plugins: Configuration) -> Configuration:
     """The whole configuration, with pods from the file `endpoints`."""
     sources = {"metrics-data-source": {}, "core-metrics-extractor": {}}
     discovery = {"file-discovery": {"path": str(endpoints)}}
@@ -203,4 +204,5 @@ def _configuration(endpoints: Path, plugins: Configuration) -> Configuration:
                 }
             ],
         },
+        **plugins.get("sections", {}),
     }

@@ -57,6 +57,32 @@ _ALL_REDUCE_LATENCY: Final = 1e-5
 """Seconds of an all-reduce of no bytes within a node."""
 
 
+class RooflineCoefficients(NamedTuple):
+    """What `RooflineStep.seconds` computes with, in seconds."""
+
+    overhead: float
+    per_request: float
+    per_row: float
+    """Multiplications of weights, for each token of a step."""
+    last: float
+    """The last layer, for each token of an answer."""
+    reading: float
+    """Reading the weights that each step reads."""
+    experts: float
+    """Reading all experts; 0: there are none."""
+    missed: float
+    """Share of the experts that a token does not choose."""
+    kv: KvSize
+    """Reading the KV of a decode."""
+    per_pair: float
+    per_near_pair: float
+    """In layers with a window."""
+    window: float
+    """Pairs of a token in those, at most; 0: there are none."""
+    exchange: float
+    exchange_row: float
+
+
 class RooflineStep:
     """The steps of one engine. A `StepCost`."""
 
@@ -114,6 +140,24 @@ class RooflineStep:
             near = min(pairs, tokens * self._window) if self._window else pairs
             seconds += self._per_pair * pairs + self._per_near_pair * near
         return seconds
+
+    def coefficients(self) -> RooflineCoefficients:
+        """For those who compute the same in another language."""
+        return RooflineCoefficients(
+            overhead=self.efficiency.overhead,
+            per_request=self.efficiency.per_request,
+            per_row=self._per_row,
+            last=self._last,
+            reading=self._reading,
+            experts=self._experts,
+            missed=self._missed,
+            kv=self._kv,
+            per_pair=self._per_pair,
+            per_near_pair=self._per_near_pair,
+            window=self._window,
+            exchange=self._exchange,
+            exchange_row=self._exchange_row,
+        )
 
 
 def linear(step: RooflineStep, *, decodes: int, context: float, chunk: int) -> LinearStep:

@@ -13,7 +13,7 @@ from tandem_planner.simulation.engine import Batching
 from tandem_planner.simulation.measures import Slo
 from tandem_planner.sizing.deployments import CannotServe, Deployment, Estimate, Pool
 from tandem_planner.sizing.model_shape import ModelShape
-from tandem_planner.sizing.roofline import ASSUMED, BEST, WORST, RooflineStep, linear
+from tandem_planner.sizing.roofline import ASSUMED, BEST, WORST, RooflineStep
 from tandem_planner.sizing.search import DECODE, PREFILL
 from tandem_planner.step_cost import LinearStep, StepCost, prompt_seconds
 
@@ -31,6 +31,10 @@ _FABRICS: Final = {
 _EFFICIENCIES: Final = {"assumed": ASSUMED, "best": BEST, "worst": WORST}
 
 
+Coefficients = Sequence[float] | Mapping[str, float | KvSize]
+"""Of a `LinearStep`, or of a roofline by name."""
+
+
 class PodKind(msgspec.Struct, frozen=True, rename="camel"):
     """Pods of one role."""
 
@@ -42,8 +46,8 @@ class PodKind(msgspec.Struct, frozen=True, rename="camel"):
     """In the batch."""
     tokens: int
     """Of KV that fit."""
-    steps: Mapping[str, Sequence[float]]
-    """`assumed`, `best` and `worst` → coefficients of a `LinearStep`."""
+    steps: Mapping[str, Coefficients]
+    """`assumed`, `best` and `worst` → coefficients of a step."""
 
 
 class FabricOption(msgspec.Struct, frozen=True):
@@ -59,7 +63,7 @@ class ModelOption(msgspec.Struct, frozen=True, rename="camel"):
 
     title: str
     tensor: int
-    steps: Mapping[str, Sequence[float]]
+    steps: Mapping[str, Coefficients]
     """As of `PodKind`."""
     budget: int
     kv: KvSize
@@ -137,7 +141,7 @@ def page_data(
         colocated = colocated._replace(replicas=max(1, gpus // smallest))
     kind = _kind(estimate, prefill)
     mean = _LONG_SHARE * _LONG + (1 - _LONG_SHARE) * _SHORT
-    seconds = prompt_seconds(LinearStep(*kind.steps["assumed"]), 0, round(mean), kind.budget)
+    seconds = prompt_seconds(estimate.step(prefill.tensor), 0, round(mean), kind.budget)
     usual = float(f"{_BUSY / seconds:.2g}")
     fabrics = list(_fabrics(estimate, prefill.tensor, decode.tensor))
     link = estimate.transfer(prefill.tensor, decode.tensor)
@@ -181,20 +185,25 @@ def _kind(estimate: Estimate, pool: Pool) -> PodKind:
     )
 
 
-def _steps(estimate: Estimate, tensor: int) -> Mapping[str, Sequence[float]]:
+def _steps(estimate: Estimate, tensor: int) -> Mapping[str, Coefficients]:
     return {
-        name: _linear(estimate.assuming(efficiency).step(tensor))
+        name: coefficients(estimate.assuming(efficiency).step(tensor))
         for name, efficiency in _EFFICIENCIES.items()
     }
 
 
-def _linear(step: StepCost) -> Sequence[float]:
-    """The coefficients of a step, of a roofline around what the page's workload asks for."""
+def coefficients(step: StepCost) -> Coefficients:
+    """As kernel.js takes them."""
     if isinstance(step, RooflineStep):
-        return tuple(linear(step, decodes=32, context=1000.0, chunk=2048))
+        return {_camel(name): value for name, value in step.coefficients()._asdict().items()}
     if isinstance(step, LinearStep):
         return tuple(step)
     raise TypeError(f"no coefficients of {type(step).__name__}")
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def _fabrics(estimate: Estimate, prefill: int, decode: int) -> Sequence[FabricOption]:

@@ -3,7 +3,7 @@
 //
 //     const served = Kernel.simulate(deployment, Kernel.workload(settings));
 //
-// Every sum is in the order of the Python code, and both give the same bits:
+// Every sum is in the order of the Python code, so both give the same figures:
 // tests/cli/plan/page/test_kernel.py compares them. Times are seconds, lengths tokens.
 "use strict";
 const Kernel = (() => {
@@ -51,9 +51,27 @@ const Kernel = (() => {
     static before(a, b) { return a.key < b.key || (a.key === b.key && a.tie < b.tie); }
   }
 
-  // `step_cost.LinearStep`: [fixed, per decode, per KV token, per prompt token, per pair].
+  // `step_cost.LinearStep`: [fixed, per decode, per KV token, per prompt token, per pair], or the
+  // coefficients of a roofline.
   function stepSeconds(step, decodes, context, tokens = 0, looks = 0) {
+    if (!Array.isArray(step)) return rooflineSeconds(step, decodes, context, tokens, looks);
     return step[0] + step[1] * decodes + step[2] * context + step[3] * tokens + step[4] * looks;
+  }
+
+  // `roofline.RooflineStep`.
+  function rooflineSeconds(step, decodes, context, tokens, looks) {
+    const rows = decodes + tokens;
+    let reading = step.reading;
+    if (step.experts) reading += step.experts * (1 - step.missed ** Math.max(1, rows));
+    const computing = step.perRow * rows + step.last * Math.min(rows, decodes + 1);
+    let seconds = step.overhead + step.perRequest * decodes + Math.max(computing, reading);
+    seconds += step.exchange + step.exchangeRow * rows;
+    if (decodes > 0) seconds += decodes * kvBytes(step.kv, context / decodes);
+    if (tokens > 0) {
+      const near = step.window ? Math.min(looks, tokens * step.window) : looks;
+      seconds += step.perPair * looks + step.perNearPair * near;
+    }
+    return seconds;
   }
 
   function pairs(start, end) { return (end - start) * (start + end); }

@@ -9,8 +9,9 @@ from tandem_planner.simulation.link import Link
 from tandem_planner.simulation.loop import AT_ONCE, simulate
 from tandem_planner.simulation.routers import LeastWork, Pools
 from tandem_planner.simulation.work import Request
-from tandem_planner.step_cost import LinearStep
 from tandem_planner.transfer import TransferCost
+
+from .cases import step_of
 
 Json = dict[str, Any]
 _MASK = 0xFFFFFFFF
@@ -76,7 +77,7 @@ def _pods(pool: Json | None, link: Json | None) -> list[Engine]:
         return []
     return [
         Engine(
-            LinearStep(*pool["step"]),
+            step_of(pool),
             cache_tokens=pool["tokens"],
             seed=0,
             batching=Batching(pool["budget"], pool["requests"], pool["isChunked"]),

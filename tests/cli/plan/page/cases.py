@@ -3,6 +3,14 @@
 from random import Random
 from typing import Any
 
+import msgspec
+
+from tandem_cli.plan.inputs import read_model
+from tandem_cli.plan.page.data import coefficients
+from tandem_planner.sizing.gpus import GPUS
+from tandem_planner.sizing.roofline import RooflineStep
+from tandem_planner.step_cost import LinearStep, StepCost
+
 Json = dict[str, Any]
 
 STEP = [0.009, 1.5e-5, 5.2e-8, 2.06e-5, 6.6e-10]
@@ -17,6 +25,22 @@ def pool(replicas: int = 1, **changes: Any) -> Json:
         "replicas": replicas, "step": STEP, "budget": 8192, "requests": 256, "isChunked": True,
         "tokens": 400_000,
     } | changes  # fmt: skip
+
+
+def roofline(model: str, tensor: int, **changes: Any) -> Json:
+    """Pods of a model on H200s, whose step is no sum."""
+    return pool(**changes) | {"roofline": [model, tensor]} | {
+        "step": msgspec.to_builtins(coefficients(_roofline(model, tensor)))
+    }  # fmt: skip
+
+
+def _roofline(model: str, tensor: int) -> RooflineStep:
+    return RooflineStep(read_model(model)[0], GPUS["h200"], tensor)
+
+
+def step_of(kind: Json) -> StepCost:
+    """The steps of pods that `pool` or `roofline` made."""
+    return _roofline(*kind["roofline"]) if "roofline" in kind else LinearStep(*kind["step"])
 
 
 def link(rate: float = 40e9, **changes: Any) -> Json:
@@ -42,6 +66,12 @@ CASES: dict[str, Json] = {
     "3P2D, streamed": case(pool(2, budget=2048), pool(3), link(25e9, streamed=1.0), rate=40),
     "a slow fabric": case(pool(budget=2048), pool(), link(1e9), long=0.6),
     "windows": case(pool(2), pool(2), link(1e9, kv=[36864.0, 4718592.0, 18432.0], streamed=0.5)),
+    "roofline": case(
+        roofline("llama-3.1-8b", 1, budget=2048), roofline("llama-3.1-8b", 1), link()
+    ),
+    "roofline of experts and windows": case(
+        roofline("gpt-oss-120b", 2, replicas=2, budget=1024), rate=30, longTokens=6000
+    ),
     "little memory": case(pool(isChunked=False, tokens=7000), long=0.5, outputTokens=800, rate=30),
     "little memory of decode pods": case(
         pool(budget=2048, tokens=6000), pool(2), link(), long=0.3, outputTokens=900, rate=30

@@ -77,8 +77,9 @@ class Tab:
         """URLs that the page asked for, its own file included."""
         self._socket = socket
         self._numbers = itertools.count(1)
-        self._session = ""
+        self._session = self._context = ""
         self._loaded = asyncio.Event()
+        self._downloaded = asyncio.Event()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     async def open(self, file: Path) -> None:
@@ -86,6 +87,21 @@ class Tab:
         self._loaded.clear()
         await self.call("Page.navigate", url=file.as_uri())
         await self._loaded.wait()
+
+    async def download(self, script: str, folder: Path) -> Path:
+        """Run a JavaScript expression that saves a file, and wait for it: the one in `folder`."""
+        self._downloaded.clear()
+        await self.call(
+            "Browser.setDownloadBehavior",
+            behavior="allow",
+            browserContextId=self._context,
+            downloadPath=str(folder),
+            eventsEnabled=True,
+        )
+        await self.run(script)
+        await self._downloaded.wait()
+        (file,) = folder.iterdir()
+        return file
 
     async def run(self, script: str) -> Any:
         """The value of a JavaScript expression, awaited if it is a promise."""
@@ -146,6 +162,7 @@ class Tab:
 
     async def attach(self, context: str) -> None:
         """Create the tab in a browser context."""
+        self._context = context
         target = await self.call("Target.createTarget", url="about:blank", browserContextId=context)
         attached = await self.call(
             "Target.attachToTarget", targetId=target["targetId"], flatten=True
@@ -167,6 +184,8 @@ class Tab:
         match method:
             case "Page.loadEventFired":
                 self._loaded.set()
+            case "Browser.downloadProgress" if params["state"] == "completed":
+                self._downloaded.set()
             case "Runtime.consoleAPICalled" | "Runtime.exceptionThrown" | "Log.entryAdded":
                 self.problems.append(str(params))
             case "Network.requestWillBeSent":

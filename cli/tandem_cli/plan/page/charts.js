@@ -164,6 +164,18 @@ const Charts = (() => {
     return button;
   }
 
+  // The requests that the timelines show, by both architectures.
+  function requests(state, outcomes) {
+    const [together, split] = ["colocated", "split"].map((name) => outcomes[name].run?.outcomes ?? []);
+    const of = (list, index, name) => (list[index] ? seconds(Model.seen(list[index], state)[name]) : "–");
+    const lines = (together.length ? together : split).flatMap(({ at, request }, index) => {
+      if (at < state.from || at > state.from + state.span) return [];
+      const figures = ["ttft", "itl"].flatMap((name) => [of(together, index, name), of(split, index, name)]);
+      return [row([`${at.toFixed(2)} s`, number(request.prompt, 6), number(request.output, 6), ...figures])];
+    });
+    document.querySelector("#requests-table tbody").replaceChildren(...lines);
+  }
+
   // fabrics.Verdict.
   function verdict(share) {
     return [[0.05, "negligible"], [0.25, "tolerable"], [0.5, "considerable"]].find(([most]) => share <= most)?.[1] ?? "too slow";
@@ -179,8 +191,8 @@ const Charts = (() => {
       `The KV of ${number(state.prompt, 6)} tokens of ${model.title} is ${bytes(size)}, as a decode pod reads it; `
       + `${model.tensor} × ${data.gpu} compute${model.tensor > 1 ? "" : "s"} the prompt in ${seconds(prefill)} (${range(shortest, longest, seconds)}). Below `
       + `${number(gigabits(prefill))} Gbit/s (${range(gigabits(longest), gigabits(shortest), number)}) the transfer takes more than half of that, and a split does not pay.`;
-    const rows = data.fabrics.map(({ title, rates }) => [title, rates.assumed]);
-    rows.push(["as set", 1e9 * state.bandwidth]);
+    const rows = model.fabrics.map(({ title, rates }) => [title, rates.assumed]);
+    if (model === data.models[0]) rows.push(["as set", 1e9 * state.bandwidth]);
     const lines = rows.map(([title, rate]) => {
       const transfer = Kernel.transferSeconds({ latency: data.latency, perByte: 1 / rate }, size), share = transfer / prefill;
       return [title, `${number(rate / 1e9)} GB/s`, seconds(transfer), `${number(100 * share, 2)} %`, verdict(share)];
@@ -192,5 +204,5 @@ const Charts = (() => {
     }));
   }
 
-  return { goodput, ratio, network, number, seconds, range, row };
+  return { goodput, ratio, network, requests, number, seconds, range, row };
 })();

@@ -68,6 +68,7 @@ class ModelOption(msgspec.Struct, frozen=True, rename="camel"):
     budget: int
     kv: KvSize
     """Bytes of a prompt's KV that a decode pod reads, copies of heads included."""
+    fabrics: list[FabricOption]
 
 
 class Start(msgspec.Struct, frozen=True, rename="camel"):
@@ -143,7 +144,6 @@ def page_data(
     mean = _LONG_SHARE * _LONG + (1 - _LONG_SHARE) * _SHORT
     seconds = prompt_seconds(estimate.step(prefill.tensor), 0, round(mean), kind.budget)
     usual = float(f"{_BUSY / seconds:.2g}")
-    fabrics = list(_fabrics(estimate, prefill.tensor, decode.tensor))
     link = estimate.transfer(prefill.tensor, decode.tensor)
     return PageData(
         model=model,
@@ -157,7 +157,7 @@ def page_data(
         colocated=_kind(estimate, colocated),
         kv=estimate.kv_size(decode.tensor),
         latency=link.latency,
-        fabrics=fabrics,
+        fabrics=_fabrics(estimate, prefill.tensor, decode.tensor),
         models=[_option(estimate, model, prefill, decode), *_others(estimate, others)],
         start=Start(
             rate=usual if rate is None or not split else rate,
@@ -206,7 +206,7 @@ def _camel(name: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-def _fabrics(estimate: Estimate, prefill: int, decode: int) -> Sequence[FabricOption]:
+def _fabrics(estimate: Estimate, prefill: int, decode: int) -> list[FabricOption]:
     options = []
     for fabric, title in _FABRICS.items():
         other = replace(estimate, fabric=fabric)
@@ -228,6 +228,7 @@ def _option(estimate: Estimate, title: str, prefill: Pool, decode: Pool) -> Mode
         steps=_steps(estimate, prefill.tensor),
         budget=prefill.batching.budget,
         kv=estimate.kv_size(decode.tensor),
+        fabrics=_fabrics(estimate, prefill.tensor, decode.tensor),
     )
 
 

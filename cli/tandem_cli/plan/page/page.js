@@ -68,6 +68,7 @@
   document.querySelectorAll("[data-experiment]").forEach((button) => {
     button.addEventListener("click", () => change(Model.EXPERIMENTS[button.dataset.experiment]));
   });
+  byId("requests").addEventListener("toggle", ({ target }) => target.open && Charts.requests(state, outcomes));
   byId("reset").addEventListener("click", () => change(Model.started()));
   byId("csv").addEventListener("click", saveCsv);
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
@@ -106,6 +107,7 @@
     draw();
     figures();
     Charts.network(state);
+    if (byId("requests").open) Charts.requests(state, outcomes);
     clearTimeout(quiet);
     quiet = setTimeout(settled, QUIET);
     byId("drawn").textContent = `${number(performance.now() - changedAt)} ms`;

@@ -202,21 +202,27 @@ async def test_goodput_ratio_and_network_are_computed(tab: Tab, tmp_path: Path) 
     await tab.press("ArrowDown", 40)
     await tab.painted()
     assert "Llama 3.3 70B is 2.68 GB" in await text(tab, "#network-text")
-    assert "too slow" in await text(tab, "#network-table")
+    table = await text(tab, "#network-table")
+    assert "too slow" in table
+    # Pods of four GPUs have four links.
+    assert "200 GB/s" in table
+
+
+async def test_the_requests_of_the_timelines_are_a_table(tab: Tab, tmp_path: Path) -> None:
+    await opened(tab, tmp_path)
+    await click(tab, "#requests summary")
+    await tab.painted()
+    rows = "document.querySelectorAll('#requests-table tbody tr').length"
+    assert f"{await tab.run(rows)} requests arrive" in await text(tab, "#split-timeline-text")
 
 
 async def test_the_csv_has_what_is_shown(tab: Tab, tmp_path: Path) -> None:
     await opened(tab, tmp_path)
-    saved = await tab.run(
-        """new Promise((done) => {
-          const create = URL.createObjectURL;
-          URL.createObjectURL = (blob) => { blob.text().then(done); return create(blob); };
-          HTMLAnchorElement.prototype.click = function () { window.saved = this.download; };
-          document.getElementById("csv").dispatchEvent(new Event("click"));
-        })"""
-    )
-    assert await tab.run("window.saved") == "tandem-plan.csv"
-    head, *rows = csv.reader(saved.splitlines())
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    file = await tab.download("document.getElementById('csv').click()", folder)
+    assert file.name == "tandem-plan.csv"
+    head, *rows = csv.reader(file.read_text("utf-8").splitlines())
     assert head == ["table", "architecture", "item", "figure", "value", "low", "high"]
     assert {row[0] for row in rows} == {"settings", "figures", "request", "goodput", "ratio"}
     assert {len(row) for row in rows} == {7}

@@ -58,6 +58,10 @@
 
   const controls = [...document.querySelectorAll(".control[data-name]")];
   controls.forEach(setUp);
+  // On a narrow screen the pictures come below: close all settings but the workload's.
+  if (window.matchMedia("(max-width: 40rem)").matches) {
+    [...byId("controls").querySelectorAll("details")].slice(1).forEach((details) => { details.open = false; });
+  }
   data.fabrics.forEach(({ title }) => byId("fabric").append(new Option(title, title)));
   byId("fabric").append(new Option("another", ""));
   byId("fabric").addEventListener("change", ({ target }) => {

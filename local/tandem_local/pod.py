@@ -113,7 +113,8 @@ class RunningPod:
     def __init__(
         self, build: Callable[[], PodInstance], changes: ChangeSignal, stop_timeout: float
     ) -> None:
-        """`build` makes the next instance; `stop_timeout` (seconds) limits the grace period."""
+        """`build` makes the next instance; `stop_timeout` (seconds) limits the grace period of
+        `stop`."""
         self._build = build
         self._changes = changes
         self._stop_timeout = stop_timeout
@@ -162,9 +163,6 @@ class RunningPod:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        await self._stop_instance()
-
-    async def _stop_instance(self) -> None:
         await self._instance.stop(min(self.spec.grace, self._stop_timeout))
 
     async def _run(self) -> None:
@@ -178,7 +176,8 @@ class RunningPod:
                 "pod %s: container %s exited with code %d; replacing the pod in %.1f s; log: %s",
                 *(self.spec.name, ended.spec.name, ended.exit_code, backoff, ended.log),
             )
-            await self._stop_instance()
+            # In the pod's own time: its sidecar moves streams of the dead engine to another one.
+            await self._instance.stop(self.spec.grace)
             # Only now: the other containers have released the address and ports that the
             # replacement uses.
             await asyncio.sleep(backoff)

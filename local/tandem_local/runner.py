@@ -38,7 +38,8 @@ class Runner:
         host: Host | None = None,
         stop_timeout: float = 10.0,
     ) -> None:
-        """`secrets`: secret name → directory of its files. `stop_timeout`: seconds for each pod."""
+        """`secrets`: secret name → directory of its files. `stop_timeout`: seconds that `stop`
+        gives each pod."""
         self.changes = ChangeSignal()
         """Notified after each change of a pod's or container's state."""
         self.pods: dict[str, RunningPod] = {}

@@ -131,6 +131,21 @@ async def test_a_pod_whose_container_is_not_restarted_is_replaced(runner: Runner
     assert first_side["pid"] != second_side["pid"]
 
 
+async def test_what_is_left_of_a_pod_that_ended_has_the_pods_grace_period(tmp_path: Path) -> None:
+    """A sidecar whose engine died moves its streams to another engine."""
+    runner, done = Runner(tmp_path / "run", stop_timeout=0.01), tmp_path / "done"
+    last = {"exec": {"command": ["sh", "-c", f"sleep 0.5; touch {done}"]}}
+    side = container("side", 8001, restartPolicy="Always", lifecycle={"preStop": last})
+    pods = runner.add([pod("a", container(), initContainers=[side], restartPolicy="Never")])
+    runner.start(pods)
+    await runner.wait_ready(pods)
+    with pytest.raises(aiohttp.ClientError):
+        await get(pods[0].spec.address, "/exit?1")
+    await until(lambda: pods[0].restarts == 1)
+    assert done.exists()
+    await runner.stop()
+
+
 async def test_a_failed_liveness_probe_restarts_the_container(
     runner: Runner, tmp_path: Path
 ) -> None:

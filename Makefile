@@ -48,7 +48,7 @@ $(BOOT): requirements/bootstrap.lock
 	@touch $@
 
 $(SETUP): requirements/dev.lock pyproject.toml $(BOOT)
-	@echo "creating .venv: Tandem, its libraries and its tools, in about half a minute"
+	@echo "creating .venv: Tandem, its libraries and its tools, 3 GB to download: half a minute once they are there"
 	@.venv-boot/bin/uv venv --quiet --allow-existing --python .venv-boot/bin/python .venv
 	@.venv-boot/bin/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes requirements/dev.lock
 	@.venv-boot/bin/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .

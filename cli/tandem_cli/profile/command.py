@@ -34,7 +34,7 @@ _REPEATS: Final = 3
     default=2048,
     help="Tokens of a step of the engine.",
 )
-@click.option("--held-out", type=DURATION, default=60.0, help="Load that checks the fit.")
+@click.option("--held-out", type=DURATION, default="60s", help="Load that checks the fit.")
 @click.option(
     "-o",
     "--output",

@@ -10,7 +10,7 @@ from typing import Final
 
 from tandem_contract import headers
 from tandem_contract.commandline import HostPort
-from tandem_contract.request_ids import usable_request_id
+from tandem_contract.request_ids import attempt_id, usable_request_id
 from tandem_http1.answers import Answer, Collector, NoAnswer
 from tandem_http1.connection import Call
 from tandem_http1.messages import HOP_BY_HOP, Headers, Request, listed_in_connection, request_bytes
@@ -55,7 +55,7 @@ def new_attempt_id(base: str) -> str:
 
     A client's own id may repeat.
     """
-    return f"{base}-{_ids.getrandbits(48):012x}"
+    return attempt_id(base, _ids.getrandbits(48))
 
 
 def engine_request(

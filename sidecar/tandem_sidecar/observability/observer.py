@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
+from tandem_contract.request_ids import is_attempt_of
 from tandem_contract.request_kinds import RequestKind
 from tandem_contract.timing import UNKNOWN
 from tandem_contract.trace import MAX_SAME_ID, LegTrace, MoveTrace, SidecarTrace
@@ -75,9 +76,15 @@ class History:
         self._ended.extend(keep)
 
     def find(self, request_id: str) -> list[SidecarTrace]:
-        """The requests with this id, newest last, at most `MAX_SAME_ID`."""
+        """The requests with this id, newest last, at most `MAX_SAME_ID`; those included that
+        another sidecar sent here, since a stream that moved may outlive the record of its first
+        pod."""
         # Only people ask, so a scan per query is cheaper than an index updated per request.
-        matches = [r for r in (*self._ended, *self.running) if r.request_id == request_id]
+        matches = [
+            record
+            for record in (*self._ended, *self.running)
+            if record.request_id == request_id or is_attempt_of(record.request_id, request_id)
+        ]
         matches.sort(key=lambda record: record.received)
         return [to_trace(record) for record in matches[-MAX_SAME_ID:]]
 

@@ -3,6 +3,7 @@ import pytest
 
 from tandem_contract.paths import ErrorPhase, RoutingPath
 from tandem_contract.plan import WARM_UP
+from tandem_contract.request_ids import attempt_id
 from tandem_contract.timing import UNKNOWN, Timing
 from tandem_contract.trace import MAX_SAME_ID, SidecarTrace
 from tandem_sidecar.observability.metrics import Metrics
@@ -214,6 +215,13 @@ def test_a_request_is_found_while_it_runs_and_after() -> None:
     end_request(history, end_record(request_record))
     assert [(t.outcome, t.ended) for t in history.find("r1")] == [("answered", 5.0)]
     assert history.find("r2") == []
+    assert history.find("r") == []
+
+
+def test_the_history_has_what_another_sidecar_sent() -> None:
+    history, sent = History(2), record(attempt_id("r1", 7))
+    history.start(sent)
+    assert [trace.request_id for trace in history.find("r1")] == ["r1-000000000007"]
 
 
 def test_old_requests_are_dropped_and_the_newest_of_an_id_comes_last() -> None:

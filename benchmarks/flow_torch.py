@@ -109,7 +109,7 @@ async def _engine(model: Path, port: int, log: Path) -> AsyncIterator[asyncio.su
     # -P: this folder has modules that are named as those of the standard library.
     command = [sys.executable, "-P", str(Path(paced_engine.__file__))]
     command += ["--model", str(model), "--served-model-name", "m", "--device", "cpu"]
-    command += ["--host", _HOST, "--port", str(port), "--no-enable-prefix-caching"]
+    command += ["--host", _HOST, "--port", str(port)]
     command += ["--max-num-seqs", str(REQUESTS), "--max-num-batched-tokens", str(BUDGET)]
     command += ["--num-gpu-blocks-override", str(KV_TOKENS // _BLOCK), "--max-model-len", "8192"]
     command += ["--block-size", str(_BLOCK)]

@@ -173,7 +173,8 @@ class RunningPod:
             while (ended := self._instance.ended_container(finally_ended=True)) is None:
                 await self._changes.wait()
             logger.warning(
-                "pod %s: container %s exited with code %d; replacing the pod in %.1f s; log: %s",
+                "pod %s: container %s exited with code %d; replacing the pod %.1f s after its other"
+                " containers have ended; log: %s",
                 *(self.spec.name, ended.spec.name, ended.exit_code, backoff, ended.log),
             )
             # In the pod's own time: its sidecar moves streams of the dead engine to another one.

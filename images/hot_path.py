@@ -116,6 +116,7 @@ MODULES: Final = (
     "tandem_epp.prefix.prefix_tree",
     "tandem_epp.prefix.prefix_walk",
     "tandem_epp.prefix.radix_tree",
+    "tandem_epp.prefix.reuse",
     "tandem_epp.prefix.sorted_table",
     "tandem_epp.replicas.shared_fleet",
     "tandem_epp.request.answered_model",

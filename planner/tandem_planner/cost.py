@@ -1,6 +1,6 @@
 """The predicted cost of serving a request on given pods, in seconds, and the choice by it. Pure.
 
-    unified(D)  = wait(D) + load(D) + prefill(D) + stall(D) + congestion(D)
+    unified(D)  = wait(D) + load(D) + prefill(D) + stall(D) + congestion(D) + eviction(D)
                 + decode(D) + preemption(D) + standing(D) + miss(D)
     split(P, D) = wait(P) + load(P) + prefill(P) + stall(P) + congestion(P) + standing(P) + miss(P)
                 + transfer(P, D) + handoff + join(P, D) + decode(D) + preemption(D) + standing(D)
@@ -17,6 +17,9 @@
     congestion  prefill × u / (1 - u), u: the share of its time that the pod computes prompts, at
                 most MOST_UTILIZATION: the later prompts that will wait behind this one; 0 between
                 pods of separate pools
+    eviction    prefill × what later prompts have to compute again, because this one takes room in
+                the pod's cache: `eviction`; 0 while nothing is evicted, and between pods of
+                separate pools
     transfer    KV bytes of the tokens not on D ÷ D's measured rate for transfers from pods as close
                 as P (the fabric class of the pair) × the share that a first token waits for: in
                 streamed hand-offs KV moves while P computes
@@ -25,7 +28,8 @@
                 that it computes itself delays the transfer beyond `ready`, when the KV is there
                 (the least wait + prefill of all P); then the request joins a decode step
     decode      DECODE_WEIGHT × slope × decodes running on D × expected output tokens, at most
-                LONG_ANSWER: what they slow this request down, and what it slows them down
+                LONG_ANSWER: what they slow this request down, and what it slows them down; of
+                separate pools also OWN_STEP × step(D) × the same tokens: its own ITL
     preemption  prefill of the prompt once more × the share of prompt and output for which D has no
                 free KV; what D loads needs room as what it computes
     standing    per request, whatever its prompt: FAILURE_SECONDS × error rate, loading an adapter
@@ -37,14 +41,14 @@ exchange KV, the terms of P and those of D are independent within a fabric class
 class is the same for all D that are equally close: `choice` is O(P + D).
 """
 
-from math import inf
+from math import exp, inf
 from typing import Final, NamedTuple
 
 from tandem_contract.fabric_classes import FabricClass
 
 from .fabrics import MAX_TRANSFER_SHARE
 from .kv_size import KvSize
-from .objective import NO_OBJECTIVE, Objective, missed
+from .objective import ITL_WEIGHT, NO_OBJECTIVE, Objective, missed
 from .prefill_fit import PREFILL_PRIOR
 from .transfer import KV_BYTES_PRIOR, TRANSFERS_PRIOR, Transfers
 
@@ -66,6 +70,12 @@ LONG_ANSWER: Final = 200.0
 left the pod that caches its prompt for one with fewer decodes: with answers six times as long mean
 and p99 TTFT were 1.2 and 1.3 times those of llm-d's default (`benchmarks.routing --regime "long
 outputs"`), and with 100 to 400 tokens are at most equal. Other loads do not tell these apart."""
+OWN_STEP: Final = ITL_WEIGHT / LONG_ANSWER
+"""Harm per token and second of a step of D: the request's own mean ITL weighs ITL_WEIGHT, in
+proportion less if its answer is shorter than LONG_ANSWER. With it the slowest of four decode pods,
+where all of the longest ITL are, gets fewer answers: p99 ITL is 12.7, 14.1 and 12.4 ms, without it
+13.4, 16.3 and 12.5, with three times as much 12.7, 15.0 and 12.8, and with ten times as much first
+tokens come 7 % later (`benchmarks.routing_rows`, 6 + 4 pods, seeds 0 to 2)."""
 HANDOFF_SECONDS: Final = 0.01
 """Seconds that a hand-off takes beside the other terms until it is measured: two round trips."""
 FAILURE_SECONDS: Final = 5.0
@@ -77,6 +87,8 @@ MOST_UTILIZATION: Final = 0.9
 """Utilization that counts as the highest: there the harm to later prompts is nine times the
 prefill. Higher: in a burst, which no pod can keep up with, a prompt would go far out of its way to
 save computation. Lower: busy pods are not told from those that can hardly keep up."""
+MOST_REUSED: Final = 0.9
+"""Share of the uses that another one follows, in `eviction`, that counts as the highest."""
 LATE_SHARE: Final = 0.5
 """The remaining seconds of a prefill that takes longer than predicted, as a share of its delay."""
 TIE: Final = 1e-3
@@ -103,6 +115,35 @@ def congestion(utilization: float) -> float:
     """
     share = min(max(utilization, 0.0), MOST_UTILIZATION)
     return share / (1.0 - share)
+
+
+def eviction(reused: float, age: float) -> float:
+    """Seconds that later prompts compute again for each second of prefill, since its KV takes room
+    in a full cache, which forgets what it used least recently.
+
+    `reused`: share of the uses of cached tokens that another one follows before they are evicted;
+    `age`: after which share of the time from a use to the eviction that one comes, on average. Both
+    as observed; 0 without any.
+
+    If the time to the next use is exponential, and on average x times shorter than that to the
+    eviction, then of the share p of the uses that another one follows, 1 / e^x come too late, and
+    x / e^x of other prompts', which leave earlier because of the tokens that are added. A prompt
+    that is in time brings further uses, each of which costs as much: 1 / (1 - reused) in all.
+    Observed are reused = p (1 - e^-x) and age = 1 / x - 1 / (e^x - 1).
+    """
+    if reused <= 0.0:
+        return 0.0
+    x = _turns(age)
+    followed = min(1.0, reused / (1.0 - exp(-x)))
+    harm = followed * (1.0 + x) * exp(-x) / (1.0 - min(reused, MOST_REUSED))
+    return harm if harm >= TIE_SHARE else 0.0
+
+
+def _turns(age: float) -> float:
+    """The x for which 1 / x - 1 / (e^x - 1) is `age`, to 2 %. At least 0.01: from an `age` of 1/2
+    on nothing says that what was used lately is used sooner."""
+    share = min(max(age, 1e-3), 0.5)
+    return max(0.01, (1.0 - 2.0 * share) * (1.0 + share * (2.2 + 3.6 * share)) / share)
 
 
 def predicted_itl(step: float, utilization: float) -> float:
@@ -132,7 +173,7 @@ class PodFigures(NamedTuple):
     stall: float = 0.0
     """Harm per second of prefill to the answers of this pod, begun or not."""
     itl_harm: float = 0.0
-    """Seconds per output token: DECODE_WEIGHT × slope × decodes."""
+    """Seconds per output token that counts: the term `decode`."""
     free_tokens: float = inf
     """Tokens for which the KV cache has room."""
     standing: float = 0.0
@@ -149,6 +190,8 @@ class PodFigures(NamedTuple):
     """Seconds to load from external storage what this request's `cached` has from there."""
     loaded: int = 0
     """Tokens of this request's `cached` that are loaded: they need room in the KV cache first."""
+    eviction: float = 0.0
+    """Seconds that later prompts compute again per second of prefill."""
 
 
 class RequestFigures:
@@ -204,6 +247,7 @@ class CostTerms(NamedTuple):
     standing: float = 0.0
     load: float = 0.0
     miss: float = 0.0
+    eviction: float = 0.0
 
     @property
     def first_token(self) -> float:
@@ -248,6 +292,7 @@ def prefill_terms(request: RequestFigures, pod: PodFigures, cached: int) -> Cost
         congestion=prefill * pod.congestion,
         standing=pod.standing,
         load=pod.load,
+        eviction=prefill * pod.eviction,
     )
     if not (objective := request.objective).miss:
         return terms

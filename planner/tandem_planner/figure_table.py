@@ -18,8 +18,8 @@ Computing = tuple[float, float, float, float, float, float]
     head_ends   0 without a prefill at the head: the past, of which no share is waited for
     late_share
     constant    queued, standing, load, the fixed part of a prefill
-    per_token   with the stall and the congestion
-    per_pair    with both
+    per_token   with stall, congestion and eviction
+    per_pair    likewise
     itl_harm
 """
 Receiving = tuple[float, float, float, float, float, float]
@@ -79,9 +79,9 @@ class FigureTable:
         """Replace the figures of one pod."""
         (
             head_ends, late_share, queued, fixed, per_token, per_pair, stall, itl_harm, free_tokens,
-            standing, transfers, kv, step, exposed, congestion, load, _,
+            standing, transfers, kv, step, exposed, congestion, load, _, eviction,
         ) = pod  # fmt: skip
-        harmed, share = 1.0 + stall + congestion, MAX_TRANSFER_SHARE
+        harmed, share = 1.0 + stall + congestion + eviction, MAX_TRANSFER_SHARE
         self.pods[row] = pod
         self.computing[row] = (
             head_ends if late_share else 0.0, late_share, queued + standing + load + fixed * harmed,

@@ -56,6 +56,7 @@ PODS = st.builds(
     congestion=st.floats(0.0, 9.0),
     load=st.sampled_from((0.0, 0.0, 0.4)),
     loaded=st.sampled_from((0, 0, 400)),
+    eviction=st.floats(0.0, 9.0),
 )
 REQUESTS = st.builds(
     RequestFigures,

@@ -1,17 +1,21 @@
 """The terms of the cost, one by one."""
 
-from math import inf
+from math import exp, inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandem_planner.cost import (
     HANDOFF_SECONDS,
+    MOST_REUSED,
     MOST_UTILIZATION,
     STREAMED_SHARE,
     PodFigures,
     RequestFigures,
     congestion,
     decode_terms,
+    eviction,
     is_transfer_too_long,
     prefill_terms,
     unified_terms,
@@ -123,3 +127,45 @@ def test_a_streamed_transfer_is_waited_for_in_part_and_judged_as_a_whole() -> No
 )
 def test_a_busy_pod_makes_later_prompts_wait(utilization: float, harm: float) -> None:
     assert congestion(utilization) == pytest.approx(harm)
+
+
+def observed(followed: float, x: float) -> tuple[float, float]:
+    """`reused` and `age` where a share `followed` of the uses is followed by another one, after a
+    time that is exponential and on average x times shorter than that to the eviction."""
+    return followed * (1.0 - exp(-x)), 1.0 / x - 1.0 / (exp(x) - 1.0)
+
+
+@given(st.floats(0.1, 0.9), st.floats(0.5, 4.0))
+def test_eviction_is_what_its_model_says(followed: float, x: float) -> None:
+    reused, age = observed(followed, x)
+    lost = followed * (1.0 + x) * exp(-x) / (1.0 - reused)
+    assert eviction(reused, age) == pytest.approx(lost, rel=0.15, abs=0.03)
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_eviction_is_bounded(reused: float, age: float) -> None:
+    assert 0.0 <= eviction(reused, age) <= 1.0 / (1.0 - MOST_REUSED) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("reused", "age"),
+    [
+        pytest.param(0.0, 0.0, id="nothing is used again"),
+        pytest.param(*observed(0.75, 8.0), id="what is used again is so long before its eviction"),
+    ],
+)
+def test_no_room_is_missed(reused: float, age: float) -> None:
+    assert eviction(reused, age) == 0.0
+
+
+def test_a_cache_that_turns_over_sooner_has_less_room_to_lose() -> None:
+    harms = [eviction(*observed(0.75, x)) for x in (8.0, 4.0, 2.0, 1.0)]
+    assert harms == sorted(harms)
+
+
+def test_a_full_cache_costs_in_proportion_to_what_it_takes_in() -> None:
+    pod = POD._replace(eviction=0.5)
+    terms = unified_terms(REQUEST, pod, 400)
+    assert terms.eviction == prefill_terms(REQUEST, pod, 400).eviction == terms.prefill / 2
+    assert terms.first_token == unified_terms(REQUEST, POD, 400).first_token
+    assert decode_terms(REQUEST, pod, 400).eviction == 0.0

@@ -101,6 +101,9 @@ class FleetFigures:
         if self.contention.replicas > 1 and (turn := self._turns.get(row)) is not None:
             seconds = self.contention.seconds(turn, pod.estimates.mean_prefill)
             figures = figures._replace(standing=figures.standing + seconds)
+        # As `congestion`, only where no other pods are there to prefill.
+        if pod.estimates.is_unified and (harm := pod.prefixes.eviction_harm(pod)):
+            figures = figures._replace(eviction=harm)
         self._table.write(row, figures)
         if (expires := pod.estimates.expires) == inf:
             self._expiring.pop(row, None)

@@ -62,6 +62,7 @@ def fill_in(pods: Iterable[tuple[Hashable, PodEstimates]], *, is_same_role: bool
             _fill_in_costs(alike, [pod.fabrics.fit(fabric) for pod in alike])
         if is_same_role:
             _share(alike, [pod.prefill for pod in alike])
+            _share(alike, [pod.decode for pod in alike])
             _share(alike, [pod.transfer for pod in alike])
             for fabric in classes:
                 _share(alike, [pod.fabrics.fit(fabric) for pod in alike])

@@ -15,6 +15,7 @@ from tandem_planner.cost import (
     DECODE_RESERVE,
     DECODE_WEIGHT,
     LATE_SHARE,
+    OWN_STEP,
     PodFigures,
     congestion,
     stall_share,
@@ -168,7 +169,7 @@ class PodEstimates:
         """Requests that the engine computed at the last scrape."""
         self.shared_decode: DecodeCost | None = None
         """Medians of the decode fits of alike pods; None: the pod's own counts. A slope is hard to
-        measure, and two pods with unequal errors would not share the load."""
+        measure beside prefills, and two pods with unequal errors would not share the load."""
         self._free_tokens, self._placed_tokens = inf, 0.0
         """Tokens for which the KV cache had room at the last scrape, and those that requests placed
         since then need."""
@@ -206,6 +207,9 @@ class PodEstimates:
     @property
     def best_decode(self) -> DecodeCost:
         """What to expect of a decode step."""
+        # Prefills on the pod itself are few: its own samples can be relied on.
+        if self.is_decode:
+            return self.decode.best
         return self.shared_decode or self.decode.cost
 
     def changed(self) -> None:
@@ -323,6 +327,8 @@ class PodEstimates:
         # By the time of its first token, a request meets those before it in the queue too.
         itl_harm = DECODE_WEIGHT * decode.slope * (decodes + self.awaiting_prefill)
         step = decode.step + decode.slope * decodes
+        if self.is_decode:
+            itl_harm += OWN_STEP * step
         stall = self.running.harm(step, self.utilization.share)
         if self.serves_decode:
             stall += self._unknown_running * ITL_WEIGHT * stall_share(self._answer_tokens)

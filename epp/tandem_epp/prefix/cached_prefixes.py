@@ -12,7 +12,7 @@ Every operation is bounded: one call forgets at most MAX_DROPS nodes, and later 
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Final, Generic, TypeVar
 
@@ -20,6 +20,7 @@ from tandem_contract.chains import Chain
 from tandem_contract.prefix import covered_tokens, whole_blocks
 
 from .radix_tree import Node, RadixTree
+from .reuse import Reuse
 
 K = TypeVar("K", bound=Hashable)
 
@@ -32,20 +33,27 @@ _MASKS: Final = 4096
 prompts that one pod holds."""
 
 
+_OF_ONE_PROMPT: Final = 2
+"""Children of a node that two turns of one conversation may make: the end of the earlier one, which
+the later one replaces, and the later one's."""
+
+
 class PodCache(Generic[K]):
     """What one pod holds."""
 
-    __slots__ = ("bit", "forks", "leaves", "pod", "tokens")
+    __slots__ = ("bit", "forks", "leaves", "pod", "reuse", "tokens")
 
     def __init__(self, pod: K, bit: int) -> None:
         """`bit`: the pod's bit in `Node.holders`."""
         self.pod, self.bit = pod, bit
         self.tokens = 0
         """Tokens in the nodes that it holds."""
-        self.leaves: OrderedDict[Node[int], None] = OrderedDict()
-        """Nodes below which the pod holds nothing, the least recently used first."""
+        self.leaves: OrderedDict[Node[int], int] = OrderedDict()
+        """Nodes below which the pod holds nothing, the least recently used first, and when they
+        were used, by the clock of `reuse`."""
         self.forks: dict[Node[int], int] = {}
         """Node → how many of its children the pod holds, where these are at least two."""
+        self.reuse = Reuse()
 
     @property
     def bytes(self) -> int:
@@ -64,18 +72,19 @@ class PodCache(Generic[K]):
                 del self.leaves[parent]
             else:
                 self.forks[parent] = self.forks.get(parent, 1) + 1
-        self.leaves[leaf] = None
+        self.leaves[leaf] = self.reuse.clock
 
     def use(self, node: Node[int]) -> None:
         """Note that a prompt ended in `node`."""
         if node in self.leaves:
+            self.leaves[node] = self.reuse.clock
             self.leaves.move_to_end(node)
         else:
             node.ends |= self.bit
 
     def remove_leaf(self, leaf: Node[int], parent: Node[int] | None) -> None:
         """Note that `leaf`, below `parent`, is no longer held."""
-        del self.leaves[leaf]
+        used_at = self.leaves.pop(leaf)
         self.tokens -= leaf.tokens
         if parent is None:
             return
@@ -83,12 +92,13 @@ class PodCache(Generic[K]):
         if children > 1:
             self.forks[parent] = children
         elif children == 0:
-            self.leaves[parent] = None
             if parent.ends & self.bit:
                 # A prompt ended there since it has children: it may have been used after them.
                 parent.ends &= ~self.bit
+                self.leaves[parent] = self.reuse.clock
             else:
                 # It was last used with the leaf that was just removed, which was the oldest.
+                self.leaves[parent] = used_at
                 self.leaves.move_to_end(parent, last=False)
 
 
@@ -122,6 +132,11 @@ class CachedPrefixes(Generic[K]):
         cache = self._caches.get(pod)
         return cache.tokens if cache else 0
 
+    def eviction_harm(self, pod: K) -> float:
+        """By `tandem_planner.cost.eviction`."""
+        cache = self._caches.get(pod)
+        return cache.reuse.harm if cache is not None else 0.0
+
     def match(self, chain: Chain) -> list[tuple[tuple[K, ...], int]]:
         """Groups of pods, and the tokens of the longest prefix of `chain` that they hold, in
         ascending order. For a pod that is in several groups the last one counts."""
@@ -145,14 +160,16 @@ class CachedPrefixes(Generic[K]):
         if not chain:
             return
         cache = self._cache(pod)
-        before = cache.bytes
+        before, tokens = cache.bytes, cache.tokens
         path, blocks = self._tree.walk(chain)
+        _count_use(cache, path, blocks, capacity)
         if path and blocks < path[-1].end:
             last = path[-1]
             # The prompt parts from the run here, or the pod will hold only the run's beginning.
             if blocks < len(chain) or not last.holders & cache.bit:
                 path[-1] = self._tree.split(last, blocks - last.start)
         self._hold(cache, path, chain, blocks)
+        cache.reuse.on_taken(cache.tokens - tokens, capacity)
         self._table_bytes += cache.bytes - before
         self._evict(cache, capacity)
 
@@ -218,8 +235,7 @@ class CachedPrefixes(Generic[K]):
         upper = self._tree.split(leaf, keep)
         cache.tokens -= leaf.tokens
         # The upper part takes the leaf's place, as the oldest one.
-        del cache.leaves[leaf]
-        cache.leaves[upper] = None
+        cache.leaves[upper] = cache.leaves.pop(leaf)
         cache.leaves.move_to_end(upper, last=False)
         self._release(cache, leaf)
 
@@ -270,6 +286,21 @@ class CachedPrefixes(Generic[K]):
             )
             self._pods_of[holders] = pods
         return pods
+
+
+def _count_use(cache: PodCache[K], path: Sequence[Node[int]], blocks: int, capacity: int) -> None:
+    """Count what a prompt, of which `path` has the first `blocks` blocks, uses again. What several
+    prompts have in common is not evicted before the last of them: it does not count."""
+    depth = len(path)
+    while depth and not path[depth - 1].holders & cache.bit:
+        depth -= 1
+    if not depth or (used_at := cache.leaves.get(path[depth - 1])) is None:
+        return
+    end = covered_tokens(min(path[depth - 1].end, blocks))
+    # Each turn of a conversation parts from the end of the one before.
+    while depth > 1 and cache.forks.get(path[depth - 2], 1) <= _OF_ONE_PROMPT:
+        depth -= 1
+    cache.reuse.on_used(end - covered_tokens(path[depth - 1].start), used_at, capacity)
 
 
 def _chain(node: Node[int]) -> Chain:

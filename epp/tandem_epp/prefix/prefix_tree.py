@@ -88,6 +88,11 @@ class PrefixTree(Generic[K]):
             self._capacities[pod] = tokens
             self._cached.shrink(pod, tokens)
 
+    def eviction_harm(self, pod: K) -> float:
+        """Seconds that later prompts compute again on `pod` for each second of a prefill there: see
+        `tandem_planner.cost.eviction`."""
+        return self._cached.eviction_harm(pod)
+
     def match(self, chain: Chain) -> PrefixMatch[K]:
         """What each pod has of the prompt with this chain."""
         return PrefixMatch(self._cached.match(chain), self._placed.match(chain))

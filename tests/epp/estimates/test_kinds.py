@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tandem_contract.fabric_classes import FabricClass
 from tandem_epp.estimates.kinds import STALE_SECONDS, fill_in
 from tandem_epp.estimates.pod_estimates import PodEstimates
+from tandem_planner.cost import OWN_STEP
 from tandem_planner.prefill_fit import PrefillCost, prefill_sample
 from tandem_planner.transfer import TRANSFERS_PRIOR
 
@@ -184,3 +185,21 @@ def test_pods_of_different_kinds_share_nothing() -> None:
     fill_in([(seed, pod) for seed, pod in enumerate(pods)], is_same_role=True)
     assert [pod.prefill.shared for pod in pods] == [None, None]
     assert figures(pods[0]) != figures(pods[1])
+
+
+def test_decode_pods_whose_steps_samples_tell_apart_keep_their_own() -> None:
+    slow, fast = PodEstimates(), PodEstimates()
+    for pod, step in ((slow, 0.012), (fast, 0.008)):
+        for number in range(40):
+            decodes = 1.0 + number % 20
+            pod.decode.add(decodes, step + 1e-4 * decodes, float(number))
+    fill_in([("kind", slow), ("kind", fast)], is_same_role=True)
+    assert slow.best_decode == fast.best_decode
+    for pod in (slow, fast):
+        pod.is_decode = True
+        pod.learned()
+    assert slow.best_decode.step == pytest.approx(0.012, rel=0.05)
+    assert fast.best_decode.step == pytest.approx(0.008, rel=0.05)
+    # A token of the slow one costs more, for the request's own sake.
+    costs = [pod.figures(100.0).itl_harm for pod in (slow, fast)]
+    assert costs[0] - costs[1] == pytest.approx(OWN_STEP * 0.004, rel=0.1)

@@ -3,6 +3,7 @@
 import tracemalloc
 from array import array
 from collections import defaultdict
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -250,3 +251,50 @@ def test_the_recent_prompts_rebuild_the_index_in_the_same_order(
         assert copy._cached.tokens(pod) == tree._cached.tokens(pod)
         again = [hashes for other, hashes in copy.recent() if other == pod]
         assert again == [hashes for other, hashes in recent if other == pod]
+
+
+def turns(conversation: int, number: int, length: int = 10) -> Prompt:
+    """Turn `number` of a conversation: each parts from the one before at its last block."""
+    prompt = tuple(1000 * conversation + block for block in range(length * number))
+    return (*prompt, -1 - number)
+
+
+def test_a_cache_that_is_not_full_loses_nothing() -> None:
+    tree: PrefixTree[str] = PrefixTree()
+    tree.set_capacity("a", 1000 * FINE_TOKENS)
+    for number in range(1, 5):
+        for conversation in range(4):
+            confirm(tree, "a", turns(conversation, number))
+    assert tree.eviction_harm("a") == tree.eviction_harm("b") == 0.0
+
+
+def test_a_full_cache_whose_prompts_return_late_has_room_to_lose() -> None:
+    tree: PrefixTree[str] = PrefixTree()
+    for pod, capacity in (("tiny", 200), ("larger", 1000)):
+        tree.set_capacity(pod, capacity * FINE_TOKENS)
+        random, numbers = Random(1), dict.fromkeys(range(20), 0)
+        for i in range(400):
+            conversation = random.choice(list(numbers))
+            confirm(tree, pod, turns(conversation, number := numbers.pop(conversation) + 1))
+            # Each has four turns; then another one begins.
+            numbers |= {conversation: number} if number < 4 else {100 + i: 0}
+    assert tree.eviction_harm("tiny") > tree.eviction_harm("larger") >= 0.0
+    tree.clear("tiny")
+    assert tree.eviction_harm("tiny") == 0.0
+
+
+def test_prompts_that_nobody_repeats_are_no_loss() -> None:
+    tree: PrefixTree[str] = PrefixTree()
+    tree.set_capacity("a", 50 * FINE_TOKENS)
+    for conversation in range(40):
+        confirm(tree, "a", turns(conversation, 1))
+    assert tree.eviction_harm("a") == 0.0
+
+
+def test_what_all_prompts_have_in_common_does_not_count_as_used_late() -> None:
+    tree: PrefixTree[str] = PrefixTree()
+    tree.set_capacity("a", 100 * FINE_TOKENS)
+    common_part = tuple(range(30))
+    for own in range(400):
+        confirm(tree, "a", (*common_part, *range(100 * own + 1000, 100 * own + 1010)))
+    assert tree.eviction_harm("a") == 0.0

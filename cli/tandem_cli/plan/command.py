@@ -199,21 +199,24 @@ def plan(
             cache_dtype=kv_cache_dtype,
         )
         _write(render_file, pools, is_calibrated=answer.is_calibrated)
-    if html_file is not None:
-        data = page_data(
-            estimate,
-            [each.deployment for each in shown],
-            model=_title(model),
-            others=_others(model, estimate),
-            longest=longest,
-            rate=rate,
-            slo=objective.slo,
-            attainment=attainment,
-            answer=f"For the {workload} workload that it was asked about, tandem plan found: "
-            f"{headline(answer)}.",
-        )
-        _write_text(html_file, page(data), "--html")
     _show(answer, json_file)
+    if html_file is not None:
+        try:
+            data = page_data(
+                estimate,
+                [each.deployment for each in shown],
+                model=_title(model),
+                others=_others(model, estimate),
+                longest=longest,
+                rate=rate,
+                slo=objective.slo,
+                attainment=attainment,
+                answer=f"For the {workload} workload that it was asked about, tandem plan found: "
+                f"{headline(answer)}.",
+            )
+        except CannotServe as err:
+            fail(f"--html {html_file}: no page: {err}")
+        _write_text(html_file, page(data), "--html")
 
 
 def _others(model: str, estimate: Estimate) -> dict[str, ModelShape]:

@@ -95,6 +95,32 @@ def test_the_page_starts_with_the_planned_pods(tmp_path: Path) -> None:
     assert not shown["isCalibrated"]
 
 
+SCARCE = (
+    *("deepseek-v3", "--gpu", "h200", "--gpu-memory-utilization", "0.62", "--workload", "fixed"),
+    *("--prompt-tokens", "200", "--output-tokens", "50"),
+)
+"""With room for short requests only."""
+
+
+@pytest.mark.long
+def test_a_page_needs_no_more_room_than_the_answer(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    result = run(*SCARCE, "--rate", "1", "--html", str(file))
+    assert result.exit_code == 0, result.output
+    assert "within SLO" in result.output
+    assert "<h1>" in file.read_text("utf-8")
+
+
+@pytest.mark.long
+def test_an_answer_without_a_page_is_still_said(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    result = run(*SCARCE, "--gpus", "8", "--html", str(file))
+    assert result.exit_code == 1, result.output
+    assert "within SLO" in result.stdout
+    assert f"--html {file}: no page: does not fit: 8 × H200" in result.stderr
+    assert not file.exists()
+
+
 def _gpus(pod: dict[str, Any]) -> int:
     limits = [c.get("resources", {}).get("limits", {}) for c in pod["spec"]["containers"]]
     return sum(int(each.get("nvidia.com/gpu", 0)) for each in limits)

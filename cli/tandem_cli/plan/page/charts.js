@@ -42,49 +42,72 @@ const Charts = (() => {
   function variants(state) {
     return {
       whole: [{ ...state, chunk: 0 }, "colocated"],
-      chunks: [{ ...state, chunk: state.chunk || 512 }, "colocated"],
+      chunks: [{ ...state, chunk: state.chunk || Model.data.colocated.budget }, "colocated"],
       split: [state, "split"],
     };
   }
 
-  // Draws step by step: each `yield` lets the page answer. Returns what is drawn, for the CSV.
+  // Draws step by step: each `yield` lets the page answer. Returns what is drawn, for the CSV; `bounds`
+  // adds those of the capacities.
   function* goodput(state) {
     const series = Object.entries(variants(state)).map(([key, [changed, architecture]]) => ({
       ...SERIES[key], key, changed, architecture, gpus: Model.gpus(state, architecture), points: [],
     }));
     for (const each of series) {
-      each.capacities = [];
-      for (const efficiency of Model.ASSUMPTIONS) {
-        each.capacities.push(Model.capacity(each.changed, each.architecture, efficiency).rate);
-        yield;
-      }
-      [each.capacity] = each.capacities;
+      each.capacity = (yield* Model.capacity(each.changed, each.architecture)).rate;
+      each.capacities = [each.capacity];
+      yield;
     }
     series[1].name = `co-located, chunks of ${number(series[1].changed.chunk, 5)}`;
     const top = 1.35 * Math.max(state.rate / 1.2, ...series.map((each) => each.capacity));
     for (let point = 1; point <= POINTS; point += 1) {
       const rate = (top * point) / POINTS;
       for (const { changed, architecture, points } of series) {
-        points.push([rate, Model.attainment(changed, architecture, rate).share]);
+        const { share, keepsUp } = Model.attainment(changed, architecture, rate);
+        points.push([rate, share, keepsUp]);
+        yield;
       }
-      yield;
     }
-    const wanted = `${number(state.attainment)} %`;
-    const said = series.map(({ name, capacity, capacities, gpus }) => {
-      const bounds = range(Math.min(...capacities), Math.max(...capacities), number);
-      return `${name} ${number(capacity)} requests/s (${bounds}), ${number(capacity / gpus)} per GPU`;
-    });
-    document.getElementById("goodput-text").textContent =
-      `Share of requests within the objective, by rate. With ${wanted} of them within it: ${said.join("; ")}.`;
+    sayCapacities(series, state);
     plot(series, top, state);
     const table = document.getElementById("goodput-table");
     const head = document.createElement("thead"), body = document.createElement("tbody");
     head.append(row(["Requests/s", ...series.map((each) => each.name)], "th"));
     series[0].points.forEach(([rate], index) => {
-      body.append(row([number(rate), ...series.map(({ points }) => `${number(100 * points[index][1])} %`)]));
+      body.append(row([number(rate), ...series.map(({ points }) => kept(points[index]))]));
     });
     table.replaceChildren(head, body);
     return series;
+  }
+
+  const kept = ([, share, keepsUp]) => `${number(100 * share)} %${keepsUp ? "" : ", does not keep up"}`;
+
+  // A capacity is exact to 5 %: two digits.
+  const rough = (value) => number(value, 2);
+
+  function sayCapacities(series, state) {
+    const said = series.map(({ name, capacity, capacities, gpus }) => {
+      const bounds = capacities.length > 1 ? range(Math.min(...capacities), Math.max(...capacities), rough) : "bounds follow";
+      return `${name} ${rough(capacity)} requests/s (${bounds}), ${rough(capacity / gpus)} per GPU`;
+    });
+    document.getElementById("goodput-text").textContent =
+      `Share of requests within the objective, by rate. With ${number(state.attainment)} % of them within it: ${said.join("; ")}.`;
+  }
+
+  function* bounds(series, state) {
+    for (const each of series) {
+      for (const efficiency of Model.ASSUMPTIONS.slice(1)) {
+        each.capacities.push((yield* Model.capacity(each.changed, each.architecture, efficiency)).rate);
+        yield;
+      }
+    }
+    sayCapacities(series, state);
+  }
+
+  // Instead of the slow charts, why there are none.
+  function refused(reason) {
+    for (const id of ["goodput-text", "ratio-best"]) document.getElementById(id).textContent = reason;
+    for (const id of ["goodput-plot", "goodput-legend", "goodput-table", "ratio-table"]) document.getElementById(id).replaceChildren();
   }
 
   function plot(series, top, state) {
@@ -121,11 +144,11 @@ const Charts = (() => {
   // Of a cell, the role whose pods serve less binds. `choose(prefills, decodes)` is called when one is
   // pressed.
   function* ratio(state, choose) {
-    const prefill = Model.podCapacity(state, "prefills");
+    const prefill = yield* Model.podCapacity(state, "prefills");
     yield;
-    const decode = Model.podCapacity(state, "decodes");
+    const decode = yield* Model.podCapacity(state, "decodes");
     yield;
-    const together = Model.capacity(state, "colocated").rate / Model.gpus(state, "colocated");
+    const together = (yield* Model.capacity(state, "colocated")).rate / Model.gpus(state, "colocated");
     const cells = numbers.flatMap((prefills) => numbers.map((decodes) => {
       const rates = [prefills * prefill.rate, decodes * decode.rate], rate = Math.min(...rates);
       const binds = rates[0] < rates[1] ? "prefill" : decode.binds === "prefill" ? "decode" : decode.binds;
@@ -143,12 +166,15 @@ const Charts = (() => {
       }
       body.append(line);
     }
-    document.getElementById("ratio-table").replaceChildren(head, body);
+    const table = document.getElementById("ratio-table"), focused = table.contains(document.activeElement) && document.activeElement.dataset.pods;
+    table.replaceChildren(head, body);
+    if (focused) table.querySelector(`[data-pods="${focused}"]`).focus({ preventScroll: true });
+    const serves = ({ rate, isLeast }) => `${isLeast ? "at least " : ""}${rough(rate)}`;
     document.getElementById("ratio-best").textContent = most
-      ? `One prefill pod serves ${number(prefill.rate)} requests/s, one decode pod ${number(decode.rate)}. Best of these: `
-        + `${best.prefills} prefill and ${best.decodes} decode pods, ${number(most)} requests/s per GPU; ${best.binds} binds. `
-        + `Co-located pods as set: ${number(together)} per GPU.`
-      : `No number of these pods meets the objective. Co-located pods as set: ${number(together)} requests/s per GPU.`;
+      ? `One prefill pod serves ${serves(prefill)} requests/s, one decode pod ${serves(decode)}. Best of these: `
+        + `${best.prefills} prefill and ${best.decodes} decode pods, ${rough(most)} requests/s per GPU; ${best.binds} binds. `
+        + `Co-located pods as set: ${rough(together)} per GPU.`
+      : `No number of these pods meets the objective. Co-located pods as set: ${rough(together)} requests/s per GPU.`;
     return cells;
   }
 
@@ -158,8 +184,8 @@ const Charts = (() => {
     button.className = `level-${most ? Math.round((4 * each) / most) : 0}`;
     button.dataset.pods = `${prefills}:${decodes}`;
     button.setAttribute("aria-pressed", String(prefills === state.prefills && decodes === state.decodes));
-    button.setAttribute("aria-label", `${prefills} prefill, ${decodes} decode: ${number(each)} requests per second and GPU, ${binds} binds`);
-    button.innerHTML = `<strong>${number(each)}</strong><span>${binds}</span>`;
+    button.setAttribute("aria-label", `${prefills} prefill, ${decodes} decode: ${rough(each)} requests per second and GPU, ${binds} binds`);
+    button.innerHTML = `<strong>${rough(each)}</strong><span>${binds}</span>`;
     button.addEventListener("click", () => choose(prefills, decodes));
     return button;
   }
@@ -182,7 +208,11 @@ const Charts = (() => {
   }
 
   function network(state) {
-    const { data } = Model, model = data.models[state.model] ?? data.models[0];
+    const { data } = Model, model = data.models[state.model] ?? data.models[0], unknown = Model.unknown(state.prompt);
+    if (unknown) {
+      document.getElementById("network-text").textContent = unknown;
+      return document.querySelector("#network-table tbody").replaceChildren();
+    }
     const size = Kernel.kvBytes(model.kv, state.prompt);
     const prefills = Model.ASSUMPTIONS.map((name) => Kernel.promptSeconds(model.steps[name], state.prompt, model.budget));
     const [prefill, shortest, longest] = prefills;
@@ -204,5 +234,5 @@ const Charts = (() => {
     }));
   }
 
-  return { goodput, ratio, network, requests, number, seconds, range, row };
+  return { goodput, bounds, ratio, refused, network, requests, number, seconds, range, row };
 })();

@@ -22,7 +22,7 @@ COLOCATED: Final = Batching(2048, 256)
 _LONG, _SHORT, _LONG_SHARE = 3000, 125, 0.25
 """Mean tokens of the prompts that the page starts with, and the share of the long ones."""
 _LONGEST: Final = 6000
-"""Tokens of a request for which a pod must have room."""
+"""Tokens of a request for which a pod must have room that is of no deployment found."""
 _BUSY: Final = 0.35
 """Share of the time that one prefill pod computes at the rate that the page starts with."""
 _FABRICS: Final = {
@@ -80,10 +80,12 @@ class Start(msgspec.Struct, frozen=True, rename="camel"):
     colocated: int
     bandwidth: float
     """GB/s."""
-    ttft: float
-    """Seconds."""
-    itl: float
+    ttft: float | None
+    """Seconds; None: no limit, here and below."""
+    itl: float | None
     """Milliseconds."""
+    e2e: float | None
+    """Seconds."""
     attainment: float
     """Percent."""
 
@@ -129,17 +131,16 @@ def page_data(
     answer: str = "",
 ) -> PageData:
     """The page starts with the first of `deployments` that is split, and the first that is not,
-    or with one pod of the smallest size. `others`: models for the calculator. Raises
-    CannotServe."""
+    or with one pod of the smallest size with room for `_LONGEST` tokens. `others`: models for the
+    calculator. Raises CannotServe where no size has."""
     split = next((d for d in deployments if d.prefill is not None), None)
     together = next((d for d in deployments if d.prefill is None), None)
-    smallest = estimate.tensor_sizes(DECODE, _LONGEST)[0]
-    prefill = split.prefill if split and split.prefill else Pool(1, smallest, PREFILL)
-    decode = split.decode if split else Pool(1, smallest, DECODE)
-    gpus = prefill.gpus + decode.gpus
-    colocated = together.decode if together else Pool(1, smallest, COLOCATED)
+    prefill = split.prefill if split and split.prefill else _smallest(estimate, PREFILL)
+    decode = split.decode if split else _smallest(estimate, DECODE)
+    colocated = together.decode if together else _smallest(estimate, COLOCATED)
     if not together:
-        colocated = colocated._replace(replicas=max(1, gpus // smallest))
+        gpus = prefill.gpus + decode.gpus
+        colocated = colocated._replace(replicas=max(1, gpus // colocated.tensor))
     kind = _kind(estimate, prefill)
     mean = _LONG_SHARE * _LONG + (1 - _LONG_SHARE) * _SHORT
     seconds = prompt_seconds(estimate.step(prefill.tensor), 0, round(mean), kind.budget)
@@ -165,14 +166,19 @@ def page_data(
             decodes=decode.replicas,
             colocated=colocated.replicas,
             bandwidth=float(f"{1 / link.per_byte / 1e9:.4g}"),
-            ttft=slo.ttft or 2.0,
-            itl=1e3 * (slo.itl or 0.05),
+            ttft=slo.ttft,
+            itl=None if slo.itl is None else 1e3 * slo.itl,
+            e2e=slo.e2e,
             attainment=100 * attainment,
         ),
         experiment_rate=usual,
         answer=answer,
         version=version("tandem-llm"),
     )
+
+
+def _smallest(estimate: Estimate, batching: Batching) -> Pool:
+    return Pool(1, estimate.tensor_sizes(batching, _LONGEST)[0], batching)
 
 
 def _kind(estimate: Estimate, pool: Pool) -> PodKind:
@@ -238,7 +244,7 @@ def _others(estimate: Estimate, shapes: Mapping[str, ModelShape]) -> Sequence[Mo
     for title, shape in shapes.items():
         other = replace(estimate, model=shape, weights=None, measured=None)
         try:
-            pool = Pool(1, other.tensor_sizes(PREFILL, _LONGEST)[0], PREFILL)
+            pool = _smallest(other, PREFILL)
         except CannotServe:
             continue
         options.append(_option(other, title, pool, pool))

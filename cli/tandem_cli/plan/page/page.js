@@ -15,6 +15,8 @@
     ["Within the objective", "attainment", (share) => `${number(100 * share)} %`, true],
     ["Goodput, requests/s", "goodput", number, true],
   ];
+  // Of what is saved, where it is not seconds.
+  const UNITS = { attainment: "share", goodput: "requests/s", growth: "s/s", prompt: "tokens", output: "tokens" };
   const NAMES = { colocated: "Co-located", split: "Split" };
 
   let state = Model.parsed(location.hash), outcomes = {}, drawnCharts = {}, changedAt = performance.now(), frame = 0, quiet = 0, slices = 0;
@@ -27,6 +29,7 @@
   }
   function toSlider(name, value) {
     const [low, high] = bounds(name);
+    if (CONTROLS[name].none && !value) return SCALE;
     return CONTROLS[name].isLog ? (SCALE * Math.log(value / low)) / Math.log(high / low) : value;
   }
   function fromSlider(name, position) {
@@ -36,8 +39,8 @@
 
   function setUp(control) {
     const { name, unit } = control.dataset, [box, slider] = control.querySelectorAll("input");
-    const { min, max, step, isLog } = CONTROLS[name], [low, high] = bounds(name);
-    Object.assign(box, { min, max });
+    const { min, max, step, isLog, none } = CONTROLS[name], [low, high] = bounds(name);
+    Object.assign(box, { min: none ? 0 : min, max });
     Object.assign(slider, isLog ? { min: 0, max: SCALE, step: 1 } : { min: low, max: high, step });
     slider.addEventListener("input", () => change({ [name]: Model.clamp(name, fromSlider(name, Number(slider.value))) }));
     // What is typed counts while it is valid; when the box is left, it shows what counts.
@@ -53,7 +56,7 @@
     const text = String(Number(state[name].toPrecision(6)));
     if (isForced || document.activeElement !== box) box.value = text;
     slider.value = toSlider(name, state[name]);
-    slider.setAttribute("aria-valuetext", `${text} ${unit}`.trim());
+    slider.setAttribute("aria-valuetext", CONTROLS[name].none && !state[name] ? "no limit" : `${text} ${unit}`.trim());
   }
 
   const controls = [...document.querySelectorAll(".control[data-name]")];
@@ -121,7 +124,8 @@
   function draw() {
     for (const architecture of ["colocated", "split"]) {
       const outcome = outcomes[architecture], canvas = byId(`${architecture}-timeline`);
-      if (!outcome.error) Timeline.draw(canvas, outcome, state);
+      if (outcome.error) Timeline.clear(canvas);
+      else Timeline.draw(canvas, outcome, state);
       byId(`${architecture}-timeline-pods`).textContent = pods(architecture);
       byId(`${architecture}-timeline-text`).textContent = described(outcome);
     }
@@ -136,14 +140,15 @@
     return `${text}, ${gpus} GPU${gpus > 1 ? "s" : ""}`;
   }
 
-  function described({ error, run, figures: found }) {
+  function described({ error, run, figures: found, keepsUp }) {
     if (error) return `Not possible: ${error}.`;
     const until = state.from + state.span;
     const arrived = run.outcomes.filter(({ at }) => at >= state.from && at <= until);
     const long = arrived.filter(({ request }) => request.isLong).length;
     const missed = arrived.filter((each) => !Model.seen(each, state).isMet).length;
-    return `From ${number(state.from)} to ${number(until)} s: ${arrived.length} requests arrive, ${long} with a long prompt; `
-      + `${missed} miss the objective. Of all, p99: first token after ${seconds(found.ttft99.value)}, gap between tokens ${seconds(found.gap99.value)}.`;
+    const overload = keepsUp ? "" : " These pods do not keep up: the longer the load lasts, the later the first tokens.";
+    return `${unknown()}From ${number(state.from)} to ${number(until)} s: ${arrived.length} requests arrive, ${long} with a long prompt; `
+      + `${missed} miss the objective. Of all, p99: first token after ${seconds(found.ttft99.value)}, gap between tokens ${seconds(found.gap99.value)}.${overload}`;
   }
 
   function figures() {
@@ -156,7 +161,7 @@
         const note = document.createElement("span");
         note.className = "note";
         note.textContent = ` (${range(figure.low, figure.high, format)})`;
-        cell.append(format(figure.value), note);
+        cell.append(name === "goodput" && !both[index].keepsUp ? "does not keep up" : format(figure.value), note);
       });
       // Better, if it is so under each of the assumptions.
       const better = (one, other) => one && other
@@ -165,7 +170,7 @@
       if (better(values[0], values[1])) line.className = "better-colocated";
       return line;
     });
-    lines.push(Charts.row(["Goodput per GPU", ...both.map((each) => (each.figures ? number(each.figures.goodput.value / each.gpus) : "–"))]));
+    lines.push(Charts.row(["Goodput per GPU", ...both.map((each) => (each.keepsUp ? number(each.figures.goodput.value / each.gpus) : "–"))]));
     lines.push(Charts.row(["GPUs", ...both.map(({ gpus }) => String(gpus))]));
     body.replaceChildren(...lines);
   }
@@ -179,6 +184,7 @@
 
   function summary() {
     const { colocated, split } = outcomes;
+    if (unknown()) return unknown().trim();
     const failed = [colocated, split].find(({ error }) => error);
     if (failed) return `${NAMES[failed.architecture]} pods cannot serve this: ${failed.error}.`;
     const compared = [["99th percentile of the gaps between tokens", "gap99"], ["99th percentile of TTFT", "ttft99"]].map(([title, name]) => {
@@ -188,22 +194,30 @@
     const [a, b] = [colocated, split].map(({ figures: { attainment } }) => `${number(100 * attainment.value)} %`);
     const share = `Within the objective: ${a} co-located, ${b} split`;
     const unequal = colocated.gpus === split.gpus ? "" : ` Unequal: ${colocated.gpus} GPUs against ${split.gpus}.`;
-    return `${unknown()}${[...compared, share].join(". ")}.${unequal}`;
+    const overloaded = [colocated, split].filter(({ keepsUp }) => !keepsUp).map(({ architecture }) => ` ${NAMES[architecture]} pods do not keep up.`);
+    return `${[...compared, share].join(". ")}.${unequal}${overloaded.join("")}`;
   }
 
-  // Beyond what a profile measured, its steps are not known: FittedEngine.unknown.
+  // Of the workload, before what is simulated all the same.
   function unknown() {
-    const longest = Math.ceil((4 * state.longTokens) / 3), isKnown = !data.longest || !state.long || longest <= 1.25 * data.longest;
-    return isKnown ? "" : `Unknown: prompts of ${number(longest, 6)} tokens, and the profile has none above ${number(data.longest, 6)}. `;
+    const reason = Model.unknown(Model.longestPrompt(state));
+    return reason && `${reason} `;
   }
 
   function drawSlowly() {
     clearTimeout(slices);
     drawnCharts = {};
+    const refuse = (reason) => {
+      drawnCharts = {};
+      Charts.refused(reason);
+      document.body.dataset.charts = "drawn";
+    };
+    if (unknown()) return refuse(unknown().trim());
     const choose = (prefills, decodes) => change({ prefills, decodes });
     const steps = (function* all() {
       drawnCharts.goodput = yield* Charts.goodput(state);
       drawnCharts.ratio = yield* Charts.ratio(state, choose);
+      yield* Charts.bounds(drawnCharts.goodput, state);
     })();
     const slice = () => {
       const until = performance.now() + SLICE;
@@ -212,8 +226,7 @@
           if (steps.next().done) return void (document.body.dataset.charts = "drawn");
         }
       } catch (error) {
-        byId("goodput-text").textContent = `Not possible: ${error.message}.`;
-        return void (document.body.dataset.charts = "drawn");
+        return refuse(`Not possible: ${error.message}.`);
       }
       slices = setTimeout(slice);
     };
@@ -233,22 +246,26 @@
   // What is shown, one value a line.
 
   function* csvRows() {
-    yield ["table", "architecture", "item", "figure", "value", "low", "high"];
-    for (const [name, value] of Object.entries(state)) yield ["settings", "", "", name, value, "", ""];
+    yield ["table", "architecture", "item", "figure", "value", "low", "high", "unit"];
+    const calibration = data.isCalibrated ? "calibrated with a profile" : "not calibrated";
+    const about = { model: data.model, gpu: data.gpu, calibration, version: data.version };
+    for (const [name, value] of Object.entries(about)) yield ["about", "", "", name, value, "", "", ""];
+    const unit = (name) => document.querySelector(`.control[data-name=${name}]`)?.dataset.unit ?? "";
+    for (const [name, value] of Object.entries(state)) yield ["settings", "", "", name, value, "", "", unit(name)];
     for (const [architecture, { figures: found, run }] of Object.entries(outcomes)) {
       if (!run) continue;
-      for (const [name, { value, low, high }] of Object.entries(found)) yield ["figures", architecture, "", name, value, low, high];
+      for (const [name, { value, low, high }] of Object.entries(found)) yield ["figures", architecture, "", name, value, low, high, UNITS[name] ?? "s"];
       for (const outcome of run.outcomes) {
         const { ttft, itl, e2e } = Model.seen(outcome, state), { prompt, output } = outcome.request;
         const values = { at: outcome.at, prompt, output, ttft, itl, e2e };
-        for (const [name, value] of Object.entries(values)) yield ["request", architecture, outcome.work.index, name, value, "", ""];
+        for (const [name, value] of Object.entries(values)) yield ["request", architecture, outcome.work.index, name, value, "", "", UNITS[name] ?? "s"];
       }
     }
     for (const { name, points } of drawnCharts.goodput ?? []) {
-      for (const [rate, share] of points) yield ["goodput", name, rate, "attainment", share, "", ""];
+      for (const [rate, share] of points) yield ["goodput", name, rate, "attainment", share, "", "", UNITS.attainment];
     }
     for (const { prefills, decodes, rate, binds } of drawnCharts.ratio ?? []) {
-      yield ["ratio", "split", `${prefills}:${decodes}`, binds, rate, "", ""];
+      yield ["ratio", "split", `${prefills}:${decodes}`, binds, rate, "", "", UNITS.goodput];
     }
   }
 

@@ -90,6 +90,12 @@ const Timeline = (() => {
     }
   }
 
+  // Where there is nothing to draw.
+  function clear(canvas) {
+    canvas.width = canvas.height = 0;
+    canvas.style.height = "0";
+  }
+
   function label(pen, text, top) {
     pen.fillStyle = Theme.colour("--muted");
     pen.textAlign = "left";
@@ -175,5 +181,5 @@ const Timeline = (() => {
     pen.fillRect(0, 0, 28, 14);
   }
 
-  return { draw, legend, niceStep };
+  return { draw, clear, legend, niceStep };
 })();

@@ -7,6 +7,7 @@ from tandem_planner.kv_size import KvSize
 from tandem_planner.simulation.engine import Batching, Engine
 from tandem_planner.simulation.link import Link
 from tandem_planner.simulation.loop import AT_ONCE, simulate
+from tandem_planner.simulation.measures import Result
 from tandem_planner.simulation.routers import LeastWork, Pools
 from tandem_planner.simulation.work import Request
 from tandem_planner.transfer import TransferCost
@@ -56,12 +57,8 @@ def workload(settings: Json) -> list[Request]:
 
 def served(deployment: Json, requests: list[Request]) -> Json:
     """What becomes of requests, as `SERVED` in the browser says it."""
-    prefills = _pods(deployment["prefill"], None)
-    decodes = _pods(deployment["decode"], deployment["link"] if prefills else None)
-    pods = [*prefills, *decodes]
-    numbers = range(len(pods))
-    pools = Pools(numbers[: len(prefills)], numbers[len(prefills) :]) if prefills else None
-    result = simulate(requests, pods, LeastWork(pods, pools), timing=AT_ONCE, is_lazy=True)
+    result = simulated(deployment, requests)
+    pods = result.pods
     return {
         "requests": [[s.work.started, s.first_token, s.ended, s.itl or 0.0] for s in result.served],
         "routes": [[s.route.prefill, s.route.decode] for s in result.served],
@@ -70,6 +67,16 @@ def served(deployment: Json, requests: list[Request]) -> Json:
         "preemptions": sum(int(pod.totals["preemptions"]) for pod in pods),
         "gap99": result.gap_percentile(99),
     }
+
+
+def simulated(deployment: Json, requests: list[Request]) -> Result:
+    """Requests on the pods of a deployment, as `Kernel.simulate` takes it."""
+    prefills = _pods(deployment["prefill"], None)
+    decodes = _pods(deployment["decode"], deployment["link"] if prefills else None)
+    pods = [*prefills, *decodes]
+    numbers = range(len(pods))
+    pools = Pools(numbers[: len(prefills)], numbers[len(prefills) :]) if prefills else None
+    return simulate(requests, pods, LeastWork(pods, pools), timing=AT_ONCE, is_lazy=True)
 
 
 def _pods(pool: Json | None, link: Json | None) -> list[Engine]:

@@ -52,3 +52,37 @@ async def drawn(tab: Tab) -> None:
           look();
         })"""
     )
+
+
+async def opened(tab: Tab, folder: Path, content: PageData | None = None) -> None:
+    await tab.resize(1400, 900)
+    await tab.open(write(folder, content or data()))
+    await drawn(tab)
+
+
+async def text(tab: Tab, selector: str) -> str:
+    found: str = await tab.run(f"document.querySelector({selector!r}).textContent")
+    return found
+
+
+async def type_into(tab: Tab, name: str, value: str) -> None:
+    """Replace what a number box has, key by key."""
+    await tab.run(f"document.getElementById({name!r}).select()")
+    await tab.run(f"document.getElementById({name!r}).focus()")
+    for character in value:
+        await tab.press(character, ord(character), character)
+    await tab.press("Tab", 9)
+
+
+async def click(tab: Tab, selector: str) -> None:
+    """Press the left button of a mouse in the middle of an element."""
+    x, y = await tab.run(
+        f"""(() => {{
+          const element = document.querySelector({selector!r});
+          element.scrollIntoView({{ block: "center" }});
+          const box = element.getBoundingClientRect();
+          return [box.x + box.width / 2, box.y + box.height / 2];
+        }})()"""
+    )
+    for kind in ("mousePressed", "mouseReleased"):
+        await tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tandem_cli.plan.page import PageData, page
+from tandem_cli.plan.page import page
 
 from ....browser import FOCUSED, LOW_CONTRAST, Tab
 from ....loadtest.html.documents import Document
-from .pages import HOSTILE, data, drawn, measured, write
+from .pages import HOSTILE, click, data, drawn, measured, opened, text, type_into
 
 WIDTHS = (380, 800, 1400)
 THEMES = ("light", "dark")
@@ -56,42 +56,10 @@ Model.outcome(Model.parsed(location.hash), "split").run.pods
 pytestmark = pytest.mark.component
 
 
-async def opened(tab: Tab, folder: Path, content: PageData | None = None) -> None:
-    await tab.resize(1400, 900)
-    await tab.open(write(folder, content or data()))
-    await drawn(tab)
-
-
-async def text(tab: Tab, selector: str) -> str:
-    found: str = await tab.run(f"document.querySelector({selector!r}).textContent")
-    return found
-
-
-async def type_into(tab: Tab, name: str, value: str) -> None:
-    """Replace what a number box has, key by key."""
-    await tab.run(f"document.getElementById({name!r}).select()")
-    await tab.run(f"document.getElementById({name!r}).focus()")
-    for character in value:
-        await tab.press(character, ord(character), character)
-    await tab.press("Tab", 9)
-
-
-async def click(tab: Tab, selector: str) -> None:
-    """Press the left button of a mouse in the middle of an element."""
-    x, y = await tab.run(
-        f"""(() => {{
-          const element = document.querySelector({selector!r});
-          element.scrollIntoView({{ block: "center" }});
-          const box = element.getBoundingClientRect();
-          return [box.x + box.width / 2, box.y + box.height / 2];
-        }})()"""
-    )
-    for kind in ("mousePressed", "mouseReleased"):
-        await tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-
 async def test_both_timelines_show_prefills_and_decodes(tab: Tab, tmp_path: Path) -> None:
     await opened(tab, tmp_path)
+    await click(tab, "[data-experiment=default]")
+    await tab.painted()
     together, split = [await tab.run(PICTURE % name) for name in ("colocated", "split")]
     assert min(together["prefill"], together["decode"], together["waiting"]) > 100
     assert min(split["prefill"], split["decode"], split["transfer"]) > 50
@@ -223,9 +191,21 @@ async def test_the_csv_has_what_is_shown(tab: Tab, tmp_path: Path) -> None:
     file = await tab.download("document.getElementById('csv').click()", folder)
     assert file.name == "tandem-plan.csv"
     head, *rows = csv.reader(file.read_text("utf-8").splitlines())
-    assert head == ["table", "architecture", "item", "figure", "value", "low", "high"]
-    assert {row[0] for row in rows} == {"settings", "figures", "request", "goodput", "ratio"}
-    assert {len(row) for row in rows} == {7}
+    assert head == ["table", "architecture", "item", "figure", "value", "low", "high", "unit"]
+    assert {row[0] for row in rows} == {
+        "about",
+        "settings",
+        "figures",
+        "request",
+        "goodput",
+        "ratio",
+    }
+    assert {len(row) for row in rows} == {8}
+    about = {row[3]: row[4] for row in rows if row[0] == "about"}
+    assert about["model"] == "Llama 3.1 8B"
+    assert (about["gpu"], about["calibration"]) == ("H100 SXM 80 GB", "not calibrated")
+    units = {row[3]: row[7] for row in rows}
+    assert (units["rate"], units["itl"], units["goodput"]) == ("requests/s", "s", "requests/s")
     figures = await tab.run(FIGURES)
     shown = {row[3]: float(row[4]) for row in rows if row[:2] == ["figures", "split"]}
     assert shown == pytest.approx(figures["split"])

@@ -202,3 +202,35 @@ async def test_what_others_bind_is_a_lower_bound(tab: Tab, tmp_path: Path) -> No
     assert "one decode pod at least " in await text(tab, "#ratio-best")
     roles = "[...document.querySelectorAll('#goodput-text, #ratio-best')]"
     assert await tab.run(f"{roles}.filter((e) => e.role || e.ariaLive).length") == 0
+
+
+async def test_slow_charts_yield_between_simulations_and_draw_bounds_last(
+    tab: Tab, tmp_path: Path
+) -> None:
+    await opened(tab, tmp_path)
+    most, said = await tab.run(
+        """(() => {
+          const { simulate } = Kernel, state = Model.started();
+          let count = 0, most = 0;
+          Kernel.simulate = (...all) => (count += 1, simulate(...all));
+          const run = (steps) => {
+            for (;;) {
+              count = 0;
+              const { done, value } = steps.next();
+              most = Math.max(most, count);
+              if (done) return value;
+            }
+          };
+          const text = () => document.getElementById("goodput-text").textContent;
+          const series = run(Charts.goodput(state)), early = text();
+          run(Charts.ratio(state, () => {}));
+          run(Charts.bounds(series, state));
+          Kernel.simulate = simulate;
+          return [most, [early, text()]];
+        })()"""
+    )
+    assert most == 1
+    early, late = said
+    assert early.count("(bounds follow)") == 3
+    assert "bounds follow" not in late
+    assert late.count(" – ") == 3

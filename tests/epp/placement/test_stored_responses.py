@@ -50,7 +50,7 @@ def test_every_replica_finds_the_backend_by_the_id_alone(scheduling: str) -> Non
 @pytest.mark.parametrize("response_id", ["resp_" + "0" * 32, "", None, 7, ["x"]])
 def test_an_id_of_another_origin_may_be_any_backends(response_id: object) -> None:
     setup = new_setup()
-    assert {follow_up(setup, response_id).decode.name for _ in range(16)} > {"d0"}
+    assert len({follow_up(setup, response_id).decode.name for _ in range(16)}) > 1
 
 
 def test_a_backend_that_is_not_ready_or_not_allowed_is_not_chosen() -> None:

@@ -19,6 +19,7 @@ from tandem_local.ports import free_port
 
 from . import paced_engine
 from .flow_engines import BUDGET, KV_TOKENS, REQUESTS
+from .peers import healthy
 
 _HOST: Final = "127.0.0.1"
 _BLOCK: Final = 16
@@ -94,7 +95,9 @@ async def torch_engines(directory: Path, number: int) -> AsyncIterator[TorchEngi
             await parts.enter_async_context(_engine(model, port, directory / f"engine-{port}.log"))
             for port in ports
         ]
-        await asyncio.gather(*map(_answers, processes, ports))
+        urls = [f"http://{_HOST}:{port}" for port in ports]
+        async with asyncio.timeout(_STARTS_WITHIN):
+            await asyncio.gather(*map(healthy, urls, processes))
         engines = TorchEngines(ports)
         watching = asyncio.create_task(engines.watch())
         try:
@@ -124,18 +127,3 @@ async def _engine(model: Path, port: int, log: Path) -> AsyncIterator[asyncio.su
         if process.returncode is None:
             process.terminate()
         await process.wait()
-
-
-async def _answers(process: asyncio.subprocess.Process, port: int) -> None:
-    """Return once the engine is healthy."""
-    async with aiohttp.ClientSession() as http, asyncio.timeout(_STARTS_WITHIN):
-        while True:
-            if process.returncode is not None:
-                raise RuntimeError("a torch engine ended at its start")
-            try:
-                async with http.get(f"http://{_HOST}:{port}{endpoints.HEALTH}") as answer:
-                    if answer.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.2)
